@@ -37,6 +37,7 @@ class FakeEvaluator:
     band: tuple[float, float] = (0.8, 1.25)
     registers: Callable[[KernelConfig], int] = lambda config: 128
     spill_bytes: Callable[[KernelConfig], int] = lambda config: 0
+    residents: Callable[[KernelConfig], int | None] = lambda config: None
     kill_after: int | None = None
     asked: list[tuple[Stage, KernelConfig]] = field(default_factory=list)
     batches: list[tuple[Stage, int]] = field(default_factory=list)
@@ -86,6 +87,7 @@ class FakeEvaluator:
             registers=self.registers(config) if compiled else None,
             spill_bytes=self.spill_bytes(config) if compiled else None,
             shared_bytes=65536 if compiled else None,
+            residents=self.residents(config) if compiled else None,
             detail="" if status is Status.OK else "made to fail",
         )
 

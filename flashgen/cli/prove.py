@@ -4,6 +4,7 @@ measurements.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ def verify(
     gpu: UseGpu = False, target: Target = None, jobs: Jobs = None, out: Out = Path()
 ) -> None:
     """Verify the entries of a table again: legal, compiled as recorded, correct against float64."""
+    from flashgen.spec.known_bugs import warnings_here
     from flashgen.tune.verify import verify as proofs_of
 
     if gpu == (target is not None):
@@ -31,6 +33,8 @@ def verify(
     with temporary_folder("verify") as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
         failed = 0
+        for warning in warnings_here(table.gpu.arch):
+            print(f"Warning: {warning}", file=sys.stderr)
         with evaluator:
             for proof in proofs_of(table, evaluator):
                 print(printable(str(proof)), flush=True)

@@ -35,8 +35,8 @@ FACTS = 3
 """Version of the facts in a cache file; raise it whenever their computation changes."""
 
 LEAST_OVERLAP = 0.85
-"""The share of exp2 that an s_ahead kernel is made to issue under its own wgmma. Of those compiled for
-sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
+"""The share of exp2 that an s_ahead kernel is made to issue under its own wgmma. Of those compiled
+for sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
 more in the steady loop; most of those that lost it had none."""
 
 BACKWARD_OVERLAP = 0.75
@@ -70,7 +70,7 @@ class Compiled:
     other_loops those of the others, such as the masked one; None and () without a disassembler
     (AMD). advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
     whole: compiled as a decode of one split. spilling: spills and instructions of each loop that
-    spills. tensor_columns: of tensor memory, which one block takes; above 0 only if it uses tcgen05.
+    spills. tensor_columns: of tensor memory, of a block; above 0 only if it uses tcgen05.
     only_traps: its body is a trap, so that it computes nothing.
     """
 

@@ -165,7 +165,9 @@ class Listing:
         return "BPT" in bases and not bases & _STORES
 
 
-_STORES = frozenset("ST STG STS STL RED REDG ATOM ATOMG UTMASTG UTMAREDG UBLKRED STAS".split())
+_STORES = frozenset(
+    ("ST", "STG", "STS", "STL", "RED", "REDG", "ATOM", "ATOMG", "UTMASTG", "UTMAREDG", "UBLKRED")
+)
 """Opcodes that write memory."""
 
 

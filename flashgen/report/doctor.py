@@ -32,6 +32,7 @@ from flashgen.report.machine import (
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.known_bugs import warnings_here
 from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
 
@@ -171,6 +172,8 @@ def _of_gpu(seen: Mapping[str, Any], gpu: Gpu | None) -> Iterator[Fact]:
         return
     slug = f"{gpu.slug}, {gpu.arch}, {gpu.sms} SMs" if gpu else seen["why"]
     yield fact("GPU", f"{seen['name']} ({slug}), {seen['memory_gb']} GB")
+    for warning in warnings_here(gpu.arch) if gpu else ():
+        yield fact("known bug", warning, "use another Triton, or see that the check passes twice")
     nvml, conditions = seen["nvml"], seen["conditions"] or {}
     yield fact("driver", nvml.get("driver") or conditions.get("driver") or "unknown")
     if "error" in nvml:

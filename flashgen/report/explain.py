@@ -143,7 +143,7 @@ def why_lost(
         )
     slower = loss.slower
     if slower is None:
-        return "not timed, and later in the order of the seeds"
+        return "not timed, and later by rule"
     words = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster"
     if abs(slower) < SAME:
         words = "as fast"
@@ -240,8 +240,8 @@ def _served(
     yield f"  {choice.source}{timing}; {lies}"
     if entry is not None and entry.result.source == "untimed":
         yield (
-            "  chosen by rule, not by time: the first in the order of the seeds that is legal, "
-            "spills nothing in its loops and is right"
+            "  chosen by rule, not by time: right, no spills in a loop, products in tensor memory "
+            "where there is any, most rows on an SM at a time"
         )
     yield from (f"  skipped {sentence}" for sentence in found.skipped)
 

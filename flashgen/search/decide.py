@@ -222,9 +222,11 @@ def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
     """
 
     def rank(outcome: Outcome) -> tuple[int, ...]:
+        if outcome.residents is None:
+            return outcome.shortcomings or 0, 0, 0, 0
         config = outcome.config
         own = config.bc if outcome.spec.direction in BY_KEYS else config.br
-        in_flight = min(own * (outcome.residents or 1), ROWS_IN_FLIGHT)
+        in_flight = min(own * outcome.residents, ROWS_IN_FLIGHT)
         return outcome.shortcomings or 0, -bool(outcome.tensor_columns), -in_flight, -own
 
     return sorted(untimed, key=rank)

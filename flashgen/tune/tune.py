@@ -19,6 +19,7 @@ from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method, NothingRight, goal_for
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.known_bugs import warnings_here
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Source, Stage
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
@@ -340,6 +341,7 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
                 raise
         else:
             console.print(f"Tuning for {gpu.name} ({gpu.slug}), measuring on it.")
+            _warn(console, gpu)
             return gpu, True
     gpu = known_target(options.target or OFFLINE_TARGET)
     why = "--target uses no GPU" if options.target else "there is no GPU here"
@@ -351,7 +353,14 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
     console.print(
         f"Tuning offline for {gpu.name} ({gpu.slug}): {result}; nothing is measured, because {why}."
     )
+    _warn(console, gpu)
     return gpu, False
+
+
+def _warn(console: Console, gpu: Gpu) -> None:
+    """Say what is known to be wrong with this Triton on the GPU."""
+    for warning in warnings_here(gpu.arch):
+        console.print(f"Warning: {warning}")
 
 
 def _request(options: TuneOptions, source: Source) -> dict[str, Any]:

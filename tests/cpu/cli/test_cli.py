@@ -817,6 +817,7 @@ class TestVerify:
             {"compiled": Status.COMPILE_ERROR},
             {"checked": Status.WRONG},
             {"compiled": Status.SPILLS},
+            {"compiled": Status.OUT_OF_RESOURCES},  # as the 32 entries of the B200 that trapped
         ],
     )
     def test_what_does_not_compile_or_is_wrong_fails(self, verify, told) -> None:

@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import BACKWARD_OVERLAP, judge
+from flashgen.compile.compiler import BACKWARD_OVERLAP, judge, shortcomings
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec, featured_specs
@@ -242,11 +242,12 @@ def test_s_ahead_of_the_backward_puts_exp2_under_a_product(mask: str, step: int)
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-def test_a_backward_that_loses_the_overlap_is_refused() -> None:
+def test_a_backward_that_loses_the_overlap_has_a_shortcoming() -> None:
     spec = make_spec("bfloat16", 128, "causal").for_direction("backward_dkv")
     config = make_config(32, 128, num_warps=8, schedule="s_ahead", loads="descriptor")
     compiled = compile_one(spec, config, "sm_90")
-    assert judge(compiled, spec, config, H200)[0] is Status.NO_OVERLAP
+    assert shortcomings(compiled, spec, config) == 1
+    assert judge(compiled, spec, config, H200)[0] is Status.OK  # the replay says what it costs
 
 
 def feature_jobs(archs: dict[str, tuple[str, ...]]) -> list[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen.compile.loops import loops, main_bodies, main_loops, roles
+from flashgen.compile.loops import loops, main_bodies, main_loops, roles, spilling_loops
 from tests.listings import listing, loop
 
 
@@ -179,3 +179,15 @@ def test_loops_behind_a_jump_table_are_roles_of_their_own() -> None:
     # The two loops of the worker follow one another; its own barrier tells its 128 threads.
     assert [(role.warps, len(role.loops)) for role in found] == [(1, 1), (4, 2)]
     assert [role.start for role in found] == [0x10, 0x50]
+
+
+def test_spills_count_in_loops_without_a_product_too() -> None:
+    code = listing(
+        "STL [R1], R2",
+        "one:", "LDL R2, [R1]", "FADD R2, R2, R2", "@P0 BRA {one}",
+        "two:", "HMMA.16816.F32 R4, R4, R8, R4", "@P0 BRA {two}",
+        "three:", "STL [R1], R2", "LDL R2, [R1]", "HMMA.16816.F32 R4, R4, R8, R4", "@P0 BRA {three}",
+        "EXIT",
+    )  # fmt: skip
+    assert spilling_loops(code) == ((1, 3), (2, 4))
+    assert [loop.spills for loop in main_loops(code)] == [0, 2]

@@ -161,13 +161,17 @@ def test_a_wrong_kernel_is_wrong_and_says_how_much(make, tmp_path: Path) -> None
 
 
 @BOTH
-def test_a_kernel_that_spills_is_checked_all_the_same(make, tmp_path: Path) -> None:
-    """A pointer twin may be slow: so whether it is right must be known."""
+def test_a_slow_kernel_is_checked_all_the_same(make, tmp_path: Path) -> None:
+    """A pointer twin may be slow: so whether it is right must be known. That it spills is a reason
+    only where no GPU measures what that costs.
+    """
     right, wrong = make_config(64, 16), make_config(16, 16, num_warps=1)
     with make(tmp_path) as evaluator:
         for stage in ("compile", "timed"):
             outcomes = list(evaluator.evaluate(stage, SPEC, PROBLEM, (right, wrong)))
-            assert [o.status for o in outcomes] == [Status.SPILLS] * 2
+            offline = evaluator.source == "estimated"
+            slow = Status.SPILLS if offline else Status.SERIALIZED
+            assert [o.status for o in outcomes] == [slow] * 2
         outcomes = list(evaluator.evaluate("check", SPEC, PROBLEM, (right, wrong)))
     assert [o.status for o in outcomes] == [Status.OK, Status.WRONG]
 

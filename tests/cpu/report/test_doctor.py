@@ -17,6 +17,7 @@ from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers.answers import Answer, Died, Done
 from flashgen.report import doctor, gpu_probe, machine
 from flashgen.report.doctor import Diagnosis, Tools, diagnose
+from flashgen.spec import known_bugs
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Source, Stage, Status
 from tests.fakes import Failing, FakeEvaluator
@@ -171,6 +172,16 @@ def test_clocks(nvml: dict[str, Any], says: str, to_do: str, tmp_path: Path) -> 
     assert value(one, "clocks").endswith(says)
     assert to_do in remedy(one, "clocks")
     assert bool(remedy(one, "clocks")) == bool(to_do)
+
+
+def test_known_bugs_of_triton_on_this_gpu_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_bugs, "version", lambda _: "3.6.0")
+    one = found(tmp_path, look=seen(gpu=asdict(TARGETS["nvidia_b200"])))
+    assert "triton-lang/triton#9871" in value(one, "known bug")
+    assert "another Triton" in remedy(one, "known bug")
+    assert not [fact for fact in found(tmp_path).facts if fact.name == "known bug"]
 
 
 def test_mig_other_programs_and_missing_rights_are_told(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ class TestWhyItLost:
         assert lost(OTHERS[0], told, entry()) == words
 
     def test_untimed(self) -> None:
-        assert "later in the order of the seeds" in lost(OTHERS[0], (), entry("untimed"))
+        assert "later by rule" in lost(OTHERS[0], (), entry("untimed"))
 
 
 class TestRivals:
@@ -423,7 +423,7 @@ class TestExplanation:
         runner_up = RunnerUp(config=OTHERS[0], source="untimed", median_us=None, digest=DIGEST)
         said = lines(with_evidence(entry("untimed"), runners_up=(runner_up,)), [])
         assert any(line.startswith("  chosen by rule, not by time: ") for line in said)
-        assert "    untimed: not timed, and later in the order of the seeds" in said
+        assert "    untimed: not timed, and later by rule" in said
         assert not any("older model" in line for line in said)
 
 

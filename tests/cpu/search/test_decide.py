@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from flashgen.search.decide import ENOUGH_RATIOS, PROMISING, by_estimate, can_win, to_measure
+from flashgen.search.decide import (
+    ENOUGH_RATIOS,
+    PROMISING,
+    by_estimate,
+    by_facts,
+    can_win,
+    to_measure,
+)
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Status, Timing
@@ -56,6 +63,13 @@ class TestToMeasure:
         given = [outcome(c, us) for c, us in ((A, 100.0), (D, None), (B, 90.0), (E, None))]
         promising, _ = to_measure(given, 90.0, (B, E, D))
         assert [each.config for each in promising] == [D, E, B, A]
+
+    def test_of_those_without_an_estimate_the_sound_come_first(self) -> None:
+        slow = {D: 2, C: 1}
+        given = [outcome(c, us, shortcomings=slow.get(c, 0)) for c, us in ((D, None), (A, 100.0))]
+        given += [outcome(c, None, shortcomings=slow.get(c, 0)) for c in (C, E)]
+        promising, _ = to_measure(given, 100.0, ())
+        assert [each.config for each in promising] == [E, A, C, D]
 
     def test_the_limit_itself_is_promising(self) -> None:
         at, above = outcome(A, PROMISING * 80.0), outcome(B, PROMISING * 80.0 + 0.1)
@@ -129,3 +143,40 @@ class TestByEstimate:
         ]
         assert self.order(*none, outcome(A, 100.0)) == [A, E, D]
         assert self.order(*none, neighbours=(D,)) == [E, D]
+
+
+class TestByFacts:
+    """Where no time is known: shortcomings, tensor memory, rows in flight, the tile, the order."""
+
+    def order(self, *facts: tuple[KernelConfig, int, int, int]) -> list[KernelConfig]:
+        """facts: config, shortcomings, tensor columns and residents."""
+        given = [
+            outcome(c, None, shortcomings=slow, tensor_columns=columns, residents=blocks)
+            for c, slow, columns, blocks in facts
+        ]
+        return [each.config for each in by_facts(given)]
+
+    def test_one_that_spills_comes_last(self) -> None:
+        assert self.order((D, 1, 128, 2), (A, 0, 0, 1)) == [A, D]
+
+    def test_tensor_memory_comes_before_rows(self) -> None:
+        assert self.order((D, 0, 0, 2), (C, 0, 128, 1)) == [C, D]
+
+    def test_the_rows_that_an_sm_works_on_count_and_not_the_blocks(self) -> None:
+        assert self.order((A, 0, 128, 8), (D, 0, 128, 1), (C, 0, 128, 3)) == [C, D, A]
+
+    def test_beyond_two_tiles_of_128_the_larger_tile_leads(self) -> None:
+        assert self.order((C, 0, 128, 8), (D, 0, 128, 2), (E, 0, 128, 1)) == [E, D, C]
+
+    def test_a_tile_of_dk_and_dv_is_one_of_keys(self) -> None:
+        dkv = SPEC.for_direction("backward_dkv")
+        wide, tall = make_config(32, 128), make_config(128, 32)
+        made = [
+            replace(outcome(c, None, tensor_columns=128, residents=1), spec=dkv)
+            for c in (tall, wide)
+        ]
+        assert [each.config for each in by_facts(made)] == [wide, tall]
+
+    def test_what_an_old_log_does_not_say_leaves_the_order(self) -> None:
+        old = [outcome(c, None) for c in (C, A, D)]
+        assert by_facts(old) == old

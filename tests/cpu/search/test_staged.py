@@ -290,6 +290,18 @@ class TestOffline:
         chosen = [o.config for o in (found.winner, *found.runners_up)]
         assert chosen == [*seeds, DEFAULT]
 
+    def test_without_any_estimate_facts_of_all_seeds_are_compared(self, tmp_path: Path) -> None:
+        """The last seed fills an SM; many that are right come before it."""
+        seeds = tuple(SPACE[n] for n in (7, 3, 5, 2, 9, 4, 8, 6))
+        evaluator = fake(
+            source="estimated",
+            failing=lambda stage, _: Status.NO_ESTIMATE if stage == "timed" else None,
+            residents=lambda config: 256 // config.br if config == seeds[-1] else 1,
+        )
+        found = run(tmp_path, evaluator, goal=make_goal(seeds=seeds), trials=20)
+        assert found.winner.config == seeds[-1]
+        assert len(seeds) < found.candidates < 20  # in batches of four
+
     def test_one_without_an_estimate_comes_after_those_with(self, tmp_path: Path) -> None:
         evaluator = fake(
             source="estimated",
