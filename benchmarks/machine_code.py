@@ -288,13 +288,17 @@ def row_of(parts: Sequence[Part], *, direction: str, head_dim: int, mask: str, w
         barriers=sum(i.base == "BAR" for part in parts for i in part.body),
         flop=sum(matrix_flops(i) for part in parts for i in part.body)
         / sum(each.instructions for each in counted),
-        spills=sum(
-            i.is_spill for part in parts for each in main_bodies(part.listing) for i in each
-        ),
+        spills=sum(map(spills_in_loops, (part.listing for part in parts))),
         under=min(under) if under else None,
         cycles=cycles,
         note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
     )
+
+
+def spills_in_loops(listing: Listing) -> int:
+    """Loads and stores of spilled registers in the main loops."""
+    found = {i for body in main_bodies(listing) for i in body if i.is_spill}
+    return len({i.address for i in found})
 
 
 def is_move(opcode: str) -> bool:
