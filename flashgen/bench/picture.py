@@ -4,9 +4,10 @@ contender.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashgen.bench.race import Line
 from flashgen.bench.record import Measured
@@ -14,15 +15,26 @@ from flashgen.report.plot import COLOURS, MARKERS, panels, plain_numbers, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Group = tuple[str, str]
 
+LEGEND_INCHES, ROW_INCHES = 1.9, 0.2
+"""A column and a row of the legend."""
+FOOTER_INCHES = 0.15
+"""A line of the footer."""
+LEGEND_POINTS, FOOTER_POINTS = 7.5, 6.5
+
 
 def draw(
-    cases: Iterable[Measured], folder: Path, *, ceilings: tuple[float | None, float | None]
+    cases: Iterable[Measured],
+    folder: Path,
+    *,
+    ceilings: tuple[float | None, float | None],
+    footer: str = "",
 ) -> list[Path]:
     """Write the pictures of all cases; returns the files. ceilings: cuBLAS's TFLOP/s, the copy's
-    GB/s.
+    GB/s. footer: a line below each picture.
 
     Only correct contenders are drawn. Raises ToolchainError if matplotlib is missing, FlashgenError
     if a file cannot be written.
@@ -42,10 +54,20 @@ def draw(
             _panel(axes, of_panel, names, ceilings[direction == "decode"])
             batch_ = f", batch {key[1]}" if key[1] else ""
             axes.set_title(f"{direction}, {_words(mask)}head dim {key[0]}{batch_}")
+        _legend(figure, found, footer)
         file = folder / (f"{direction}.png" if direction == "decode" else f"{direction}_{mask}.png")
         save(figure, file, "--out")
         files.append(file)
     return files
+
+
+def footer_of(run: Mapping[str, Any]) -> str:
+    """The line below the pictures of a run, from its provenance."""
+    gpu = run["gpu"]["name"] if run["gpu"] else "CPU, nothing measured"
+    versions = ", ".join(
+        f"{name} {run[name]}" for name in ("flashgen", "triton", "torch", "cuda") if run[name]
+    )
+    return f"{gpu}, {run['dtype']}, {str(run['date'])[:10]}; {versions}"
 
 
 def _names(groups: Iterable[Sequence[Measured]]) -> list[str]:
@@ -79,8 +101,9 @@ def _panel(
             color=COLOURS[number % len(COLOURS)],
             marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
             linestyle="--" if name.startswith("ladder") else "-",
-            linewidth=2.2 if name == "flashgen" else 1.2,
-            markersize=5,
+            linewidth=2.6 if name == "flashgen" else 1.0,
+            markersize=6 if name == "flashgen" else 4,
+            zorder=4 if name == "flashgen" else 2,  # above all others
             label=name,
         )
     if ceiling:
@@ -95,7 +118,32 @@ def _panel(
     axes.set_xscale("log", base=2)
     plain_numbers((axes.xaxis,), (1,), base=2)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize="x-small", edgecolor="none")
+
+
+def _legend(figure: Figure, panels_: Sequence[Axes], footer: str) -> None:
+    """One legend below all panels, in columns, and the footer below it. The figure grows by what
+    they take, so panels keep their size.
+    """
+    shown = {
+        label: handle
+        for axes in panels_
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    width, height = figure.get_size_inches()
+    columns = max(1, int(width / LEGEND_INCHES))
+    rows = -(-len(shown) // columns)
+    text = textwrap.fill(footer, int(width * 18))
+    below = FOOTER_INCHES * (text.count("\n") + 2)
+    height += ROW_INCHES * (rows + 1) + below
+    figure.set_size_inches(width, height)
+    engine: Any = figure.get_layout_engine()  # of panels()
+    engine.set(rect=(0.0, below / height, 1.0, 1.0 - below / height))
+    figure.text(0.5, FOOTER_INCHES / height, text, ha="center", size=FOOTER_POINTS, color="0.35")
+    if shown:
+        figure.legend(
+            shown.values(), shown, loc="outside lower center", ncols=columns, edgecolor="none",
+            fontsize=LEGEND_POINTS, borderaxespad=72 * below / LEGEND_POINTS,
+        )  # fmt: skip
 
 
 def _rate(line: Line) -> float | None:

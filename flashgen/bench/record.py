@@ -111,6 +111,7 @@ class BenchRecord:
         self._runs: list[dict[str, Any]] = []
         self._struck: list[tuple[str, str]] = []
         self.cases: dict[str, Measured] = {}
+        self.run = run
         if self.path.exists():
             self._read(run)
         self._runs.append(run)

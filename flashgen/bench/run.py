@@ -280,7 +280,9 @@ def _write(site: _Site, say: Say) -> None:
     head = [f"{whose}. Figures beyond 2 floors are struck through.", "", *summaries]
     write_whole(out / "bench.md", listing.markdown(found, head))
     try:
-        files = picture.draw(found, out, ceilings=(place.matmul_tflops, place.copy_gbs))
+        ceilings = place.matmul_tflops, place.copy_gbs
+        footer = picture.footer_of(record.run)
+        files = picture.draw(found, out, ceilings=ceilings, footer=footer)
     except ToolchainError as error:
         files = []
         say(f"No pictures: {error}")

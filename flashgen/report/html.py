@@ -123,6 +123,7 @@ def page(
     return template.render(
         table=table,
         searches=list(zip(searches, shares, strict=True)),
+        charted=[each for each in zip(searches, shares, strict=True) if each[0].trace.points],
         counts=sources(table.entries),
         told=_TOLD,
         version=flashgen.__version__,

@@ -4,7 +4,9 @@ A run is a few studies of one Optuna storage, all named after it:
 
     flashgen: run                   what all workers agree on: the first to say it is believed
     flashgen: workers               a running trial for each worker that lives (tune/shared/run.py)
-    flashgen: SPEC SIZES: STAGE     a page: a trial for each config that was claimed
+    flashgen: SPEC SIZES            a search: a trial for each stage and config that was claimed
+
+A page is the part of a search's study that has one stage, an attribute of its trials.
 
 A claim is a running trial that carries key and owner. It is made first and looked at afterwards:
 of the running trials of one key that with the lowest number holds, and the others are ended as
@@ -28,7 +30,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome
+from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.records import record_of
 from flashgen.tune.shared.storage import Storage, StorageError
 
@@ -108,12 +110,13 @@ class State:
 class Page:
     """The claims and answers of one stage of one search."""
 
-    def __init__(self, storage: Storage, study: Study, alive: Alive) -> None:
+    def __init__(self, storage: Storage, study: Study, stage: Stage, alive: Alive) -> None:
         from optuna.trial import TrialState
 
         self._states = TrialState
         self._storage = storage
         self._study = study
+        self._stage = stage
         self._alive = alive
         self._left: list[FrozenTrial] = []  # released when the storage answers again
 
@@ -163,7 +166,8 @@ class Page:
             self.claim([])
 
     def _look(self) -> tuple[list[FrozenTrial], State]:
-        trials = self._storage.trials(self._study)
+        every = self._storage.trials(self._study)
+        trials = [trial for trial in every if self._storage.said(trial, "stage") == self._stage]
         running = [trial for trial in trials if trial.state is self._states.RUNNING]
         living, me = self._alive(set(map(self._owner, running)))
         held: dict[str, int] = {}
@@ -196,7 +200,7 @@ class Page:
     def _announce(self, unit: Unit, mark: str) -> None:
         """Add a running trial that claims a unit. A final round has no config of its own."""
         _, me = self._alive(())
-        attributes = {"key": unit.key, "claim": f"{me} {mark}"}
+        attributes = {"stage": self._stage, "key": unit.key, "claim": f"{me} {mark}"}
         params, shapes = {}, {}
         if len(unit.configs) == 1:
             params, shapes = asdict(unit.configs[0]), _distributions()

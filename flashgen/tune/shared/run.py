@@ -215,8 +215,8 @@ class Ledger:
         if key not in self._pages:
             p = problem
             sizes = f"b{p.batch} h{p.heads}/{p.kv_heads} q{p.seq_q} k{p.seq_k}"
-            study = self._storage.study(f"{self._name}: {spec.name} {sizes}: {stage}")
-            self._pages[key] = Page(self._storage, study, self._alive)
+            study = self._storage.timed_study(f"{self._name}: {spec.name} {sizes}")
+            self._pages[key] = Page(self._storage, study, stage, self._alive)
         return self._pages[key]
 
     def close(self) -> None:

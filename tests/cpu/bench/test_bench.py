@@ -362,12 +362,49 @@ class TestTelling:
         )
         files = picture.draw(measured_cases(), tmp_path, ceilings=(800.0, None))
         assert files == [tmp_path / "forward_none.png"]
-        (axes,) = drawn[0][0].axes
+        ((figure, _),) = drawn
+        (axes,) = figure.axes
         series = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
         assert series["flashgen"] == [300.0, 550.0, 440.0]
         assert series["cuBLAS, 800"] == [800.0, 800.0]
         assert "SDPA cuDNN" not in series
         assert axes.get_title() == "forward, head dim 64"
+
+    def test_a_picture_has_one_legend_below_a_footer_and_flashgen_on_top(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drawn: list[Any] = []
+        monkeypatch.setattr(picture, "save", lambda figure, *_: drawn.append(figure))
+        names = ["SDPA flash", "flashgen", *(f"contender {n}" for n in range(18))]
+        found = [
+            dataclasses.replace(
+                case, lines=tuple(measured(100 + 9 * n, name) for n, name in enumerate(names))
+            )
+            for case in measured_cases()
+        ]
+        run = {"gpu": {"name": "NVIDIA H200"}, "dtype": "bfloat16", "date": "2026-11-22T09:00:00+00:00",
+               "flashgen": "0.1.0", "triton": "3.7.1", "torch": "2.13.0", "cuda": None}  # fmt: skip
+        footer = picture.footer_of(run)
+        assert (
+            footer
+            == "NVIDIA H200, bfloat16, 2026-11-22; flashgen 0.1.0, triton 3.7.1, torch 2.13.0"
+        )
+        picture.draw(found, tmp_path, ceilings=(800.0, None), footer=footer)
+        (figure,) = drawn
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        (axes,) = figure.axes
+        (legend,) = figure.legends
+        assert axes.get_legend() is None
+        assert {text.get_text() for text in legend.get_texts()} == {*names, "cuBLAS, 800"}
+        (text,) = figure.texts
+        FigureCanvasAgg(figure).draw()
+        renderer = figure.canvas.get_renderer()
+        below, of_legend, inside = (x.get_window_extent(renderer) for x in (text, legend, axes))
+        assert text.get_text().replace("\n", " ") == footer
+        assert 0 < below.y0 < below.y1 <= of_legend.y0 < of_legend.y1 < inside.y0
+        lines = {line.get_label(): line.get_zorder() for line in axes.lines}
+        assert all(lines["flashgen"] > order for name, order in lines.items() if name != "flashgen")
 
 
 class FakeEvaluator:

@@ -132,7 +132,37 @@ def searched(
     return Table(gpu=H200).with_entry(entry, run), outcomes
 
 
+def with_log(entry: Entry) -> tuple[Table, list[Outcome]]:
+    """A table of this entry, and a log of its search with one config."""
+    outcomes = outcomes_of(entry, [entry.config], entry.result.source)
+    run = replace(made_run("a", entry.result.source), triton="3.7.1", protocol=outcomes[0].protocol)
+    return Table(gpu=H200).with_entry(entry, run), outcomes
+
+
 # ---------------------------------------------------------------- the page
+
+
+def test_a_report_opens_with_its_run_and_leaves_out_searches_without_charts() -> None:
+    table, outcomes = searched()
+    table = table.with_entry(made_entry(make_spec(), median_us=3.0, run="b"), made_run("b"))
+    root = parsed(table, outcomes)
+    opening = root.one("main").all("section")[0]
+    assert opening.attributes["aria-labelledby"] == "this-run"
+    assert len(opening.all("svg", role="img")) == 1  # of the first screen
+    (row,) = opening.one("tbody").all("tr")
+    assert SPEC.name in cells(row)[0]
+    (details,) = root.all("details", **{"class": "entry"})
+    assert "open" in details.attributes
+    linked = [a.attributes["href"] for a in root.one("table", id="winners").all("a")]
+    assert linked == [f"#{details.attributes['id']}"]
+    assert len(root.one("table", id="winners").one("tbody").all("tr")) == 2
+    assert {text.text for text in opening.all("text")} >= {"us", "configs, in their order"}
+
+
+def test_columns_can_be_sorted() -> None:
+    text = page(*searched())
+    assert len(Tree(text).root.all("table", **{"class": "sortable"})) == 2
+    assert "aria-sort" in text
 
 
 @pytest.mark.parametrize("source", ["measured", "estimated"])
@@ -148,8 +178,9 @@ def test_nothing_is_asked_of_the_network(source: Source) -> None:
 
 
 def test_every_link_has_a_place_and_every_place_one_name() -> None:
-    table = made_table(made_entry(), made_entry(bucket=BUCKETS[2]))
-    root = parsed(table)
+    table, outcomes = searched()
+    table = table.with_entry(made_entry(bucket=BUCKETS[2], run="b"), made_run("b"))
+    root = parsed(table, outcomes)
     names = [e.attributes["id"] for e in root.walk() if "id" in e.attributes]
     assert len(names) == len(set(names))
     links = [(e.attributes["href"] or "").removeprefix("#") for e in root.all("a")]
@@ -224,7 +255,7 @@ def test_what_was_not_measured_is_said(found: list[Source], warned: bool) -> Non
 def test_an_entry_shows_its_evidence() -> None:
     entry = made_entry(source="measured")
     entry = with_evidence(entry, p_value=0.0123, regret=0.015, sdpa_us=999.5)
-    text = parsed(made_table(entry)).one("details", id="e1").text
+    text = parsed(*with_log(entry)).one("details", id="e1").text
     for part in (
         f"fwd_bf16_d128_causal_{AHEAD.label}",
         "batch 8, heads 16/16, seq 2048 x 2048",
@@ -233,10 +264,9 @@ def test_an_entry_shows_its_evidence() -> None:
         "p of the final round 0.012",
         "regret, to have fewer kernels 1.5 %",
         "174 registers per thread, 98304 bytes",
-        "The log holds no time of this search.",
     ):
         assert part in text
-    plain = parsed(made_table(made_entry())).one("details", id="e1").text
+    plain = parsed(*with_log(made_entry())).one("details", id="e1").text
     assert "p of the final round" not in plain
     assert "SDPA not timed" in plain
     assert "the interval of the estimate" in plain
@@ -423,7 +453,7 @@ def test_a_trace_is_of_its_own_search_alone() -> None:
     for stranger in strangers:
         assert trace([stranger], table).points == ()
     of_another_gpu = [replace(outcome, gpu="nvidia_l4") for outcome in outcomes]
-    assert "The log holds no time of this search." in page(table, of_another_gpu)
+    assert "The log holds no time of any search." in page(table, of_another_gpu)
     assert TARGETS["nvidia_l4"].slug == "nvidia_l4"
 
 

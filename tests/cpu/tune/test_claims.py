@@ -604,3 +604,16 @@ def test_an_answer_reads_back_as_it_was_written() -> None:
     made = replace(answer_of(ONE), conditions={"power_w": 640.5})
     assert Answer.from_json(made.to_json()) == made
     assert isinstance(made.outcomes[0], Outcome)
+
+
+def test_stages_of_a_search_share_a_study_and_not_their_answers(url: str, opened: Open) -> None:
+    ledger = opened(url)
+    rough, timed = (
+        ledger.page(stage, searches.SPEC, searches.PROBLEM) for stage in ("rough", "timed")
+    )  # type: ignore[arg-type]
+    (claim,) = rough.claim([ONE])
+    assert len(timed.claim([ONE])) == 1  # held in the other stage alone
+    assert rough.record(claim, answer_of(ONE, 3.0))
+    assert rough.state().answer(ONE.key) == answer_of(ONE, 3.0)
+    assert timed.state().answer(ONE.key) is None
+    assert rough._study.study_name == timed._study.study_name

@@ -219,14 +219,20 @@ def test_the_dashboard_opens_on_a_run(
                 "study_summaries"
             ]
             names = {study["study_name"]: study["study_id"] for study in studies}
-            page = next(name for name in names if name.endswith(": timed"))
-            assert {"flashgen: run", "flashgen: workers", page.replace("timed", "final")} < set(
-                names
-            )
-            detail = answer_of(dashboard, f"http://127.0.0.1:{port}/api/studies/{names[page]}")
-            trials = detail["trials"]
+            (search,) = set(names) - {"flashgen: run", "flashgen: workers"}  # one study a search
+            assert searches.SPEC.name in search
+            detail = answer_of(dashboard, f"http://127.0.0.1:{port}/api/studies/{names[search]}")
+            *trials, final = detail["trials"]
+            assert detail["objective_names"] == ["time, us"]
         finally:
             dashboard.terminate()
+    stages = [
+        attribute["value"]
+        for trial in (*trials, final)
+        for attribute in trial["user_attrs"]
+        if attribute["key"] == "stage"
+    ]
+    assert stages == ["timed"] * 3 + ["final"]
     assert [trial["state"] for trial in trials] == ["Complete"] * 3
     assert [trial["values"] for trial in trials] == [
         [searches.landscape(config)] for config in searches.SPACE[:3]
