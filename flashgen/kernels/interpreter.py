@@ -1,4 +1,4 @@
-"""Repairs Triton's interpreter: bfloat16, float8, and repeated work. No other module touches it.
+"""Repairs the bfloat16 and float8 of Triton's interpreter.
 
 Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and ignore that in two places:
 `dot` multiplies the patterns as integers, and float32 -> bfloat16 truncates where the GPU rounds to
@@ -11,7 +11,7 @@ repaired. Other conversions of float8_e4m3 are right, and it needs no `dot`: it 
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
 operands are exact in float32.
 
-Work that the interpreter repeats is done once, or not at all: see _quicken and _share_types.
+kernels/interpreter_speed.py makes it faster, with the same results. No other module touches it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def prepare() -> None:
     global _repaired
     if _repaired or not active():
         return
+    from flashgen.kernels import interpreter_speed
+
     _repair()
-    _quicken()
-    _share_types()
+    interpreter_speed.quicken()
     _repaired = True
 
 
@@ -94,124 +95,6 @@ def _repair() -> None:
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     InterpreterBuilder.create_dot = create_dot
-
-
-def _quicken() -> None:
-    """Skip work of the interpreter that changes no result.
-
-    Triton 3.7.1 replaces the functions of triton.language by interpreted ones at every launch and
-    again at every call of a device function, tl.sum's and tl.max's among them, each time searching
-    all members of five modules and classes. Here that happens once, and they stay, since a process
-    that interprets compiles nothing. For every sum and product of integers it also computes in
-    int64 whether it overflows, which is checked only with options.debug, which is off.
-    """
-    import dataclasses
-    from types import SimpleNamespace
-
-    import triton.language as tl
-    from triton.runtime import interpreter as runtime
-
-    patch, patched = getattr(runtime, "_patch_lang", None), list[Any]()
-    if patch is None:  # a Triton that does it otherwise
-        return
-    stays = SimpleNamespace(restore=lambda: None)
-
-    def patch_lang(fn: Any) -> Any:
-        named = [lang for lang in (tl, tl.core) if any(v is lang for v in fn.__globals__.values())]
-        if not named or any(lang not in patched for lang in named):
-            patch(fn)
-            patched.extend(named)
-        return stays
-
-    runtime._patch_lang = patch_lang
-    options = runtime.interpreter_builder.options
-    if not options.debug:
-        runtime.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
-
-
-def _share_types() -> None:
-    """Make each type of a block once. Results stay the same.
-
-    Triton 3.7.1 derives the type of every value anew, with its name and its shape as a tuple of
-    constants. That takes longer than the arithmetic of a small tile. Here equal block types are one
-    object, which also keeps the shape of its tensors. Two operands of one type skip promotion and
-    broadcasting, and a builtin is called without the wrapper that a compiled kernel needs. A launch
-    takes two thirds of the time.
-    """
-    import triton
-    import triton.language as tl
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter as runtime
-
-    if not triton.__version__.startswith("3.7."):  # others may build types in another way
-        return
-    core, constexpr, semantic = tl.core, tl.core.constexpr, runtime.interpreter_semantic
-    never_widened = ("fp32", "int32", "int64", "uint32", "uint64")
-    np_dtypes: dict[str, Any] = {}
-    blocks: dict[Any, Any] = {}
-
-    def key_of(element: Any, shape: Any) -> Any:
-        sizes = [size.value if isinstance(size, constexpr) else size for size in shape]
-        return (element.name, getattr(element, "address_space", None), *sizes)
-
-    def new_block(cls: Any, element_ty: Any, shape: Any) -> Any:
-        return blocks.get(key_of(element_ty, shape)) or object.__new__(cls)
-
-    def init_block(self: Any, element_ty: Any, shape: Any) -> None:
-        if "numel" not in self.__dict__:
-            check_block(self, element_ty, shape)
-            blocks[key_of(element_ty, shape)] = self
-
-    def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        if "of_tensor" not in type.__dict__:
-            fill_tensor(self, handle, type)
-            type.of_tensor = (self.shape, self.numel)
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = type.of_tensor
-
-    def unwrap(value: Any) -> Any:
-        if isinstance(value, constexpr):
-            return value.value
-        return unwrap_all(value) if isinstance(value, (list, tuple, core.tuple)) else value
-
-    def get_np_dtype(dtype: Any) -> Any:
-        if dtype.name not in np_dtypes:
-            np_dtypes[dtype.name] = find_np_dtype(dtype)
-        return np_dtypes[dtype.name]
-
-    def same_type(self: Any, other: Any) -> Any:
-        return self is other or equal(self, other)
-
-    def bind_builtin(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        inner = getattr(member, "__wrapped__", member)
-
-        def call(*arguments: Any, _semantic: Any = None, **named: Any) -> Any:
-            return inner(*arguments, **named, _semantic=semantic)
-
-        scope.set_attr(obj, name, call)
-
-    def promote(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
-        both = isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor)
-        if both and lhs.type is rhs.type and lhs.dtype.name in never_widened:
-            return lhs, rhs
-        return promote_all(self, lhs, rhs, *options, **named)
-
-    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
-        if lhs.shape.values == rhs.shape.values:
-            return lhs, rhs
-        return broadcast_all(self, lhs, rhs)
-
-    runtime._patch_attr = bind_builtin
-    equal, core.dtype.__eq__ = core.dtype.__eq__, same_type
-    unwrap_all, core._unwrap_if_constexpr = core._unwrap_if_constexpr, unwrap
-    find_np_dtype, runtime._get_np_dtype = runtime._get_np_dtype, get_np_dtype
-    fill_tensor, core.tensor.__init__ = core.tensor.__init__, init_tensor
-    check_block, core.block_type.__init__ = core.block_type.__init__, init_block
-    core.block_type.__new__ = new_block
-    promote_all = TritonSemantic.binary_op_type_checking_impl
-    TritonSemantic.binary_op_type_checking_impl = promote
-    broadcast_all = TritonSemantic.broadcast_impl_value
-    TritonSemantic.broadcast_impl_value = broadcast
 
 
 def widen_bfloat16(bits: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +138,47 @@ def test_equal_types_are_one_object_and_are_checked_as_before() -> None:
         semantic.add(added, semantic.full([16, 16], 1, tl.int32), False)
     halves = semantic.full([16], 1.5, tl.float16)  # a quotient of halves is a float32
     assert semantic.truediv(halves, halves).dtype == tl.float32
+
+
+def test_operands_are_promoted_as_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair of types and shapes, with every set of options, beside what the repair replaced."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime.interpreter import interpreter_semantic as semantic
+
+    interpreter.prepare()
+    quick = TritonSemantic.binary_op_type_checking_impl
+    scalars = (tl.int1, tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.float32)
+    values = [semantic.scalar_constant(1, scalar) for scalar in scalars]
+    values.append(
+        semantic.cast(semantic.scalar_constant(64, tl.int64), tl.pointer_type(tl.float32))
+    )
+    numbers = [0, 3, -1, 1 << 31, 1 << 40, True, 0.0, -0.0, 1.5, float("inf")]
+    shapes: list[list[int]] = [[], [4], [1, 4], [8, 1], [8, 4]]
+    tensors = [semantic.splat(value, shape) for value in values for shape in shapes]
+    options = [(), (True, True), (True, False), (False, False, True, True), (False, False, False)]
+    pairs = [*product(tensors, tensors), *product(tensors, numbers), *product(numbers, tensors)]
+    for (lhs, rhs), given in product(pairs, options):
+        found = _promoted(quick, semantic, lhs, rhs, *given)
+        with monkeypatch.context() as patch:
+            broadcast = TritonSemantic.broadcast_impl_value.__wrapped__
+            patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast)
+            expected = _promoted(quick.__wrapped__, semantic, lhs, rhs, *given)
+        assert found == expected, (lhs, rhs, given)
+
+
+def _promoted(promote: Any, *arguments: Any) -> Any:
+    """Type, dtype and bytes of both operands, or which error there is."""
+    try:
+        with np.errstate(over="ignore"):
+            both = promote(*arguments)
+        return [
+            (str(each.type), str(each.handle.dtype), each.handle.data.dtype, each.handle.data.shape,
+             each.handle.data.tobytes())
+            for each in both
+        ]  # fmt: skip
+    except Exception as error:
+        return type(error), str(error)
 
 
 def test_rounding_matches_torch_on_the_odd_values() -> None:
