@@ -19,6 +19,9 @@ CHECKED := bwd_*_bf16_d64_causal_* bwd_*_bf16_d128_br*
 # One thread a process: there are as many processes as cores. --dist says that tests/conftest.py deals the tests out.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
+# Processes that the tests start import bytecode, whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What a run may take of the CPUs, in seconds, after the install; it prints what it took.
 TEST_CPU_SECONDS := 800
 

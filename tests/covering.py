@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
-TRIES = 400
+TRIES = 800
 """Completions of a pair that are tried. A pair that none of them makes valid is left out."""
+TRIES_OF_A_VALUE = 2000
+"""Completions of one value that are tried, before all its pairs are left out."""
 COMPARED = 12
 """Valid completions of a pair, of which the one is taken that covers the most."""
 
@@ -26,17 +28,23 @@ def covering(
     same arguments.
     """
     draw = random.Random(seed)
-    missing = dict.fromkeys(all_pairs(factors))
+
+    def completed(fixed: Row, tries: int) -> Iterator[Row]:
+        """Valid rows with these values."""
+        for _ in range(tries):
+            row = {name: _drawn(draw, values) for name, values in factors.items()} | fixed
+            if valid(row):
+                yield row
+
+    possible = {
+        name: [v for v in values if any(completed({name: v}, TRIES_OF_A_VALUE))]
+        for name, values in factors.items()
+    }
+    missing = dict.fromkeys(all_pairs(possible))
     rows: list[Row] = []
     while missing:
         pair = next(iter(missing))
-        found: list[Row] = []
-        for _ in range(TRIES):
-            row = {name: _drawn(draw, values) for name, values in factors.items()} | dict(pair)
-            if valid(row):
-                found.append(row)
-            if len(found) == COMPARED:
-                break
+        found = list(itertools.islice(completed(dict(pair), TRIES), COMPARED))
         del missing[pair]  # covered now, or held by no valid row
         if found:
             best = max(found, key=lambda row: sum(p in missing for p in pairs_of(row)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.metadata
 import json
 import os
 import signal
@@ -193,22 +192,17 @@ def device_answers(_: Payload) -> Payload:
 
 
 def compile_one(payload: Payload) -> Payload:
-    """Facts of no kernel, in the place of the compiler's; without torch, whose import takes seconds.
+    """Facts of no kernel, in the place of the compiler's; without torch and jinja2, whose import takes long.
 
     bc=16 spills, and its products are serialized; bc=256 does not fit.
     """
-    from flashgen.kernels.render import render
-    from flashgen.spec.attention import AttentionSpec
-    from flashgen.spec.config import KernelConfig
-
     config = payload["config"]
     _misbehave("compile", config)
-    rendered = render(AttentionSpec(**payload["spec"]), KernelConfig(**config))
     compiled = {
-        "name": rendered.name,
-        "digest": rendered.digest,
+        "name": "made_up",
+        "digest": "sha256:" + "0" * 64,
         "arch": payload["gpu"]["arch"],
-        "triton": importlib.metadata.version("triton"),
+        "triton": "3.7.1",
         "num_warps": config["num_warps"],
         "registers": _figure(config, 100 + config["br"] // 16),
         "spill_bytes": 64 if config["bc"] == 16 else 0,
