@@ -308,7 +308,7 @@ def _losers(
         yield "(the table's estimates are of an older model: tune again)"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)
-    held = {other.config: other for other in entry.evidence.runners_up}
+    held = {other.config: other for other in entry.evidence.fastest_first}
     for config in (*held, *others):
         other = held.get(config)
         yield f"{'runner-up' if other else 'rival'}: {config.label}"

@@ -88,9 +88,14 @@ class Explorer:
 
     @property
     def evaluated(self) -> int:
-        """The number of evaluated configs; one that waits to be measured does not count."""
-        held = self._goal.rivals
-        return sum(config not in self._waiting or config in held for config in self.explored)
+        """The number of evaluated configs; one that waits to be measured does not count. Where a
+        budget limits them, these are trials, and rivals count only where they were one.
+        """
+        waiting = self._waiting
+        if self._enumerated or not self._met:
+            held = self._goal.rivals
+            return sum(config not in waiting or config in held for config in self.explored)
+        return sum(config in self._met and config not in waiting for config in self.explored)
 
     @property
     def _late(self) -> bool:

@@ -132,10 +132,10 @@ class Found:
     """The result of a search. Outcomes are of the last stage, with all facts of the earlier ones.
 
     default and incumbent may have failed. candidates does not count configs that were compiled and
-    estimated but not measured. exhaustive: every legal config was evaluated. replaced: the winner
-    is not the incumbent, or there was none. p_value: of the winner against the strongest of its
-    rivals, by the rule of decide.py; None without rivals or passes. interrupted: ended early by
-    Ctrl-C.
+    estimated but not measured, nor rivals that cost no trial. exhaustive: every legal config was
+    evaluated. replaced: the winner is not the incumbent, or there was none. p_value: of the winner
+    against the strongest of its rivals, by the rule of decide.py; None without rivals or passes.
+    interrupted: ended early by Ctrl-C.
     """
 
     winner: Outcome

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import math
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -174,27 +176,34 @@ def _estimate_us(outcome: Outcome) -> float | None:
 
 def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
     """All outcomes of a log in their order, of any GPU, Triton and protocol; also those of a file
-    of benchmarks/landscape.py (.json).
+    of benchmarks/landscape.py (.json). Either may be gzipped.
 
     An incomplete last record, torn by a kill or still being written, is left out with one notice.
     Raises InvalidArgument if there is no such file, FlashgenError if it cannot be read or a line is
     no outcome.
     """
     try:
-        content = path.read_bytes()
+        content = unpacked(path.read_bytes())
     except FileNotFoundError:
         raise InvalidArgument(
             f"{path}: there is no such log; flashgen tune writes .flashgen/<slug>.jsonl"
         ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FlashgenError(f"{path} is no gzip file ({error}): copy it again") from None
     except OSError as error:
         raise FlashgenError(f"{path} cannot be read: {error.strerror}") from None
-    if path.suffix == ".json":
+    if path.name.removesuffix(".gz").endswith(".json"):
         return _of_landscape(content, path)
     lines, whole = whole_lines(content)
     found = [_parsed(line, path, n) for n, line in enumerate(lines, 1)]
     if whole < len(content):
         notice(f"{path}: the last record is torn; it is left out")
     return found
+
+
+def unpacked(content: bytes) -> bytes:
+    """The content of a file, gzipped or not. Raises what gzip.decompress does."""
+    return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
 
 
 def _parsed(line: bytes, path: Path, number: int) -> Outcome:
@@ -210,6 +219,11 @@ def _parsed(line: bytes, path: Path, number: int) -> Outcome:
 def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
     try:
         found = value_of(dict[str, Any], parsed(content), "the file")
+        if "outcomes" not in found:
+            raise FlashgenError(
+                f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a file "
+                "of benchmarks/landscape.py"
+            )
         return list(value_of(tuple[Outcome, ...], found.get("outcomes"), "outcomes"))
     except ValueError as error:
         raise FlashgenError(

@@ -14,7 +14,6 @@ Four kinds of file, each gzipped or not:
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import math
 import zlib
@@ -26,7 +25,7 @@ from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
-from flashgen.search.history import outcomes_of
+from flashgen.search.history import outcomes_of, unpacked
 from flashgen.search.points import ListedSpace
 from flashgen.search.space import Point
 from flashgen.spec.config import KernelConfig
@@ -203,7 +202,7 @@ def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelCon
 
 def _parsed(content: bytes) -> Any:
     """The JSON of a file. A cache that Kernel Tuner has not finished lacks its last two braces."""
-    text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
+    text = unpacked(content).decode()
     try:
         return json.loads(text)
     except ValueError:

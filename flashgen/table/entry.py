@@ -151,6 +151,17 @@ class EntryEvidence:
         if len(self.runners_up) > 2:
             raise InvalidArgument(f"runners_up must be two at most: got {len(self.runners_up)}")
 
+    @property
+    def fastest_first(self) -> tuple[RunnerUp, ...]:
+        """The runners-up by time, those that were not timed last. runners_up keeps the order of
+        choice, in which of configs that tie the more robust one comes first.
+        """
+
+        def us(other: RunnerUp) -> float:
+            return math.inf if other.median_us is None else other.median_us
+
+        return tuple(sorted(self.runners_up, key=us))
+
 
 NO_EVIDENCE = EntryEvidence()
 """What an entry has whose evidence was not read, or is not there."""

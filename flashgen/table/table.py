@@ -205,13 +205,13 @@ def _flow(values: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f"{name}: {_word(value)}" for name, value in values.items()) + "}"
 
 
-def save(table: Table, path: Path) -> None:
+def save(table: Table, path: Path, *, any_name: bool = False) -> None:
     """Write a table, and its evidence beside it; each file holds the old text or the new one.
 
     Entries whose evidence was not read keep the lines they have. Raises TableError where `path` is
-    not named after the GPU, FlashgenError where it cannot write.
+    not named after the GPU, unless it may have `any_name`; FlashgenError where it cannot write.
     """
-    if path.stem != table.gpu.slug:
+    if not any_name and path.stem != table.gpu.slug:
         raise TableError(
             f"{path}: the table of {table.gpu.name} is {table.gpu.slug}.yaml; rename it"
         )

@@ -493,6 +493,16 @@ class TestTableDiffAndMerge:
         (chosen,) = (e for e in load(merged).entries if e.bucket == FRESH.bucket)
         assert (chosen.config, chosen.result.median_us) == (AHEAD, 99.0)
 
+    @pytest.mark.parametrize("name", ["merged.yaml", "nvidia_h200", "new.txt"])
+    def test_merge_writes_any_name_that_diff_reads(
+        self, run, out: Path, other: Path, tmp_path: Path, name: str
+    ) -> None:
+        merged = tmp_path / "merged" / name
+        assert run("table", "merge", other, "--out", merged)[0] == 0
+        code, output, errors = run("table", "diff", other, merged)
+        assert code == 0, errors
+        assert output == run("table", "diff", other, other)[1]
+
     def test_merge_overwrites_nothing_but_what_it_reads(
         self, run, out: Path, other: Path, tmp_path: Path
     ) -> None:
@@ -501,7 +511,6 @@ class TestTableDiffAndMerge:
         code, _, errors = run("table", "merge", other, "--out", held)
         assert (code, held.read_text()) == (2, text)
         assert "exists and is not among the tables to merge" in errors
-        assert run("table", "merge", other, "--out", tmp_path / "nvidia_h200")[0] == 2
         assert run("table", "merge", held, other, "--out", held)[0] == 0
         assert held.read_text() != text
 

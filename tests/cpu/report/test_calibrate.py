@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sys
@@ -246,6 +247,32 @@ def test_bad_input_gets_one_sentence(run, tmp_path: Path, content, code, sentenc
     assert errors.startswith(f"flashgen: {sentence.replace('LOG', str(log))}"), errors
     assert errors.count("\n") == 1
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_landscape_of_others_is_no_log(run, tmp_path: Path, packed: bool) -> None:
+    """Those in benchmarks/landscapes are of the T4 format, without flashgen's outcomes."""
+    content = b'{"results": [{"measurements": [{"name": "time", "value": 3}]}]}'
+    file = tmp_path / ("packed.json.gz" if packed else "plain.json")
+    file.write_bytes(gzip.compress(content) if packed else content)
+    code, _, errors = run(file)
+    assert code == 1
+    assert errors == (
+        f"flashgen: {file} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a file of "
+        "benchmarks/landscape.py\n"
+    )
+
+
+def test_a_packed_log_is_read_and_a_damaged_one_is_one_sentence(run, tmp_path: Path) -> None:
+    plain = write(tmp_path / "log.jsonl", search(GOOD)).read_bytes()
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain))
+    assert run(packed)[0] == 0
+    packed.write_bytes(gzip.compress(plain)[:-20])
+    code, _, errors = run(packed)
+    assert code == 1
+    assert errors.startswith(f"flashgen: {packed} is no gzip file (")
+    assert errors.count("\n") == 1
 
 
 def test_what_cannot_be_a_picture_is_refused(run, tmp_path: Path) -> None:

@@ -419,6 +419,17 @@ class TestExplanation:
         assert f"  rival: {OTHERS[2].label}\n    spills: so many\n" in text
         assert said[-1] == "  its log has 4 configs: 3 timed, 1 spills"
 
+    def test_runners_up_are_listed_fastest_first(self, lines) -> None:
+        """A table keeps the order of choice, in which a tie goes to the one with fewer registers."""
+        times = {OTHERS[0]: 130.0, OTHERS[1]: 110.0}
+        held = tuple(
+            RunnerUp(config=config, source="estimated", median_us=us, digest=DIGEST)
+            for config, us in times.items()
+        )
+        said = lines(with_evidence(entry(), runners_up=held), [outcome(WINNER, 100)])
+        named = [line.split()[1] for line in said if line.startswith("  runner-up: ")]
+        assert named == [OTHERS[1].label, OTHERS[0].label]
+
     def test_an_untimed_entry_was_chosen_by_rule(self, lines) -> None:
         runner_up = RunnerUp(config=OTHERS[0], source="untimed", median_us=None, digest=DIGEST)
         said = lines(with_evidence(entry("untimed"), runners_up=(runner_up,)), [])

@@ -36,6 +36,20 @@ class TestWhatIsEvaluated:
         assert found.exhaustive
         assert found.candidates == len(SPACE)
 
+    @pytest.mark.parametrize("sampler", ["tpe", "random", "auto"])
+    @pytest.mark.parametrize("estimates", [True, False])
+    def test_no_more_are_counted_than_the_budget_has(
+        self, tmp_path: Path, sampler: str, estimates: bool
+    ) -> None:
+        """The incumbent, and where nothing can be estimated the default, cost no trial."""
+
+        def failing(stage: str, _: KernelConfig) -> Status | None:
+            return Status.NO_ESTIMATE if stage == "timed" and not estimates else None
+
+        evaluator = fake(source="estimated", failing=failing)
+        goal = make_goal(incumbent=SPACE[-1], seeds=SPACE[:4])
+        assert run(tmp_path, evaluator, goal=goal, trials=3, sampler=sampler).candidates == 3
+
     @pytest.mark.parametrize("sampler", ["tpe", "random", "genetic", "gp", "cmaes"])
     def test_illegal_and_seen_proposals_cost_no_budget(
         self, tmp_path: Path, sampler: str, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +84,7 @@ class TestWhatIsEvaluated:
     def test_one_trial_still_has_incumbent_and_default(self, tmp_path: Path) -> None:
         incumbent = make_config(128, 32)
         found = run(tmp_path, fake(), goal=make_goal(incumbent=incumbent), trials=1)
-        assert found.candidates == 2
+        assert found.candidates == 1
         assert {found.default.config, found.incumbent and found.incumbent.config} == {
             DEFAULT,
             incumbent,

@@ -53,6 +53,17 @@ def test_a_document_has_its_schema(monkeypatch: pytest.MonkeyPatch, source: Any)
     assert ("us" in first) == (source != "untimed")
 
 
+def test_runners_up_come_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_json, "stale_of", lambda entries: [])
+    held = tuple(
+        RunnerUp(config=config, source="estimated", median_us=us, digest=DIGEST)
+        for config, us in ((FA2, 950.0), (replace(FA2, bc=32), 900.0))
+    )
+    entry = replace(made_entry(), evidence=EntryEvidence(runners_up=held))
+    (table,) = json.loads(export_json.document([made_table(entry)]))["tables"]
+    assert [x["us"] for x in table["entries"][0]["evidence"]["runners_up"]] == [900.0, 950.0]
+
+
 @pytest.mark.slow("validates every entry of the shipped tables: 5 s")
 def test_the_shipped_tables_have_the_schema() -> None:
     tables = [load_with_evidence(path) for path in sorted(SHIPPED.glob("*.yaml"))]

@@ -47,6 +47,28 @@ def run(tmp_path: Path) -> tuple[float, float]:
     )
 
 
+LOG2 = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def log2(x_ptr):
+    places = x_ptr + tl.arange(0, 4)
+    tl.store(places, tl.math.log2(tl.load(places)))
+"""
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_logarithm_of_a_sum_of_nothing_says_nothing(tmp_path: Path) -> None:
+    """It is -inf, the LSE of a row without keys, on a GPU too."""
+    path = tmp_path / "log2.py"
+    path.write_text(LOG2)
+    x = torch.tensor([0.0, 1.0, 8.0, 0.25])
+    load_kernel(path, "log2")[(1,)](x)
+    assert x.tolist() == [-float("inf"), 0.0, 3.0, -2.0]
+
+
 def test_repaired_dot_and_cast_are_right(tmp_path: Path) -> None:
     error, wrong_casts = run(tmp_path)
     assert error < 1e-4
