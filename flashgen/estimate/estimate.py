@@ -56,6 +56,7 @@ def estimate_cubin(
     shared_bytes: int,
     blocks: Sequence[Sequence[int]],
     target: str | Gpu,
+    tile_flops: Sequence[float] | None = None,
 ) -> Timing:
     """The time of one launch of any kernel that Triton compiled, in microseconds.
 
@@ -64,6 +65,11 @@ def estimate_cubin(
     block in launch order, the trip counts of the kernel's main loops (the innermost ones with
     matrix instructions) in order of address; a loop with wgmma that branches over its mask counts
     as two, with the mask and then without. Deterministic; never above the target's peak.
+
+    tile_flops: what a block must multiply in one trip of each main loop as the source has it, in
+    floating-point operations. With it a loop that ptxas unrolled is found, and its trips are
+    counted right. Without it the trips must be those of the machine code, and a loop unrolled
+    fourfold takes four times as long as it should.
 
     Raises NoEstimate with the reason if the model has no reliable figure, InvalidArgument for
     contradicting arguments, ToolchainError if cuobjdump or numba is missing.
@@ -74,7 +80,55 @@ def estimate_cubin(
             f"arch must be that of the target: {gpu.slug} is {gpu.arch}, not {arch}"
         )
     replayed = replay_cubin(cubin, gpu, num_warps=num_warps, shared_bytes=shared_bytes)
+    if tile_flops is not None:
+        replayed = rolled_up(replayed, tile_flops)
     return time_of(replayed, blocks, gpu)
+
+
+FOUND_AGAIN = 0.15
+"""How far the matrix work of a loop may be from a multiple of a tile's."""
+
+UNROLLED = 1.5
+"""From which share of a tile's work on a loop is taken for one that holds several."""
+
+
+def rolled_up(replayed: Replay, tile_flops: Sequence[float]) -> Replay:
+    """The replay with its cycles for one trip of the source's loops, of which a loop of the machine
+    code may hold several. tile_flops: the matrix work of a block in such a trip, of each main loop;
+    0 if it is not known. A loop that multiplies less is taken as it is: a compiler leaves out the
+    padding.
+
+    Raises InvalidArgument for another number of loops, NoEstimate if a loop holds no whole number
+    of trips.
+    """
+    if len(tile_flops) != len(replayed.block_flops):
+        raise InvalidArgument(
+            f"tile_flops must name {len(replayed.block_flops)} main loops: got {len(tile_flops)}"
+        )
+    held = [
+        _trips_in(flops, tile) for flops, tile in zip(replayed.block_flops, tile_flops, strict=True)
+    ]
+    of_phase = [max(held[loop] for loop in phase) for phase in replayed.phases]
+    return replace(
+        replayed,
+        cycles=tuple(
+            tuple(cycles / trips for cycles, trips in zip(row, of_phase, strict=True))
+            for row in replayed.cycles
+        ),
+        block_flops=tuple(f // n for f, n in zip(replayed.block_flops, held, strict=True)),
+        least_cycles=tuple(c / n for c, n in zip(replayed.least_cycles, held, strict=True)),
+    )
+
+
+def _trips_in(flops: float, tile: float) -> int:
+    """How many trips of the source a loop holds that multiplies so much."""
+    share = flops / tile if tile else 0.0
+    if share < UNROLLED:
+        return 1
+    trips = round(share)
+    if abs(share - trips) > FOUND_AGAIN:
+        raise NoEstimate(f"a main loop multiplies {share:.2f} times what a tile needs")
+    return trips
 
 
 def time_of(

@@ -99,6 +99,33 @@ def test_loops_follow_one_another_but_for_those_of_roles() -> None:
     assert cycles_of(beside, [(40, 30)]) == pytest.approx(START + 100 + 40 * 500)
 
 
+def test_a_loop_that_the_compiler_unrolled_is_found_by_its_work() -> None:
+    fourfold = replayed((2000.0,), (3200.0,), block_flops=(4000,), least_cycles=(400.0,))
+    found = module.rolled_up(fourfold, (1000,))
+    assert found == replayed((500.0,), (800.0,), least_cycles=(100.0,))
+    assert cycles_of(found, [(40,)]) == pytest.approx(START + 100 + 40 * 500)
+    assert cycles_of(fourfold, [(40,)]) == pytest.approx(START + 100 + 160 * 500)
+
+
+def test_one_of_two_loops_may_be_unrolled() -> None:
+    both = replayed((500.0, 700.0), block_flops=(1000, 2000))
+    assert module.rolled_up(both, (1000, 1000)).cycles == ((500.0, 350.0),)
+    assert module.rolled_up(both, (1000, 0)).cycles == both.cycles  # not known
+
+
+@pytest.mark.parametrize("flops", [620, 1000, 1490])
+def test_padding_that_a_compiler_leaves_out_is_no_unrolling(flops: int) -> None:
+    found = replayed((500.0,), block_flops=(flops,))
+    assert module.rolled_up(found, (1000,)) == found
+
+
+def test_a_loop_of_no_whole_number_of_trips_gets_no_estimate() -> None:
+    with pytest.raises(NoEstimate, match=r"multiplies 2\.50 times what a tile needs"):
+        module.rolled_up(replayed((500.0,), block_flops=(2500,)), (1000,))
+    with pytest.raises(InvalidArgument, match="must name 1 main loops: got 2"):
+        module.rolled_up(replayed((500.0,)), (1000, 1000))
+
+
 def test_with_many_waves_time_is_linear_in_the_blocks() -> None:
     found = replayed((500.0,), (800.0,), (1100.0,))
     times = [time_of(found, [(16,)] * (324 * waves), A100).median_us for waves in (20, 40, 80)]

@@ -177,6 +177,10 @@ class TestByFacts:
         ]
         assert [each.config for each in by_facts(made)] == [wide, tall]
 
+    def test_of_equal_tiles_the_one_with_more_keys_leads(self) -> None:
+        few, many = make_config(128, 32), make_config(128, 64)
+        assert self.order((few, 0, 128, 1), (many, 0, 128, 1)) == [many, few]
+
     def test_what_an_old_log_does_not_say_leaves_the_order(self) -> None:
         old = [outcome(c, None) for c in (C, A, D)]
         assert by_facts(old) == old
