@@ -245,15 +245,11 @@ def estimate(
 ) -> Timing:
     """The time of one launch of a flashgen kernel in microseconds.
 
-    Raises NoEstimate if gpu's architecture or rates are not known, for schedules fa1, hopper and
-    auto, and if the kernel's main loops differ from its template's.
+    Raises NoEstimate if gpu's architecture or rates are not known, for schedules fa1 and auto, and
+    if the kernel's main loops differ from its template's.
     """
     if config.schedule == "fa1":
         raise NoEstimate("the estimator has no model of schedule fa1, which rewrites O in memory")
-    if config.schedule == "hopper":
-        raise NoEstimate(
-            "the estimator counts no trips of schedule hopper, whose warps have loops of their own"
-        )
     if config.schedule == "auto":
         raise NoEstimate(
             "the estimator does not know which warps of schedule auto wait for which: its compiler "
@@ -264,7 +260,7 @@ def estimate(
         return _timing(LAUNCH_US, 0.0, firm=False)
     timing = time_of(
         replayed,
-        grid(spec, config, problem, gpu, loops=len(replayed.block_flops)),
+        _trips(replayed, spec, config, problem, gpu),
         gpu,
         least_bytes=bytes_moved(spec, problem),
         least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),
@@ -272,6 +268,22 @@ def estimate(
         firm=spec.direction == "forward",
     )
     return _with_combine(timing, spec, config, problem, gpu) if streams(spec) else timing
+
+
+def _trips(
+    replayed: Replay, spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
+) -> list[tuple[int, ...]]:
+    """The trips of the main loops of each block. Of schedule hopper every consumer has the loops of
+    a kernel without roles, and does as many trips.
+    """
+    consumers, loops = max(1, config.consumers), len(replayed.block_flops)
+    if loops % consumers:
+        raise NoEstimate(f"{loops} main loops were found in the SASS, of {consumers} consumers")
+    blocks = grid(spec, config, problem, gpu, loops=loops // consumers)
+    if (config.schedule, spec.direction) == ("hopper", "forward"):
+        # One loop that branches over its mask: listed with the mask first.
+        blocks = [trips[::-1] for trips in blocks]
+    return [trips * consumers for trips in blocks]
 
 
 def _with_combine(

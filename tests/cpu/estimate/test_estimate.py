@@ -232,6 +232,40 @@ def test_kernels_of_ours_that_get_no_estimate(found: Replay, config: Any, says: 
         estimate(found, SPEC, config, workload(SPEC, 2048), H200)
 
 
+@pytest.mark.parametrize("consumers", [2, 3])
+@pytest.mark.parametrize(
+    ("direction", "masked_first"),
+    [("forward", True), ("backward_dkv", True), ("backward_dq", False)],
+)
+def test_each_consumer_of_hopper_does_the_trips_of_a_kernel_without_roles(
+    direction: Any, masked_first: bool, consumers: int
+) -> None:
+    """Causal, 1024 keys in tiles of 64 x consumers: the masked tiles are those on the diagonal."""
+    spec = CAUSAL.for_direction(direction)
+    own = 64 * consumers
+    br, bc = (64, own) if direction == "backward_dkv" else (own, 64)
+    config = make_config(
+        br, bc, num_warps=4 * consumers, schedule="hopper", loads="descriptor", num_stages=2
+    )
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=1152, seq_k=1152)
+    found = replayed((1.0,) * 2 * consumers)
+    blocks = module._trips(found, spec, config, problem, H200)
+    assert len(blocks) == 1152 // own
+    for trips in blocks:
+        assert len(set(zip(trips[::2], trips[1::2], strict=True))) == 1  # all consumers alike
+        masked, whole = trips[:2] if masked_first else trips[1::-1]
+        assert masked == consumers
+        assert 0 <= whole <= 18 - consumers
+    assert sum(sum(trips[:2]) for trips in blocks) == sum(range(consumers, 19, consumers))
+
+
+def test_hopper_has_as_many_loops_for_each_consumer() -> None:
+    config = make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor")
+    found = replayed((1.0, 1.0, 1.0))
+    with pytest.raises(NoEstimate, match="3 main loops were found in the SASS, of 2 consumers"):
+        estimate(found, SPEC, config, workload(SPEC, 2048), H200)
+
+
 @pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_the_backwards_s_ahead_turns_as_often_as_fa2(mask: str, direction: Any) -> None:
