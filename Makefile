@@ -43,6 +43,7 @@ help:
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'make duel       our machine code for Hopper beside that of FlashAttention-3, from wheels; 150 MB'
 	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
+	@echo 'make screenshots  take the screenshots of docs/images again; needs Chromium'
 	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
 
 install: $(FOR_ALL)
@@ -142,6 +143,9 @@ docs-output: $(FOR_ALL)
 	$(BIN)/python -m tests.support
 	$(BIN)/python -m tests.docs_output
 	$(BIN)/python benchmarks/search_efficiency.py --jobs $(JOBS) --out benchmarks/results/search_efficiency
+
+screenshots: $(FOR_ALL)
+	$(BIN)/python -m tests.screenshots
 
 $(VENV)/triton-%: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*

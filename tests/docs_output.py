@@ -90,7 +90,7 @@ def make(output: Output, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", output.source],
         cwd=folder,
-        env=_environment(folder),
+        env=commands_environment(folder),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -137,7 +137,7 @@ def _printed(output: Output) -> str:
     return printed.getvalue()
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def commands_environment(folder: Path) -> dict[str, str]:
     """This checkout importable, its program first on the path, and no setting of flashgen."""
     programs = folder / ".bin"
     programs.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import bucket_of
 
 if TYPE_CHECKING:
-    from flashgen.evaluate.measure import Run
+    from flashgen.evaluate.measure import Run, Stopwatch
 
 PAPERS_GPU = TARGETS["nvidia_a100_sxm4_40gb"]
 BLOCKS = powers(16, 512)
@@ -48,7 +48,7 @@ def plateau() -> Finding:
             Line(name="bytes over bandwidth", points=_points(bytes_ms), closed=True),
         ),
     )
-    measured = _measured() if torch.cuda.is_available() else None
+    timed = _on_this_gpu() if torch.cuda.is_available() else None
     return Finding(
         checks=(
             Check(
@@ -64,14 +64,14 @@ def plateau() -> Finding:
                 holds=times[512] > 0.97 * times[256],
             ),
         ),
-        charts=(model, *([measured[0]] if measured else [])),
-        tables=() if measured is None else (measured[1],),
+        charts=(model, *([timed[0]] if timed else [])),
+        tables=() if timed is None else (timed[1],),
         notes=(
             "The bytes are those that the claim block-size counts. Beyond 256 the arithmetic and "
             "the exponentials of one program, which computes a head alone, take longer than they.",
             *(
                 ()
-                if measured
+                if timed
                 else ("No GPU here, so no run time stands beside the counts. With one, it does.",)
             ),
         ),
@@ -116,19 +116,27 @@ def _estimated(bc: int) -> Timing:
     return time_of(replayed, [(trips,)] * HEADS, gpu, least_bytes=float(_bytes(bc) * HEADS))
 
 
-def _measured() -> tuple[Chart, Table]:
-    """Run times on this GPU at the setting: FA-1 over B_c, FA-2, and standard attention in torch.
+def _on_this_gpu() -> tuple[Chart, Table]:
+    """What measured() gives for CUDA device 0."""
+    from flashgen.evaluate.measure import CudaStopwatch
+    from flashgen.kernels.launch import device_gpu
 
-    Raises ToolchainError where a kernel cannot be launched.
+    gpu = device_gpu(0)
+    return measured(gpu, "cuda", CudaStopwatch(0, gpu.l2_bytes))
+
+
+def measured(gpu: Gpu, device: str, stopwatch: Stopwatch) -> tuple[Chart, Table]:
+    """Run times on a GPU at the setting: FA-1 over B_c, FA-2, and standard attention in torch.
+
+    Raises ToolchainError where a kernel cannot be timed.
     """
     import torch
 
-    from flashgen.evaluate.measure import Ceiling, CudaStopwatch, measure
-    from flashgen.kernels.launch import bind, device_gpu
+    from flashgen.evaluate.measure import Ceiling, measure
+    from flashgen.kernels.launch import bind
     from flashgen.kernels.launch_forward import Forward
 
-    gpu = device_gpu(0)
-    q, k, v = (torch.randn(HEADS, 1, N, D, device="cuda", dtype=torch.float16) for _ in range(3))
+    q, k, v = (torch.randn(HEADS, 1, N, D, device=device, dtype=torch.float16) for _ in range(3))
     call = Forward(q=q, k=k, v=v, scale=D**-0.5, diagonal=None)
     spec = runs.spec_of(D)
     launches: dict[str, tuple[Run, float]] = {}
@@ -148,7 +156,6 @@ def _measured() -> tuple[Chart, Table]:
         lambda: ((q @ k.mT) * D**-0.5).softmax(-1) @ v,
         gigabytes(forms.standard(N, D)),
     )
-    stopwatch = CudaStopwatch(0, gpu.l2_bytes)
     ceiling = Ceiling(operations=4.0 * HEADS * N * N * D, peak_tflops=gpu.peak_tflops)
     times: dict[str, float] = {}
     for name, (run, _) in launches.items():

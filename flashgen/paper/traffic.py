@@ -275,7 +275,7 @@ def figure_2() -> Finding:
         checks=(
             _agree(pairs, "standard attention and four kernels of flashgen"),
             _near("standard, with mask and dropout", full, 40.3),
-            _near("FlashAttention, without needless reads", ours, 4.4),
+            _near("FlashAttention, by closed form", ours, 4.4),
         ),
         tables=(
             Table(
@@ -349,6 +349,11 @@ def decode() -> Finding:
         passed = passed and run.verdict.passed
         programs.append((float(count), float(run.programs)))
         moved.append((float(count), (run.bytes + (merging.bytes if merging else 0)) / 1024))
+    over_n = []
+    for n in powers(256, 4096):
+        run, _ = runs.decode(1, n, D)
+        pairs.append((run.traffic, forms.decode(n, D, 1, runs.GROUP)))
+        over_n.append((float(n), run.bytes / 1024))
     more = moved[-1][1] / moved[0][1] - 1
     at = tuple(map(float, splits))
     return Finding(
@@ -371,6 +376,13 @@ def decode() -> Finding:
                 x=Scale(name="splits of the keys", at=at),
                 y=Scale(name="HBM accesses, KiB", log=False, low=0.0),
                 lines=(Line(name="decode and merging", points=tuple(moved)),),
+            ),
+            Chart(
+                title="Bytes of one token over N",
+                caption="One split: each key and value is read once, so a token costs O(N d).",
+                x=Scale(name="N, keys", at=tuple(x for x, _ in over_n)),
+                y=Scale(name="HBM accesses, KiB"),
+                lines=(Line(name="decode", points=tuple(over_n)),),
             ),
         ),
         notes=(COUNTED,),
