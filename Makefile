@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest lint format generate check facts duel docs-output clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest lint format generate check facts duel docs-output release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -44,6 +44,7 @@ help:
 	@echo 'make duel       our machine code for Hopper beside that of FlashAttention-3, from wheels; 150 MB'
 	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
 	@echo 'make screenshots  take the screenshots of docs/images again; needs Chromium'
+	@echo 'make release    build the wheel, and try it in an environment of its own'
 	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
 
 install: $(FOR_ALL)
@@ -146,6 +147,22 @@ docs-output: $(FOR_ALL)
 
 screenshots: $(FOR_ALL)
 	$(BIN)/python -m tests.screenshots
+
+# The wheel is made from the source distribution, and runs where nothing else is installed, in another folder.
+EMPTY := $(CURDIR)/$(VENV)/release
+TRY := import flashgen, torch; q = torch.randn(1, 2, 9, 16); flashgen.attention(q, q, q, causal=True); \
+print("flashgen", flashgen.__version__, "from", flashgen.__path__[0], "digest", flashgen.digest()[:12])
+
+release: $(FOR_ALL)
+	rm -rf dist $(EMPTY)
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv $(EMPTY)
+	$(EMPTY)/bin/python -m pip install --quiet --disable-pip-version-check twine
+	$(EMPTY)/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(EMPTY)
+	$(EMPTY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd $(EMPTY) && bin/python -c '$(TRY)'
+	@echo "The first line of CHANGELOG.md's releases, the tag and dist/ must agree: git tag v$$(ls dist/*.whl | cut -d- -f2)"
 
 $(VENV)/triton-%: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*

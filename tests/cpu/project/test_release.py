@@ -1,0 +1,77 @@
+"""What people see of the project outside of its code agrees with it: workflows, issue forms, citation, classifiers."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flashgen
+
+ROOT = Path(__file__).resolve().parents[3]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml")
+}
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def steps(workflow: Any) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_targets_that_exist_and_write_nothing(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert True in workflow  # "on", as YAML 1.1 has it
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+    named = re.findall(r"\bmake ([a-z-]+)", path.read_text())
+    assert named
+    assert set(named) <= TARGETS
+    assert all(("uses" in step) != ("run" in step) for step in steps(workflow))
+
+
+def test_every_python_that_is_claimed_is_tested() -> None:
+    text = next(path for path in WORKFLOWS if path.stem == "ci").read_text()
+    matrix = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["python-version"]
+    claimed = [x.split()[-1] for x in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", x)]
+    assert matrix == claimed
+    assert PROJECT["requires-python"] == f">={matrix[0]}"
+
+
+def required(form: Any) -> str:
+    return " ".join(
+        part["attributes"]["label"] for part in form["body"]
+        if part.get("validations", {}).get("required")
+    )  # fmt: skip
+
+
+def test_forms_ask_for_what_contributing_asks() -> None:
+    assert "flashgen doctor" in required(FORMS["bug"])
+    assert "flashgen doctor" in required(FORMS["table"])
+    assert "power limit" in required(FORMS["table"])
+    for form in (FORMS["bug"], FORMS["table"]):
+        ids = [part["id"] for part in form["body"]]
+        assert len(ids) == len(set(ids))
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (flashgen.__version__, PROJECT["license"])
+    assert citation["title"] == PROJECT["name"]
+    assert {"cff-version", "message", "authors", "type"} <= set(citation)
+
+
+def test_no_placeholder_stands_where_people_read() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "pyproject.toml"]
+    found = [f"{path.name}: {word}" for path in pages
+             for word in re.findall(r"<(?:this|your) \w+>|TODO|FIXME", path.read_text())]  # fmt: skip
+    assert found == []
