@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest lint format generate check facts duel docs-output release clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest test-flash-attn lint format generate check facts duel docs-output release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -37,6 +37,7 @@ help:
 	@echo 'make slow       list those, with the reasons'
 	@echo 'make test-gpu   the tests that need a GPU'
 	@echo 'make test-driver  the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
+	@echo 'make test-flash-attn  FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
@@ -109,6 +110,20 @@ $(TORCH_CUDA): | $(BIN)/python
 $(CUDA_HEADERS): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 	nvidia-cuda-runtime==13.0.96
+
+# FlashAttention's own tests of its public functions, from its source distribution, on ours.
+SUITES := $(VENV)/suites
+SUITE := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=$(SUITES) $(BIN)/python -m tests.flash_attn_suite \
+$(SUITES)/flash_attn-2.8.3.tar.gz --tb short
+
+test-flash-attn: $(FOR_ALL) $(SUITES)/flash_attn-2.8.3.tar.gz
+	$(SUITE) --cases 10
+	FLASHGEN_GPU=nvidia_a100_sxm4_80gb $(SUITE) --cases 6
+
+$(SUITES)/flash_attn-2.8.3.tar.gz: | $(FOR_ALL)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SUITES) einops==0.8.2
+	FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip download --quiet --no-deps --no-build-isolation \
+	--no-binary flash-attn --dest $(SUITES) flash-attn==2.8.3
 
 # One process: what is timed and what fills the memory must be alone on the GPU.
 test-gpu: $(FOR_ALL)

@@ -96,7 +96,7 @@ def _of_schedule(
     configs = [config for config in likely if config.schedule == schedule]
     if schedule == "fa1":
         textbook = dict.fromkeys(
-            replace(config, schedule="fa1", order="plain")
+            replace(config, schedule="fa1", order="plain", num_stages=1)  # more does not fit
             for config in likely
             if config.schedule == "fa2" and not config.persistent
         )
