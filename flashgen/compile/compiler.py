@@ -69,9 +69,9 @@ class Compiled:
     shared_bytes dynamic shared memory per block. loop has the facts of the steady main loop and
     other_loops those of the others, such as the masked one; None and () without a disassembler
     (AMD). advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
-    whole: compiled as a decode of one split. spilling: spills and instructions of each loop that
-    spills. tensor_columns: of tensor memory, of a block; above 0 only if it uses tcgen05.
-    only_traps: its body is a trap, so that it computes nothing.
+    whole: compiled to store results, not float32 parts (signature.compile_signature). spilling:
+    spills and instructions of each loop that spills. tensor_columns: of tensor memory, of a block;
+    above 0 only if it uses tcgen05. only_traps: its body is a trap, so that it computes nothing.
     """
 
     name: str

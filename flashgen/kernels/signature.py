@@ -7,6 +7,7 @@ the kernel's own, its arg_names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Signature(NamedTuple):
 
 def variants(spec: AttentionSpec) -> tuple[bool, ...]:
     """The values of `whole` for which a kernel of this spec is compiled."""
-    return (False, True) if spec.direction == "decode" else (False,)
+    return (False, True) if spec.direction in ("decode", "backward_dbias") else (False,)
 
 
 def compile_signature(
@@ -43,17 +44,34 @@ def compile_signature(
 
     Strides are multiples of 16 elements where the head dim is one, and so are the head dims that a
     padded kernel takes. The keys of a bias are contiguous. Lengths, head counts and the diagonal
-    are never specialized. whole: a decode whose keys are one split. Raises FlashgenError for an
-    argument without a type.
+    are never specialized. whole: a decode whose keys are one split, or the gradient of a bias that
+    has all rows and keys; without, both store float32 parts. Raises FlashgenError for an argument
+    without a type.
     """
     patterns = argument_types(spec, config, whole=whole)
     kinds = {name: _kind_of(name, patterns) for name in arg_names}
-    aligned = [i for i, kind in enumerate(kinds.values()) if kind.endswith(_ALIGNED)]
+    attrs: dict[tuple[int, ...], list[list[object]]] = {}
+    for i, kind in enumerate(kinds.values()):
+        if kind.endswith(_ALIGNED):
+            attrs[i,] = [["tt.divisibility", 16]]
+        elif kind == "constexpr" and _lists_constants():
+            attrs[i,] = []
     return Signature(
         types={name: kind.removesuffix(_ALIGNED) for name, kind in kinds.items()},
         constexprs={name: 1 for name, kind in kinds.items() if kind == "constexpr"},
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        attrs=attrs,
     )
+
+
+@functools.cache
+def _lists_constants() -> bool:
+    """Whether a launch gives Triton an empty list of attributes for an argument that is 1, as from
+    3.7 on: the key of Triton's cache has its text.
+    """
+    import triton
+
+    major, minor, *_ = triton.__version__.split(".")
+    return (int(major), int(minor)) >= (3, 7)
 
 
 def _kind_of(name: str, patterns: dict[str, str]) -> str:
@@ -69,6 +87,7 @@ def argument_types(
     """The types of arguments by pattern of their names; the first pattern that matches holds.
 
     A decode of several splits writes a float32 O of each; of one split, where `whole`, the result.
+    The gradient of a bias that is broadcast over rows or keys is written as float32 parts likewise.
     """
     out = SHORT_DTYPE[spec.dtype]
     element = "fp8e4nv" if spec.fp8 else out
@@ -82,6 +101,7 @@ def argument_types(
         **{f"{x}_desc": _descriptor(spec, config, x, element) for x in BLOCK_DIMS},
         "o_desc": _descriptor(spec, config, "o", out),
         "o_ptr": "*fp32:16" if in_parts else f"*{out}:16",
+        "dbias_ptr": f"*{out if whole else 'fp32'}:16",
         "dq_ptr": "*fp32:16" if fused else f"*{element}:16",
         "[kv]_ptr": f"*{cached}:16",
         **dict.fromkeys(("q_ptr", "do_ptr", "d[kv]_ptr", "new_[kv]_ptr"), f"*{element}:16"),

@@ -1,4 +1,6 @@
-"""What warmup and aot compile is what the first launch looks for, of one split of a decode as of several."""
+"""What warmup and aot compile is what the first launch looks for: every direction, schedule and load, and a decode in
+one split as in several.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,29 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.table.table import Table
 from flashgen.tune import precompile
-from tests.driver.cases import H200
+from tests.driver.cases import H200, call_of, kernels
 from tests.makers import make_config, make_spec
 
 SPEC = make_spec(head_dim=64, direction="decode")
 CONFIG = make_config(16, 32)
+KERNELS = kernels()
+
+
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All kernels, compiled ahead of time."""
+    folder = tmp_path_factory.mktemp("packaged") / "aot"
+    list(precompile.package(Table(gpu=H200), list(KERNELS.values()), folder, jobs=2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Triton's cache after all kernels were warmed up."""
+    folder = tmp_path_factory.mktemp("warm")
+    made = list(precompile.precompile(list(KERNELS.values()), H200, cache=folder, jobs=2))
+    assert [each.failure for each in made if each.failure] == []
+    return folder
 
 
 @pytest.fixture
@@ -65,3 +85,30 @@ def test_a_decode_finds_what_was_packaged(
     assert kernel_files.offer(kernel_name(SPEC, CONFIG)) == 2
     decoded(SPEC, CONFIG, splits=splits)
     assert hits == [True]
+
+
+def launched(name: str) -> None:
+    """The first launch of a kernel."""
+    spec, config = KERNELS[name]
+    kernel_files._rendered.clear()
+    launch.bind(kernel_files.rendered(spec, config), spec, config)(call_of(spec))
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_every_kernel_finds_what_was_warmed_up(hits: list[bool], warm: Path, name: str) -> None:
+    knobs.cache.dir = str(warm)
+    launched(name)
+    assert hits
+    assert all(hits)
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_every_kernel_finds_what_was_packaged(
+    hits: list[bool], packaged: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    kernel_files.binaries.cache_clear()
+    monkeypatch.setenv("FLASHGEN_AOT", str(packaged))
+    assert kernel_files.offer(kernel_name(*KERNELS[name])) > 0
+    launched(name)
+    assert hits
+    assert all(hits)
