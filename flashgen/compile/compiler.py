@@ -22,7 +22,7 @@ from flashgen.compile.loops import LoopFacts, main_loops, spilling_loops
 from flashgen.compile.occupancy import TENSOR_COLUMNS, resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.files import content_of, temporary_folder, write_whole
-from flashgen.kernels.launch import load_kernel, toolchain_error
+from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec

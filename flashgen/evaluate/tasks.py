@@ -1,7 +1,7 @@
 """Tasks of the child processes, functions from JSON to JSON, and the needs of each kind of child.
 
 torch and Triton are imported when a task runs: a child starts in 0.1 s, and TRITON_INTERPRET must
-be set before the first import of Triton.
+be set before the first import of Triton. A child that only compiles never imports torch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ ANSWER_LIMIT_S = 60.0
 """Importing torch and making a context take seconds."""
 
 COMPILE_LIMIT_S = 60.0
-"""A kernel compiles in 0.3 to 3 s, and torch is imported in 2: ten times that, on a busy
-machine."""
+"""A kernel compiles in 0.3 to 3 s: ten times that, on a busy machine."""
 
 CHECK_LIMIT_S = 60.0
 """The interpreter takes 0.3 to 2 s per kernel on one core; a GPU takes less, after compiling."""
@@ -104,6 +103,40 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
     except (NoEstimate, ToolchainError) as error:
         made["no_estimate"] = str(error)
     return made
+
+
+def precompile_one(payload: dict[str, Any]) -> dict[str, Any]:
+    """{spec, config, arch} -> {keys}: compiles into Triton's cache what a launch of aligned tensors
+    looks for there.
+
+    Raises CompileFailed, or ToolchainError.
+    """
+    import triton
+
+    from flashgen.compile.compiler import CompileFailed, source_class, target_of
+    from flashgen.kernels.loader import load_text, toolchain_error
+    from flashgen.kernels.render import render
+    from flashgen.kernels.signature import compile_signature, variants
+
+    spec, config = _kernel(payload)
+    rendered = render(spec, config)
+    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    target, options, keys = target_of(payload["arch"]), config.launch_options, []
+    for whole in variants(spec):
+        signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
+        source = source_class(config)(
+            fn=kernel,
+            signature=signature.types,
+            constexprs=signature.constexprs,
+            attrs=signature.attrs,
+        )
+        try:
+            built = triton.compile(source, target=target, options=options)
+        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
+            reason = f"{rendered.name}: {error}".splitlines()[0]
+            raise toolchain_error(error) or CompileFailed(reason) from error
+        keys.append(str(built.metadata.hash))
+    return {"keys": keys}
 
 
 def check_one(payload: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Loads a kernel module and binds its kernel to the launcher of its direction.
+"""Binds a kernel to the launcher of its direction.
 
 The check, the measurement and the runtime all use these launchers, so what was checked and timed is
 what is served. Tensors are (batch, heads, seq, head_dim) in any strides with a contiguous last
@@ -7,20 +7,18 @@ dimension.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
-from flashgen.kernels import interpreter, launch_forward
+from flashgen.errors import NoGpuError
+from flashgen.kernels import launch_forward
 from flashgen.kernels.launch_forward import Forward
+from flashgen.kernels.loader import kernel_of as kernel_of
+from flashgen.kernels.loader import load_kernel as load_kernel
+from flashgen.kernels.loader import toolchain_error as toolchain_error
 from flashgen.kernels.plan import Kernel as Kernel
 from flashgen.kernels.plan import Plan
 from flashgen.spec import gpu as gpu_facts
@@ -51,62 +49,6 @@ def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Plan:
     Backward, Decode, Combine or Append.
     """
     return Plan(kernel, spec, config, launches(spec.direction))
-
-
-class _Source(importlib.machinery.SourceFileLoader):
-    """Executes the text of a file, never compiled Python that lies beside it: the folder of a
-    kernel may hold what others put there.
-    """
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        path = self.get_filename(fullname)
-        code: types.CodeType = self.source_to_code(self.get_data(path), path)
-        return code
-
-
-def load_kernel(path: Path, name: str) -> Kernel:
-    """The kernel `name` of the file at `path`, imported under a name of its own.
-
-    Triton reads a kernel's source from its file, so it must be a real one. Raises FlashgenError
-    where the file defines no such kernel.
-    """
-    interpreter.prepare()
-    module_name = f"_flashgen_kernel_{name}"
-    loader = _Source(module_name, str(path))
-    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
-    assert spec is not None  # the loader is given
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        loader.exec_module(module)
-    except OSError as error:
-        raise FlashgenError(f"the kernel file cannot be read: {error}") from error
-    return kernel_of(module, name)
-
-
-def kernel_of(module: object, name: str) -> Kernel:
-    """The kernel `name` of an imported module. Raises FlashgenError where it is not there."""
-    kernel = getattr(module, name, None)
-    if kernel is None:
-        raise FlashgenError(f"{getattr(module, '__file__', module)} defines no kernel {name}")
-    return kernel
-
-
-def toolchain_error(error: BaseException) -> ToolchainError | None:
-    """The sentence for a machine on which Triton finds no C compiler, or cannot write its cache;
-    None for any other error.
-    """
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return ToolchainError(
-            f"Triton cannot use {error.filename} ({error.strerror}): set TRITON_CACHE_DIR, or "
-            "HOME, to a folder that can be written"
-        )
-    if "C compiler" not in str(error):
-        return None
-    return ToolchainError(
-        "Triton needs a C compiler at a kernel's first launch and found none: "
-        "install gcc or clang, or set CC"
-    )
 
 
 def device_gpu(index: int = 0, *, instead: str = "flashgen tune --target nvidia_h200") -> Gpu:

@@ -15,9 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from flashgen.compile.compiler import CompileFailed, source_class, target_of
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import triton_version
@@ -25,10 +23,6 @@ from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
-from flashgen.kernels.launch import toolchain_error
-from flashgen.kernels.loader import load_text
-from flashgen.kernels.render import render
-from flashgen.kernels.signature import compile_signature, variants
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.decode import by_room
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
@@ -143,7 +137,7 @@ def precompile(
         answers = [
             workers.submit(
                 Task(
-                    function="flashgen.tune.precompile:build_one",
+                    function="flashgen.evaluate.tasks:precompile_one",
                     payload=kernel_payload(*pair) | {"arch": gpu.arch},
                     limit_s=COMPILE_LIMIT_S,
                 )
@@ -156,31 +150,6 @@ def precompile(
                 yield Precompiled(name=name, keys=tuple(answer.value["keys"]))
             else:
                 yield Precompiled(name=name, keys=(), failure=str(answer))
-
-
-def build_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, arch} -> {keys}. Raises CompileFailed. Runs in a child process."""
-    import triton
-
-    spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
-    rendered = render(spec, config)
-    kernel = load_text(rendered.source, rendered.name, rendered.digest)
-    target, options, keys = target_of(payload["arch"]), config.launch_options, []
-    for whole in variants(spec):
-        signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
-        source = source_class(config)(
-            fn=kernel,
-            signature=signature.types,
-            constexprs=signature.constexprs,
-            attrs=signature.attrs,
-        )
-        try:
-            built = triton.compile(source, target=target, options=options)
-        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-            reason = f"{rendered.name}: {error}".splitlines()[0]
-            raise toolchain_error(error) or CompileFailed(reason) from error
-        keys.append(str(built.metadata.hash))
-    return {"keys": keys}
 
 
 def package(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -361,3 +363,17 @@ def test_multiply_add_is_one_instruction_whatever_triton_defaults_to(
     binary = cache_file(compiled.digest, "sm_80", compiled.triton, tmp_path, "cubin")
     found = [i.base for i in sass.disassemble(binary.read_bytes()).instructions]
     assert found.count("FFMA") > found.count("FADD")
+
+
+def test_compiling_imports_no_torch() -> None:
+    """Its import takes longer than most kernels do."""
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from flashgen.compile import compiler\n"
+        "from flashgen.estimate import sm\n"
+        "from flashgen.evaluate import tasks\n"
+        "from flashgen.kernels import loader, render, signature\n"
+        "import triton.compiler\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
