@@ -232,7 +232,7 @@ def block_rule() -> Finding:
         notes=(
             "The rule fills SRAM with one block each of Q, K, V and O. Tuned kernels keep O in "
             "registers and overlap loads with products, so registers limit them before SRAM does. "
-            "Entries of the shipped tables are estimates where `flashgen show SLUG` says so.",
+            "Entries of the shipped tables are estimates where flashgen show says so.",
         ),
     )
 
