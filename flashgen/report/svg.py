@@ -121,7 +121,9 @@ def lines(
         dashed = " dashed" if one.dashed else ""
         if one.line:
             parts.append(f'<polyline class="line {one.kind}{dashed}" points="{" ".join(at)}"/>')
-    for one in series:
+    for one in reversed(
+        series
+    ):  # the first on top: a circle leaves the corners of a square visible
         for px, py in one.points if one.marked else ():
             title = f"{one.name}: {x_axis.name} {px:g}, {y_axis.name} {py:.4g}"
             mark = Mark(x=px, y=py, title=title, kind=one.kind, shape=one.shape)
