@@ -610,6 +610,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:67faaefdcd30d463ea565dab9e20bdef64e470b8823752621c9b63dc570e830f"
     ),
+    "bwd_fused_bf16_d128_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:f0ccb4233516da1fddf8d3cd2964ee71a59e6ba4d7c7dd4267daa559296f9035"
+    ),
     "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:19791111938ec7638f1c3414bdc4174057fa32efa0a4fa81f72ed7b1d6dcf08e"
     ),
@@ -627,9 +630,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a11e4a8fc3b024891e76d58186c322b5b80bc8d093c1e23ef175ec6790b073c2"
-    ),
-    "bwd_fused_bf16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:0dc6dbcbcf529342caff6cf1bda2d1ee32fe71b13dbb7a1abe003822e62d65e8"
     ),
     "bwd_fused_bf16_d192_br16_bc32_w8_s1_fa2_ptr": (
         "sha256:223cd32fd4b92742f55659467df521265ef21754cb8d105aa62b7632bc3644a3"
@@ -706,9 +706,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a1846283b8d6882b28896d015b6eaa4d954e2f0ac3314ffa96623f19cfa3b2b0"
     ),
-    "bwd_fused_bf16_d96_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:b825a20ff15b5624a36d3e95c691c8cd1bced859f1ec8228eb101d6a615752b6"
-    ),
     "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:0eb6d1c9dfce5d2c1da031c0686bd7d8f25d3d895dff16ea30758bcd449c5994"
     ),
@@ -721,8 +718,8 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:1785c006d973f19c0987358f56c968232dcee38e51f271a801f44d7bd0a602d3"
     ),
-    "bwd_fused_bf16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:491e5c785807b3484d72894bf1d965d3bb4f8560b6b671938daa31abb8426d4b"
+    "bwd_fused_fp16_d128_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:df450aba1dad6e439289ad3d040f084bd4c5f878c39f9f0f3ad7f5984e15d126"
     ),
     "bwd_fused_fp16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:7f9f83b231bfb6a53d69cdb6622ffe1a8be67a804e3c40d4c04d8f14c75ecf70"
@@ -741,9 +738,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:da1d06458750845f0c77751d5236f1de3ea0bddd5abe56d207cb36432bdfc400"
-    ),
-    "bwd_fused_fp16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:4ad128a07966d24e1d43b56b954b6a66be0a52ce53beb18c155ecc159017c4bb"
     ),
     "bwd_fused_fp16_d192_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:b4782821c9523db658f19d40ad7fceefbbfab4f96901056e6fe647407ecff198"
@@ -823,9 +817,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:e12078eaebc0de8ce9fb11504a84ab0fb05e9d07d0bcd2b300ddac80af7377f0"
     ),
-    "bwd_fused_fp16_d96_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:7bf10e28964bc3426082971aab3168f96d2610ca074eec73865a3e01ebe1b050"
-    ),
     "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:699aafd3572997b3751320f27af2882b99c388cb16f6dc75c2b72e18957399e3"
     ),
@@ -837,9 +828,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a475a538921e8c633fa9855fa0455e978704a46a05882ab89c2cd1cd4ffa2c48"
-    ),
-    "bwd_fused_fp16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:a6dd49ade2034f1a69b0f630e43c7db01c90bbb28756cc0f69cdec22024e076c"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
@@ -931,12 +919,6 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:abb22cee8bd77540644cff96102c28f17c67dd7c7f2935ea74545c28ef087d9c"
     ),
-    "fwd_bf16_d256_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:7c95c57ef277b4213544c116096aa01a0ab62e767b9afab835c3a2427e7706ac"
-    ),
-    "fwd_bf16_d256_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:c2b64dd8a609ddda5cc7bec45a7b0e3b34d8544a45f9224f797abb9fd9c99720"
-    ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
     ),
@@ -951,12 +933,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
         "sha256:baa30ef4ea19f916d2e2acce5b8be5259bcb3c25563a3b1094f7c3d1a21e30eb"
-    ),
-    "fwd_bf16_d256_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:13f461010b17f4f7aed35f66fa1599343bf714996e1c1b194bb3cf604a9dc16e"
-    ),
-    "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:196e6450ba51475a78f0627af044378dadbd285e95f39d3336c5ea961e4c554d"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
@@ -1132,12 +1108,6 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:dbad8b7fae1f7adb8bfd5cc84398e177050ca5e9e88b91a9280e4096e6e1b430"
     ),
-    "fwd_fp16_d256_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:9b622914d779dbe63fe4cfb1601536cad42ed127eb607492f559b1431febc729"
-    ),
-    "fwd_fp16_d256_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:4ca27666cb9d65dbc75ddd1760cc2098d565605cd7ceb4246f8a95f8cacd54c0"
-    ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"
     ),
@@ -1152,12 +1122,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
         "sha256:7de0e143b91416553aeb107e2e1f337ee5cc4ab0c8ef31ca6fb8207ee68f28c6"
-    ),
-    "fwd_fp16_d256_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:86a630b4d56bd4ab1e93d9020105f6dd9d0dc328c5fe17fd7f261a4c3d313927"
-    ),
-    "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:5eb1745d3f9d47935fd87f2bb1c4067eeb13c54a7bca13670cb3004a087a2e40"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
         "sha256:0d36ebff40374bc60d03a437c0b0c43cb468a652321a434b089334c91d8591aa"

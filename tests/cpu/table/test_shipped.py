@@ -232,3 +232,10 @@ def test_names_of_committed_kernels_are_short() -> None:
         for config in emit.kernels_of(entry)
     }
     assert max(map(len, names)) <= LONGEST_NAME
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_no_shipped_kernel_is_a_trap(slug: str) -> None:
+    """A kernel that takes more tensor memory than there is compiles to a trap of 4 registers."""
+    few = [e.config.label for e in table_of(slug).entries if (e.registers or 0) < 16]
+    assert not few
