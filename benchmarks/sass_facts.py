@@ -77,6 +77,7 @@ HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int], ...] = (
     ("backward_dq", 128, 128, 64),
     ("backward_dq", 256, 128, 32),
     ("backward_fused", 64, 64, 128),
+    ("backward_fused", 128, 64, 128),
 )
 """The same of the backward: direction, head dim, br and bc."""
 COLUMNS = (

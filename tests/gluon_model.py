@@ -424,10 +424,9 @@ def _take(pointer: Pointer, *, mask: Tensor, other: float) -> Tensor:
     return found
 
 
-def _add(pointer: Pointer, value: Tensor, *, mask: Tensor, sem: str) -> None:
+def _add(pointer: Pointer, value: Tensor, *, sem: str) -> None:
     assert sem == "relaxed"
-    mask, offset = torch.broadcast_tensors(mask, pointer.offset)
-    pointer.base.view(-1).index_add_(0, offset[mask], value[mask])
+    pointer.base.view(-1).index_add_(0, pointer.offset.flatten(), value.flatten())
 
 
 def _either(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -442,6 +441,7 @@ def _language() -> types.ModuleType:
         to_tensor=torch.tensor,
         int32=torch.int32,
         int64=torch.int64,
+        uint32=torch.int64,  # with it, torch counts little; nobody here counts below 0
         float32=torch.float32,
         static_range=range,
         program_id=lambda axis: torch.tensor(machine().pid),

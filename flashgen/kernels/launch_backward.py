@@ -23,6 +23,7 @@ from flashgen.kernels.arguments import (
 )
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.vocabulary import padded
 
 
 @dataclass(kw_only=True, eq=False)
@@ -112,10 +113,15 @@ def fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     dq, dk, dv = _empty(call.q), _empty(call.k), _empty(call.v)
     if _nothing_to_do(call):
         return dq.zero_(), dk.zero_(), dv.zero_()
-    added = torch.zeros(call.q.shape, dtype=torch.float32, device=call.q.device)
+    batch, heads, seq_q, head_dim = call.q.shape
+    shape = (batch, heads, seq_q, head_dim)
+    if plan.config.schedule == "hopper":  # it adds whole tiles
+        br = plan.config.br
+        shape = (batch, heads, -(-seq_q // br) * br, padded(head_dim))
+    added = torch.zeros(shape, dtype=torch.float32, device=call.q.device)
     arguments = _arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
     plan.start(call.q, _blocks(plan, call), arguments)
-    return dq.copy_(added.mul_(call.scale)), dk, dv
+    return dq.copy_(added[:, :, :seq_q, :head_dim].mul_(call.scale)), dk, dv
 
 
 def dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:

@@ -52,8 +52,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
-        if spec.direction == "backward_fused":  # dS passes through shared memory
-            beside = config.br * config.bc * spec.element_bytes
+        if spec.direction == "backward_fused":  # dS passes through shared memory, in two places
+            beside = 2 * config.br * config.bc * spec.element_bytes
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)
