@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest test-flash-attn lint format generate check facts duel docs-output release clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest test-flash-attn lint format generate check facts duel docs-output screenshots release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
