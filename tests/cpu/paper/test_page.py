@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import resource
+import subprocess
 import sys
-import time
 from html import escape
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.paper.claims import CLAIMS, named
 from flashgen.paper.finding import Chart, Check, Finding, Line, Row, Scale, Table
 from flashgen.paper.page import Shown, page, write_page
-from tests import programs
+from tests.programs import ROOT
 
 POINTS = ((1.0, 2.0), (2.0, 8.0), (4.0, 9.0))
 
@@ -83,13 +84,21 @@ def test_wrong_names_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(reason="shows all claims: a hundred interpreted runs and six compilations")
-def test_all_claims_hold_within_two_minutes(tmp_path: Path) -> None:
-    began = time.monotonic()
-    done = programs.run(["-m", "flashgen", "paper", "--out", str(tmp_path / "paper.html")])
+def test_all_claims_hold_within_two_minutes_of_a_core(tmp_path: Path) -> None:
+    """CPU time: the wall clock of a busy machine says little."""
+    before = cpu_seconds()
+    command = [sys.executable, "-m", "flashgen", "paper", "--out", str(tmp_path / "paper.html")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for claim in CLAIMS:
         assert re.search(rf"^{claim.name} +holds", done.stdout, re.MULTILINE)
     text = (tmp_path / "paper.html").read_text()
     assert "40.265 GB" in text
     assert "FAILS" not in text
-    assert time.monotonic() - began < 120, sys.version
+    assert 5 < cpu_seconds() - before < 120
+
+
+def cpu_seconds() -> float:
+    """Of all children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
