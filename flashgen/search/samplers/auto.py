@@ -1,14 +1,17 @@
 """AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
-It starts with the best guesses or, if there are none, with points that are far apart, until START
-points are known and LEAST_KNOWN of them have values, including those learnt before. From then on it
-proposes the candidate with the largest expected improvement. Two things alternate, because neither
-alternative is better everywhere:
+It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
+space, where fewer configs are bad, and SPREAD points that are far apart: a process that has seen
+only the middle is misled. Points learnt before count, and LEAST_KNOWN must
+have values. From then on it proposes the candidate with the largest expected improvement. Two
+things alternate, because neither alternative is better everywhere:
 
-  - The candidates: random points with the neighbours of the BEST points, or those neighbours alone.
-    A neighbour differs in one parameter. Every fourth proposal is for another valley: it keeps away
-    from the value that the best point has in one parameter, and what it must improve is the best
-    point without that value. The parameters are those by which the best seem most decided.
+  - The candidates. In turn: random points of the space, with neighbours of the BEST points;
+    neighbours of elites, with random points that differ from one of them in two parameters; and
+    points of another valley. Elites are good points that differ in ELITE_GAP parameters. A
+    neighbour differs in one. A proposal for another valley keeps away from the value that the best
+    point has in one parameter, and what it must improve is the best point without that value. The
+    parameters are those by which the best seem most decided.
   - The process: numbers count as ordered, or as names like all else.
 
 If the order of the space means something (Method.likely_first), it is a prior, applied as in
@@ -25,8 +28,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.random import RandomState
+from numpy.typing import NDArray
 
-from flashgen.search.points import Space
+from flashgen.search.points import ILLEGAL, Space
 from flashgen.search.samplers import Proposer
 from flashgen.search.samplers.surrogate import (
     TIE,
@@ -45,8 +49,14 @@ failure counts among the first: where many fail, it is worth knowing soon which.
 SAMPLE = 2000
 """Random points that the starting points are chosen from."""
 
-CENTRAL = 0.5
-"""The share of them, around the middle of the space, that is far enough from its corners."""
+CENTRAL = 0.05
+"""The share of them, nearest to the middle of the space, that a search starts in."""
+
+MIDDLE, SPREAD, INNER = 8, 3, 0.5
+"""How many central points there are, how many follow that are far apart, and the share of the
+sample that these are drawn from: the corners are left out. With fewer central points a search
+learns sooner, but a wide valley traps it more often.
+"""
 
 POOL = 400
 """Random points among the candidates; all points of a space that has no more than WHOLE."""
@@ -55,10 +65,13 @@ WHOLE = 1000
 BEST = 3
 """How many good points have candidates next to them, and how many valleys are searched in turn."""
 
-Kind = Literal["pool", "near", "valley"]
+ELITES, ELITE_GAP = 3, 3
+"""How many elites there are, and in how many parameters any two differ at least."""
+
+Kind = Literal["pool", "elites", "valley"]
 TURNS: tuple[tuple[Kind, bool], ...] = (
     ("pool", True),
-    ("near", False),
+    ("elites", False),
     ("pool", False),
     ("valley", True),
 )
@@ -112,7 +125,9 @@ class AutoProposer(Proposer):
     def _next(self) -> tuple[int, float | None] | None:
         """A new point, with the height that is expected of it if any is; None if there is none."""
         known = sum(value is not None for value in self._learnt.values())
-        missing = max(START - len(self._learnt), LEAST_KNOWN - known)
+        plain = self._guesses is None and not self._likely_first
+        start = MIDDLE + SPREAD if plain else START
+        missing = max(start - len(self._learnt), LEAST_KNOWN - known)
         if not known or missing > len(self._pending):
             found = self._first()
         else:
@@ -138,16 +153,40 @@ class AutoProposer(Proposer):
         logarithms = [self._logarithm(number) for number in rest]
         if min(logarithms) < math.inf:
             return rest[logarithms.index(min(logarithms))], None
-        ranks, sample = self._ranks(rest), self._ranks(self._sample)
-        middle = np.median(sample, axis=0)
-        limit = np.quantile(np.abs(sample - middle).sum(axis=1), CENTRAL) + TIE
-        inner = np.abs(ranks - middle).sum(axis=1) <= limit
+        seen = [*self._learnt, *self._pending]
+        central = not self._likely_first and len(seen) < MIDDLE
         if self._likely_first:
-            inner = np.asarray(rest) < LIKELY * self._space.size
-        gaps = np.where(inner, float(len(middle)), -1.0)
-        for each in self._ranks([*self._learnt, *self._pending]):
-            np.minimum(gaps, np.abs(ranks - each).sum(axis=1), out=gaps)
+            inside = np.asarray(rest) < LIKELY * self._space.size
+        else:
+            inside = self._inside(rest, central=central)
+        places = self._space.codes if central else self._ranks
+        points = places(rest)
+        gaps = np.where(inside, float(points.shape[1]), -1.0)
+        for each in places(seen):
+            apart = points != each if central else np.abs(points - each)
+            np.minimum(gaps, apart.sum(axis=1), out=gaps)
         return rest[choose_first(gaps)], None
+
+    def _inside(self, numbers: Sequence[int], *, central: bool) -> NDArray[np.bool_]:
+        """Whether these points are as near to the middle as the nearest CENTRAL, or INNER, of the
+        sample. Central points are so in parameters of more than two numbers; the others have no
+        middle.
+        """
+        sample = self._ranks(self._sample)
+        middle = np.median(sample, axis=0)
+        long = np.array([each.ordered and len(each.values) > 2 for each in self._space.parameters])
+
+        def far(ranks: Floats) -> Floats:
+            apart = np.abs(ranks - middle)
+            if central:
+                apart = np.square(apart[:, long] if long.any() else apart)
+            total: Floats = apart.sum(axis=1)
+            return total
+
+        count = max(MIDDLE, int((CENTRAL if central else INNER) * len(sample)))
+        limit = np.sort(far(sample))[:count][-1] + TIE
+        inside: NDArray[np.bool_] = far(self._ranks(numbers)) <= limit
+        return inside
 
     def _expected_best(self) -> tuple[int, float] | None:
         """The candidate with the largest expected improvement, assuming that pending points turn
@@ -188,11 +227,12 @@ class AutoProposer(Proposer):
         """New points of this kind, and the points that they are to improve."""
         order = sorted((value, n) for n, value in self._learnt.items() if value is not None)
         best, pending = [number for _, number in order], list(self._pending)
-        if kind == "near":
-            return self._new(self._near(best)), best + pending
+        if kind == "elites" and self._space.parameters:
+            elites = self._elites(best)
+            return self._new([*self._near(elites), *self._mutants(elites)]), best + pending
         count = WHOLE if self._space.size <= WHOLE else POOL
         pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
-        if kind == "pool" or self._likely_first or not self._space.parameters:
+        if kind != "valley" or self._likely_first or not self._space.parameters:
             return pool, best + pending
         codes = self._space.codes(best)
         other = codes != codes[0]  # an argmax of 0 is none
@@ -204,6 +244,28 @@ class AutoProposer(Proposer):
             return [], []
         away = self._space.codes(pool)[:, column] != codes[0, column]
         return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
+
+    def _elites(self, best: Sequence[int]) -> list[int]:
+        """The first of these points, and the next that differ enough from those before."""
+        codes = self._space.codes(best)
+        differ = np.full(len(best), ELITE_GAP)
+        found: list[int] = []
+        while len(found) < ELITES and (differ >= ELITE_GAP).any():
+            at = int((differ >= ELITE_GAP).argmax())
+            found.append(best[at])
+            differ = np.minimum(differ, (codes != codes[at]).sum(axis=1))
+        return found
+
+    def _mutants(self, numbers: Sequence[int]) -> list[int]:
+        """Random points that differ from one of these in two parameters at most."""
+        counts = np.array([len(each.values) for each in self._space.parameters])
+        rows = np.arange(POOL)
+        codes = self._space.codes(numbers)[self._random.randint(len(numbers), size=POOL)]
+        for _ in range(2):
+            columns = self._random.randint(len(counts), size=POOL)
+            codes[rows, columns] = self._random.randint(counts[columns])
+        found = self._space.numbers(codes)
+        return [int(number) for number in found if number != ILLEGAL]
 
     def _near(self, best: Sequence[int]) -> list[int]:
         """The neighbours of the first of these points."""

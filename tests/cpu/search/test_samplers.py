@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import random
+import resource
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +18,7 @@ import pytest
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.search.points import ListedSpace, ProductSpace
 from flashgen.search.samplers import Proposer, auto, proposer_for, surrogate
-from flashgen.search.samplers.auto import LEAST_KNOWN, START, AutoProposer
+from flashgen.search.samplers.auto import LEAST_KNOWN, MIDDLE, SPREAD, START, AutoProposer
 from flashgen.search.samplers.optuna import OptunaProposer
 from flashgen.search.samplers.surrogate import Expectation, Known, Process
 from flashgen.search.space import Method, Point, Sampler
@@ -196,7 +198,7 @@ class TestAuto:
 
         def gaps() -> int:
             made = own()
-            for place in PLACES[1::9]:
+            for place in PLACES[1::4]:
                 made.learn(place, bowl(place))
             batch = made.propose(6)
             assert len(set(batch)) == 6
@@ -228,19 +230,21 @@ class TestAuto:
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)
-        drawn = made.propose(START - 1)
-        assert drawn != own(seed=4).propose(START - 1)
+        drawn = made.propose(MIDDLE + SPREAD - 1)
+        assert drawn != own(seed=4).propose(MIDDLE + SPREAD - 1)
         for place in drawn:
             made.learn(place, None)
-        assert made.propose(1) == own(seed=3).propose(START)[-1:]  # failures are no values
+        assert (
+            made.propose(1) == own(seed=3).propose(MIDDLE + SPREAD)[-1:]
+        )  # failures are no values
 
     def test_failures_count_once_a_few_have_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Five are known: two values are too few to go by, three are not."""
+        """Enough points are known: two values are too few to go by, three are not."""
         rated: list[int] = []
         monkeypatch.setattr(AutoProposer, "_expected_best", lambda _: rated.append(values))
         for values in (LEAST_KNOWN - 1, LEAST_KNOWN):
             made = own()
-            for number, place in enumerate(PLACES[:: len(PLACES) // START][:START]):
+            for number, place in enumerate(PLACES[: MIDDLE + SPREAD]):
                 made.learn(place, bowl(place) if number < values else None)
             assert len(made.propose(1)) == 1
         assert rated == [LEAST_KNOWN]
@@ -268,12 +272,25 @@ class TestAuto:
         assert gain[8] > 5
         assert gain[8] > 2 * gain[32]
 
-    def test_it_starts_with_points_far_apart_or_with_likely_ones(self) -> None:
+    def test_it_starts_in_the_middle_then_far_apart_or_with_likely_points(self) -> None:
         for seed in range(5):
-            spread, likely = own(seed=seed).propose(4), own(seed=seed, likely_first=True).propose(4)
-            for a, b in itertools.combinations(spread, 2):
-                assert abs(a[0] - b[0]) + abs(a[1] - b[1]) >= 3
+            likely = own(seed=seed, likely_first=True).propose(4)
             assert max(map(PLACES.index, likely)) < len(PLACES) * auto.LIKELY
+            drawn = own(seed=seed).propose(MIDDLE + SPREAD)
+            assert all(2 <= x <= 5 and 2 <= y <= 5 for x, y in drawn[:MIDDLE])
+            apart = [[abs(a[0] - b[0]) + abs(a[1] - b[1]) for a in drawn[:at]]
+                     for at, b in enumerate(drawn)]  # fmt: skip
+            assert all(min(gaps) >= 2 for gaps in apart[MIDDLE:])
+
+    def test_elites_are_good_and_differ_in_enough_parameters(self) -> None:
+        points = list(itertools.product(range(3), repeat=4))
+        space = ListedSpace([dict(zip("abcd", point, strict=True)) for point in points])
+        made = AutoProposer(space, Method())
+        order = [points.index(point) for point in
+                 [(0, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 1, 1, 0), (2, 2, 2, 2)]]  # fmt: skip
+        assert made._elites(order) == [order[0], order[3], order[4]]
+        for number in made._mutants(order[:1]):
+            assert sum(value != 0 for value in points[number]) <= 2
 
     @pytest.mark.parametrize("likely_first", [False, True])
     def test_the_last_bits_of_a_sum_decide_nothing(
@@ -391,8 +408,22 @@ class TestProduct:
             [{"x": x, "y": y, "z": x % 3} for x in range(size) for y in range(size)]
         )
         made = AutoProposer(space, Method())
-        for number in range(8):
-            made.learn(number * 7, 1.0 + number)
+        for number in range(MIDDLE + SPREAD):
+            made.learn(number * 6, 1.0 + number)
         made.propose(8)
         assert len(rated) == 8
         assert max(rated) < auto.POOL + auto.BEST * 2 * 2 * size
+
+    @pytest.mark.slow("20 s: a thousand proposals")
+    def test_proposals_in_large_spaces_are_cheap(self) -> None:
+        """100 proposals of 1,000,000 points, and 1,000 of 100,000. Seconds of this process."""
+        for parameters, trials, limit in ((6, 100, 0.2), (5, 1000, 0.3)):
+            space = ProductSpace({f"p{number}": range(10) for number in range(parameters)})
+            made, spent = AutoProposer(space, Method()), []
+            for _ in range(trials):
+                began = time.process_time()
+                (number,) = made.propose(1)
+                spent.append(time.process_time() - began)
+                made.learn(number, 1.0 + sum(abs(int(v) - 3) for v in space.point(number).values()))
+            assert max(spent) < limit
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1e6  # KiB
