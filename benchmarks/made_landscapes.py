@@ -3,10 +3,10 @@
     python benchmarks/made_landscapes.py FOLDER
 
 FOLDER gets one T4 file per kernel: a matrix product, a hotspot stencil, a dedispersion and a test
-of points in a polygon. Parameters and constraints are of the kind that tuners of such kernels publish.
-A time is work over the occupancy that registers, shared memory and blocks allow, in whole waves,
-times factors of single values and of pairs of values, drawn at random: what a compiler does with
-them. Such spaces have valleys, cliffs and failures. They say nothing about a GPU, and are for
+of points in a polygon. Parameters and constraints are of the kind that tuners of such kernels
+publish. A time is work over the occupancy that registers, shared memory and blocks allow, in whole
+waves, times factors of single values and of pairs of values, drawn at random: what a compiler does
+with them. Such spaces have valleys, cliffs and failures. They say nothing about a GPU, and are for
 choosing the settings of a search, where few recorded spaces are at hand.
 """
 
