@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from flashgen import paths
-from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
-from flashgen.estimate.estimate import estimate
+from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.evaluate import check
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.kernels import interpreter
@@ -245,11 +244,6 @@ def test_check_and_launch_name_the_missing_interpreter(monkeypatch: pytest.Monke
     assert runnable(CONFIG) == CONFIG.pointer_twin()
     monkeypatch.setattr(interpreter, "active", lambda: False)
     assert runnable(CONFIG) is CONFIG
-
-
-def test_no_estimate_is_made_of_it() -> None:
-    with pytest.raises(NoEstimate, match="schedule hopper"):
-        estimate(None, SPEC, CONFIG, PROBLEM, H200)  # type: ignore[arg-type]
 
 
 def test_all_its_warps_count_where_registers_are_compared() -> None:
