@@ -24,10 +24,10 @@ TIME = {"RECORDING_CUDA_US": "400", "RECORDING_CUDA_US_PER_BLOCK": "1"}
 
 
 def flashgen(
-    tmp_path: Path, *words: str
+    tmp_path: Path, *words: str, fail: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], list[events.Event]]:
     program = [sys.executable, "-W", "ignore", "-m", "flashgen", *words]
-    return command(program, tmp_path, **TIME, COLUMNS="200")
+    return command(program, tmp_path, **TIME, COLUMNS="200", RECORDING_CUDA_FAIL=fail)
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +59,32 @@ def test_bench_times_the_tuned_kernel_beside_its_peers(tuned: Path) -> None:
     assert "measured" in done.stdout
     assert json.loads((out / "bench.json").read_text())
     assert os.path.exists(out / "bench.md")
+
+
+SMALL_BENCH = "bench --head-dim 64 --seq 512 --causal --direction forward --contender flashgen --contender default"
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("resources", "too many resources requested"), ("memory", "out of memory")]
+)
+def test_bench_says_which_contender_failed_and_goes_on(
+    tmp_path: Path, kind: str, says: str
+) -> None:
+    words = [*SMALL_BENCH.split(), "--contender", "sdpa", "--out", str(tmp_path / "bench")]
+    done, _ = flashgen(tmp_path, *words, fail=f"{kind}@fwd_bf16_d64_causal")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("  flashgen ")]
+    assert ["unavailable" in row and says in row for row in rows] == [True, True]
+
+
+def test_bench_leaves_out_what_broke_the_context_when_it_is_started_again(tmp_path: Path) -> None:
+    words = [*SMALL_BENCH.split(), "--out", str(tmp_path / "bench")]
+    done, _ = flashgen(tmp_path, *words, fail="illegal@fwd_bf16_d64_causal#1")
+    assert done.returncode == 1
+    assert "flashgen failed in forward_bf16_d64_causal" in done.stderr
+    assert "the same command resumes without it" in done.stderr
+    done, _ = flashgen(tmp_path, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    broken, default = (line for line in done.stdout.splitlines() if line.startswith("  flashgen "))
+    assert "unavailable" in broken
+    assert "TFLOP/s" in default

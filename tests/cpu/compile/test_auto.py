@@ -85,7 +85,7 @@ def test_offline_it_is_not_checkable_and_has_no_estimate(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("gpu", "config"),
-    [(H200, CONFIG), (B200, make_config(128, 128, **AUTO))],
+    [(H200, CONFIG), (B200, make_config(64, 128, **AUTO))],
     ids=["sm_90", "sm_100"],
 )
 @pytest.mark.parametrize(
