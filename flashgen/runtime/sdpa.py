@@ -8,6 +8,9 @@ nested and sparse tensors, subclasses of Tensor beside a plain query, and what t
 that mixes devices or dtypes, a mask of odd dimensions, enable_gqa without heads. Dtypes are judged
 as autocast leaves them, which casts a floating mask too. Arguments that contradict each other are
 refused by name.
+
+As torch's own flash attention, the backward repeats its bits only under
+torch.use_deterministic_algorithms(True), which autograd.py looks at when the backward runs.
 """
 
 from __future__ import annotations
@@ -48,6 +51,25 @@ def scaled_dot_product_attention(
     enable_gqa: the heads of key and value divide those of query. Raises InvalidArgument, a
     ValueError, naming the argument.
     """
+    return attend(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+        deterministic=False,
+    )  # fmt: skip
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+    deterministic: bool,
+) -> Tensor:
+    """scaled_dot_product_attention, of which torch's own has no argument deterministic."""
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
             raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
@@ -82,6 +104,7 @@ def scaled_dot_product_attention(
         scale=scale,
         bias=attn_mask,
         dropout_p=dropout_p,
+        deterministic=deterministic,
     )
     return o[(0,) * missing] if missing else o
 

@@ -13,6 +13,7 @@ come as the position of the first one: no mask is made, and other chunks are not
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime import transformers_models as models
-from flashgen.runtime.sdpa import scaled_dot_product_attention
+from flashgen.runtime.sdpa import attend
 from flashgen.runtime.transformers_models import NAMES
 from flashgen.runtime.varlen import attention_varlen
 
@@ -30,8 +31,7 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 IGNORED = (
     "position_ids", "sliding_window", "seq_idx", "num_items_in_batch", "logits_to_keep",
-    "use_cache", "output_hidden_states", "output_router_logits", "deterministic", "grid_thw",
-    "return_dict",
+    "use_cache", "output_hidden_states", "output_router_logits", "grid_thw", "return_dict",
 )  # fmt: skip
 """Arguments that change no score: masks have the positions and the window, models do the rest."""
 
@@ -196,6 +196,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    deterministic: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls. query (batch, heads, seq_q, head_dim), key and value
@@ -206,13 +207,17 @@ def attention_forward(
     added to them, and differentiable (T5). Of a packed batch cu_seq_lens_q, cu_seq_lens_k,
     max_length_q and max_length_k say where its sequences are, as
     DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask and
-    sliding_window are those of each sequence, and attention_mask is not read.
+    sliding_window are those of each sequence, and attention_mask is not read. deterministic: as in
+    the flash attention of transformers, the gradients' bits repeat if it is True, or if it is None
+    and the environment variable FLASH_ATTENTION_DETERMINISTIC is 1.
 
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument, naming the
     argument, for every other one that is not None, unless it is one of IGNORED.
     """
     packed = others.get("cu_seq_lens_q") is not None
     _check_others(others, packed)
+    if deterministic is None:
+        deterministic = os.getenv("FLASH_ATTENTION_DETERMINISTIC", "0") == "1"
     sinks = None if s_aux is None else s_aux.float()
     if packed:
         _check_packed(module, query, key, position_bias, is_causal)
@@ -221,7 +226,7 @@ def attention_forward(
     if packed:
         o = _packed(
             query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
-            softcap=softcap, sinks=sinks,
+            softcap=softcap, sinks=sinks, deterministic=deterministic,
         )  # fmt: skip
         return o, None
     if attention_mask is not None:
@@ -231,7 +236,7 @@ def attention_forward(
         o = registry.dispatcher_of().attention(
             query, key, value, causal=True, scale=scaling, dropout_p=dropout,
             chunk=config.attention_chunk_size, chunk_start=attention_mask.flatten(),
-            softcap=softcap, sinks=sinks, bias=position_bias,
+            softcap=softcap, sinks=sinks, bias=position_bias, deterministic=deterministic,
         )  # fmt: skip
         return o.transpose(1, 2).contiguous(), None
     # A mask says all; a single query, of decoding, sees every key.
@@ -251,9 +256,10 @@ def attention_forward(
             dropout_p=dropout,
             softcap=softcap,
             sinks=sinks,
+            deterministic=deterministic,
         )
         return o.transpose(1, 2).contiguous(), None
-    o = scaled_dot_product_attention(
+    o = attend(
         query,
         key,
         value,
@@ -262,6 +268,7 @@ def attention_forward(
         is_causal=causal,
         scale=scaling,
         enable_gqa=True,
+        deterministic=deterministic,
     )
     return o.transpose(1, 2).contiguous(), None
 
