@@ -237,7 +237,7 @@ def _words(step: Step) -> list[str]:
 TESTS = {
     "test_decode_gpu.py": 54,
     "test_evaluator_gpu.py": 38,
-    "test_forward_gpu.py": 286,
+    "test_forward_gpu.py": 310,
     "test_gpu_schedules.py": 52,
     "test_overhead_gpu.py": 6,
     "test_training_gpu.py": 90,
