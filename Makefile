@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FOR_TUNING := $(VENV)/.installed-tune
 FOR_ALL := $(VENV)/.installed
+FOR_DOCS := $(VENV)/.installed-docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Compiled anew by make check, for their facts: every direction and schedule, one head dim with a mask
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest test-flash-attn lint format generate check facts duel docs-output screenshots release clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest test-flash-attn lint format generate check facts duel docs docs-output screenshots release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -43,6 +44,7 @@ help:
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'make duel       our machine code for Hopper beside that of FlashAttention-3, from wheels; 150 MB'
+	@echo 'make docs       build the documentation site into build/site'
 	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
 	@echo 'make screenshots  take the screenshots of docs/images again; needs Chromium'
 	@echo 'make release    build the wheel, and try it in an environment of its own'
@@ -59,7 +61,7 @@ test: $(FOR_ALL)
 	'$(PYTEST) -m "not slow" tests/cpu' \
 	'TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/interpreted'
 
-test-all: $(FOR_ALL)
+test-all: $(FOR_ALL) $(FOR_DOCS)
 	$(PYTEST) tests/cpu
 	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
 	$(MAKE) test-driver
@@ -154,6 +156,9 @@ facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
 duel: $(FOR_ALL)
 	$(BIN)/python benchmarks/machine_code.py
 
+docs: $(FOR_DOCS)
+	$(BIN)/mkdocs build --strict
+
 # Half an hour of a core for the tuning runs and the search benchmark.
 docs-output: $(FOR_ALL)
 	$(BIN)/python -m tests.support
@@ -192,6 +197,10 @@ $(BIN)/python:
 
 $(FOR_TUNING): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[tune,offline]'
+	@touch $@
+
+$(FOR_DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 $(FOR_ALL): pyproject.toml constraints.txt | $(BIN)/python

@@ -1,0 +1,134 @@
+"""What the documentation site shows besides docs/, made when it is built: a hook of mkdocs.yml.
+
+The site has the repository's paths, without docs/: README.md is its first page.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from flashgen.table import show
+from flashgen.table.table import load
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = "benchmarks/results"
+COPIED = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "examples/tour.ipynb",
+    f"{RESULTS}/machine_code.md",
+    f"{RESULTS}/machine_code.png",
+    f"{RESULTS}/sass_facts.md",
+    f"{RESULTS}/search_efficiency.md",
+    f"{RESULTS}/search_efficiency.png",
+)
+RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
+Pages = dict[str, str]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the files from outside docs/, and the pages that are made."""
+    for path in COPIED:
+        files.append(File.generated(config, path, content=(ROOT / path).read_bytes()))
+    for path, text in (reference() | gallery() | tables()).items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as the site has the files. `no-run` after a fence's language is for tests alone."""
+    if "/" not in page.file.src_uri:
+        markdown = re.sub(r"\]\((docs|\.\.)/", "](", markdown)
+    return re.sub(r"^(\s*```\w+) no-run$", r"\1", markdown, flags=re.MULTILINE)
+
+
+def reference() -> Pages:
+    """The docstrings of the public names, in the order of docs/api.md."""
+    lines = ["# API reference\n\n[Public names](api.md) has a line on each.\n"]
+    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
+        row = re.match(r"\| `(flashgen\.[\w.]+)` \| (?!the same as|module:)", line)
+        if line.startswith("## "):
+            lines.append(line.replace("`", ""))
+        elif row:
+            lines.append(f"::: {row[1]}")
+    return {"reference.md": "\n\n".join(lines)}
+
+
+def gallery() -> Pages:
+    """The shipped bfloat16 kernels of head dim 128 for Hopper, with facts of their machine code."""
+    pins = (ROOT / "constraints.txt").read_text()
+    (triton,) = re.findall(r"^triton==(\S+)$", pins, re.MULTILINE)
+    part = (ROOT / RESULTS / "sass_facts.md").read_text().split(f"## Triton {triton}\n")[1]
+    lines = [line for line in part.split("\n## ")[0].splitlines() if line.startswith("|")]
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in lines)
+    pages, index = {}, []
+    for name, *facts in rows:
+        kernel = ROOT / "generated" / "kernels" / f"{name.strip('`')}.py"
+        if "_bf16_d128_" not in name or not kernel.exists():
+            continue
+        index.append([f"[{name}]({kernel.stem}.md)", *facts])
+        pages[f"gallery/{kernel.stem}.md"] = (
+            f"# {kernel.stem}\n\nCompiled for sm_90 with Triton {triton}; the time of no run is "
+            f"known. [What the columns mean](index.md).\n\n{grid(heads[1:], [facts])}\n\n"
+            f"```python\n{kernel.read_text()}```\n"
+        )
+    pages["gallery/index.md"] = (
+        "# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for Hopper, with "
+        f"facts of their machine code, compiled for sm_90 with Triton {triton}. They ran on no "
+        "GPU.\n\nRegisters are per thread, shared memory in bytes. Instructions and arrives are "
+        "those of one tile of the steady main loop. `exp2 under` is the share of exp2 that is "
+        "issued while a matrix product runs. Spills are loads and stores of spilled registers. "
+        f"[All kernels, and other versions of Triton](../{RESULTS}/sass_facts.md).\n\n"
+        f"{grid(heads, index)}\n"
+    )
+    return pages
+
+
+def tables() -> Pages:
+    """The tables of configs/: the entries that `flashgen show` prints."""
+    heads = ["spec", "keys", "config", "from", "us", "rate", "x default", "floors"]
+    pages, index = {}, []
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        table = load(path)
+        rows = [cells(entry) for entry in show.record_of(table, table.entries)["entries"]]
+        heading = show.table_heading(table)
+        index.append([f"[{path.stem}]({path.stem}.md)", heading])
+        pages[f"configs/{path.stem}.md"] = (
+            f"# {table.gpu.name}\n\n{heading}. `flashgen show {path.stem}` prints the same. "
+            f"[How to read a table](../tables.md).\n\n{grid(heads, rows)}\n"
+        )
+    pages["configs/index.md"] = (
+        "# Shipped tables\n\nWhat flashgen chose for each GPU, spec and number of keys. "
+        f"[Estimates](../estimates.md) says what estimated times are worth.\n\n"
+        f"{grid(['slug', 'table'], index)}\n"
+    )
+    return pages
+
+
+def cells(entry: dict[str, Any]) -> list[str]:
+    """An entry of show.record_of as a row."""
+    low, high = entry["seq_k"]
+    rates = [f"{entry[name]:.0f} {unit}" for name, unit in RATES.items() if name in entry]
+    us, default = entry.get("us"), entry.get("default_us")
+    return [
+        f"`{entry['name']}`",
+        f"{low} to {high - 1}" if high else f"from {low}",
+        f"`{entry['config']}`",
+        entry["source"],
+        f"{us:.1f}" if us else "-",
+        *(rates or ["-"]),
+        f"{default / us:.2f}" if us and default else "-",
+        f"{entry['floors']:.2f}" if "floors" in entry else "-",
+    ]
+
+
+def grid(heads: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])

@@ -1,0 +1,92 @@
+"""The documentation site: each page has one place in its navigation, and it builds without a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = (ROOT / "mkdocs.yml").read_text()
+MADE = {"reference.md", "gallery/index.md", "configs/index.md"}
+OF_THE_ROOT = {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
+
+
+def test_each_page_is_once_in_the_navigation() -> None:
+    listed = re.findall(r"- [^:\n]+: (\S+\.md)$", CONFIG.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert sorted(listed) == sorted(pages | MADE | OF_THE_ROOT)
+
+
+class Links(HTMLParser):
+    """The places of a page, and what it links to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.targets: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("id", "name") and value:
+                self.ids.add(value)
+            if name in ("href", "src") and value and tag in ("a", "img", "script", "link"):
+                self.targets.append(value)
+
+
+def broken(site: Path) -> list[str]:
+    """The links of a site that lead to no file or no place within it. 404.html has absolute ones."""
+    pages = {
+        path: Links(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"
+    }
+    found = []
+    for page, links in pages.items():
+        for target in links.targets:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            file = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            file = file / "index.html" if file.is_dir() else file
+            place = unquote(parts.fragment)
+            if not file.exists() or (place and file in pages and place not in pages[file].ids):
+                found.append(f"{page.relative_to(site)}: {target}")
+    return found
+
+
+def test_a_broken_link_of_a_site_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "index.html").write_text('<h1 id="a">A</h1>')
+    good = '<a href="there/"></a> <a href="there/#a"></a> <a href="https://example.com/x"></a>'
+    (tmp_path / "index.html").write_text(good)
+    assert broken(tmp_path) == []
+    (tmp_path / "index.html").write_text(f'{good} <img src="x.png"> <a href="there/#b"></a>')
+    assert broken(tmp_path) == ["index.html: x.png", "index.html: there/#b"]
+
+
+@pytest.mark.slow("builds the site: 6 CPU-seconds, and needs the packages of the extra docs")
+def test_the_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra docs: make docs installs it")
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert broken(site) == []
+    made = [path.parent.name for path in site.glob("gallery/*/index.html")]
+    assert {name.split("_")[0] for name in made} == {"fwd", "bwd"}
+    assert len(list(site.glob("configs/*/index.html"))) == len(
+        list((ROOT / "configs").glob("*.yaml"))
+    )
+    shown = (site / "reference" / "index.html").read_text()
+    for name in re.findall(
+        r"^\| `(flashgen\.\w+)` \| (?!module)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+    ):
+        assert f'id="{name}"' in shown
