@@ -1,5 +1,9 @@
 """Reads the Workload of the attention of a model from its Hugging Face config.json.
 
+Where transformers is installed and knows the model type, its AutoConfig completes the file: what
+a file leaves out has the default of the model's class, and layer_types are listed. Without it, and
+for models it does not know, the file is read as it is.
+
 Model families use different names; _NAMES has those that are read. A model may have several
 attentions: text and vision, encoder and decoder. Each is tuned at one length per bucket, up to the
 longest that the model takes. Weight is layers times length, the work of attention per token, so the
@@ -8,6 +12,8 @@ longest length of the deepest part comes first.
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +32,13 @@ Side = Literal["encoder", "decoder"]
 
 LARGEST = 2**31 - 1
 """No number of a configuration that is read is larger."""
+
+MOST = 2**20
+"""A file with a larger count of anything is not given to transformers, which lists layers and
+labels one by one."""
+
+_COUNTS = ("num_", "n_", "encoder_", "decoder_")
+"""How names of counts begin."""
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head", "n_heads"),
@@ -57,7 +70,7 @@ def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> W
     no attention, or one that no kernel supports.
     """
     path = path / "config.json" if path.is_dir() else path
-    config = _read(path)
+    config = _completed(_read(path))
     name = str(config.get("model_type", "of no model_type"))
     training = any(word not in ("forward", "decode") for word in directions)
     pieces: list[Piece] = []
@@ -120,6 +133,43 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InvalidArgument(f"{path}: a configuration must be a JSON object; download it again")
     return config
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with what its class in transformers adds; the same one if there is none."""
+    if "model_type" not in config:
+        return config
+    given = [config, *(part for name in _PARTS if isinstance(part := config.get(name), dict))]
+    if any(isinstance(part[name], int) and part[name] > MOST for part in given for name in part
+           if name.startswith(_COUNTS)):  # fmt: skip
+        return config
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        return config
+    fields = copy.deepcopy(config)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # of fields that change no attention
+    try:
+        made = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        own = _merged(made, config)
+        for name in _PARTS:
+            if (part := getattr(made, name, None)) is not None and not isinstance(part, dict):
+                own[name] = _merged(part, config.get(name) or {})
+    except Exception:  # classes of models raise what they like: then the file speaks for itself
+        return config
+    finally:
+        logging.disable(disabled)
+    return own
+
+
+def _merged(made: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration of transformers, by its common names too, under those that the
+    file gives.
+    """
+    fields: dict[str, Any] = made.to_dict()
+    named = {name: fields.get(own) for name, own in made.attribute_map.items()}
+    return named | fields | {key: value for key, value in given.items() if value is not None}
 
 
 def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

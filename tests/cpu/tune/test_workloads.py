@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -372,7 +374,8 @@ def test_caps_and_sinks_are_tuned(tmp_path: Path) -> None:
         "bwd_delta_bf16_d128",
         *(f"bwd_{which}_bf16_d128_causal_softcap" for which in ("dkv", "dq", "fused")),
     }
-    sinks = read(tmp_path, LLAMA | {"model_type": "gpt_oss"}, directions=["forward", "backward_dq"])
+    gpt_oss = LLAMA | {"model_type": "gpt_oss", "head_dim": 128, "sliding_window": None}
+    sinks = read(tmp_path, gpt_oss, directions=["forward", "backward_dq"])
     names = {piece.spec.name for piece in sinks.pieces}
     assert names == {"fwd_bf16_d128_causal_sink", "bwd_dq_bf16_d128_causal"}
 
@@ -421,3 +424,64 @@ def test_a_models_folder_serves_as_well(tmp_path: Path) -> None:
     found = read(tmp_path, LLAMA)
     assert from_hf_config(tmp_path) == found
     assert found.pieces[0].problem == Problem(batch=2, heads=16, kv_heads=4, seq_q=8192, seq_k=8192)
+
+
+GEMMA3 = {
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024},
+}  # fmt: skip
+MISTRAL = {
+    "model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 8192, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+class TestTransformersCompletesAFile:
+    """What a file leaves out has the default of the model's class, as when the model is loaded."""
+
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        pytest.importorskip("transformers")
+
+    def test_heads_and_layers(self, tmp_path: Path) -> None:
+        """Gemma 3 has heads and head dim by default, and a full mask in each sixth layer."""
+        found = read(tmp_path, GEMMA3)
+        at = {p.spec.name: p.weight for p in found.pieces if p.problem.seq_k == 2048}
+        assert at.pop("fwd_bf16_d256_causal_window") == 29 * 2048
+        assert at.pop("fwd_bf16_d256_causal") == 5 * 2048
+        assert {
+            (p.problem.heads, p.problem.kv_heads) for p in found.pieces if p.spec.head_dim == 256
+        } == {(8, 4)}
+
+    def test_null_is_no_default(self, tmp_path: Path) -> None:
+        """Mistral has a window unless the file has null."""
+        names = {
+            null: {p.spec.name for p in read(tmp_path, MISTRAL | more).pieces}
+            for null, more in ((False, {}), (True, {"sliding_window": None}))
+        }
+        assert names == {False: {"fwd_bf16_d128_causal_window"}, True: {"fwd_bf16_d128_causal"}}
+
+    def test_without_it_the_file_is_read_as_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        assert {p.spec.name for p in read(tmp_path, MISTRAL).pieces} == {"fwd_bf16_d128_causal"}
+        with pytest.raises(InvalidArgument, match="text_config names none of num_attention_heads"):
+            read(tmp_path, GEMMA3)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"num_hidden_layers": 2**31 - 1, "sliding_window": None},
+            {"num_labels": 2**31 - 1, "sliding_window": None},
+            {"to_dict": 1, "sliding_window": None},
+            {"rms_norm_eps": "x"},
+        ],
+    )
+    def test_what_it_cannot_take_is_read_as_it_is(
+        self, tmp_path: Path, change: dict[str, Any]
+    ) -> None:
+        found = read(tmp_path, MISTRAL | change)
+        assert {p.spec.name for p in found.pieces} == {"fwd_bf16_d128_causal"}
+        assert logging.root.manager.disable == 0
