@@ -5,6 +5,8 @@ The site has the repository's paths, without docs/: README.md is its first page.
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ COPIED = (
     f"{RESULTS}/search_efficiency.png",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
+WIDE = "---\nhide: [toc]\n---\n"
 Pages = dict[str, str]
 
 
@@ -57,8 +60,20 @@ def reference() -> Pages:
         if line.startswith("## "):
             lines.append(line.replace("`", ""))
         elif row:
-            lines.append(f"::: {row[1]}")
+            lines.append(directive(row[1]))
     return {"reference.md": "\n\n".join(lines)}
+
+
+def directive(name: str) -> str:
+    """What makes mkdocstrings show a public name, which may be defined elsewhere."""
+    package, _, last = name.rpartition(".")
+    value = inspect.unwrap(getattr(pkgutil.resolve_name(package), last))
+    place = name
+    if inspect.isroutine(value) or inspect.isclass(value):
+        place = f"{value.__module__}.{value.__qualname__}"
+    anchor = f"[](){{#{name}}}\n\n" if place != name else ""
+    options = f"    options: {{heading: {name}, toc_label: {name}}}"
+    return f"{anchor}::: {place}\n{options}"
 
 
 def gallery() -> Pages:
@@ -75,12 +90,12 @@ def gallery() -> Pages:
             continue
         index.append([f"[{name}]({kernel.stem}.md)", *facts])
         pages[f"gallery/{kernel.stem}.md"] = (
-            f"# {kernel.stem}\n\nCompiled for sm_90 with Triton {triton}; the time of no run is "
-            f"known. [What the columns mean](index.md).\n\n{grid(heads[1:], [facts])}\n\n"
+            f"{WIDE}# {kernel.stem}\n\nCompiled for sm_90 with Triton {triton}. It ran on no GPU. "
+            f"[What the columns mean](index.md).\n\n{grid(heads[1:], [facts])}\n\n"
             f"```python\n{kernel.read_text()}```\n"
         )
     pages["gallery/index.md"] = (
-        "# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for Hopper, with "
+        f"{WIDE}# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for Hopper, with "
         f"facts of their machine code, compiled for sm_90 with Triton {triton}. They ran on no "
         "GPU.\n\nRegisters are per thread, shared memory in bytes. Instructions and arrives are "
         "those of one tile of the steady main loop. `exp2 under` is the share of exp2 that is "
@@ -101,7 +116,7 @@ def tables() -> Pages:
         heading = show.table_heading(table)
         index.append([f"[{path.stem}]({path.stem}.md)", heading])
         pages[f"configs/{path.stem}.md"] = (
-            f"# {table.gpu.name}\n\n{heading}. `flashgen show {path.stem}` prints the same. "
+            f"{WIDE}# {table.gpu.name}\n\n{heading}. `flashgen show {path.stem}` prints the same. "
             f"[How to read a table](../tables.md).\n\n{grid(heads, rows)}\n"
         )
     pages["configs/index.md"] = (
