@@ -96,12 +96,12 @@ def gallery() -> Pages:
         )
     pages["gallery/index.md"] = (
         f"{WIDE}# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for "
-        f"Hopper, with facts of their machine code, compiled for sm_90 with Triton {triton}. They ran on "
-        "no GPU.\n\nRegisters are per thread, shared memory in bytes. Instructions and arrives are "
-        "those of one tile of the steady main loop. `exp2 under` is the share of exp2 that is "
-        "issued while a matrix product runs. Spills are loads and stores of spilled registers. "
-        f"[All kernels, and other versions of Triton](../{RESULTS}/sass_facts.md).\n\n"
-        f"{grid(heads, index)}\n"
+        f"Hopper, with facts of their machine code, compiled for sm_90 with Triton {triton}. "
+        "They ran on no GPU.\n\nRegisters are per thread, shared memory in bytes. Instructions "
+        "and arrives are those of one tile of the steady main loop. `exp2 under` is the share of "
+        "exp2 that is issued while a matrix product runs. Spills are loads and stores of spilled "
+        f"registers. [All kernels, and other versions of Triton](../{RESULTS}/sass_facts.md)."
+        f"\n\n{grid(heads, index)}\n"
     )
     return pages
 
