@@ -158,7 +158,8 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_within_the_repository_lead_somewhere() -> None:
     broken = []
-    for page in PAGES:
+    results = (ROOT / "benchmarks" / "results").glob("*.md")
+    for page in [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *results]:
         for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text()):
             path, _, anchor = target.partition("#")
             file = page.parent / path if path else page
