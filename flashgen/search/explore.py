@@ -6,9 +6,9 @@ says are best go on, as trials. In full:
 
   - All of an enumerated space are compiled before the first is measured; where time is limited,
     within half of it, and then a batch at a time.
-  - Of a larger space, the seeds and then what tables chose for neighbours are compiled, and then
-    measured. After that a sampler proposes, and LOOK_AHEAD times as many are compiled as are
-    measured, in rounds of a batch: the best of all that wait. Before each round it
+  - Of a larger space, what other GPUs chose, the seeds and what was chosen for similar specs are
+    compiled, and then measured. After that a sampler proposes, and LOOK_AHEAD times as many are
+    compiled as are measured, in rounds of a batch: the best of all that wait. Before each round it
     learns about all: the measured time; for one that waits, its estimate, scaled by the ratio of
     measured times to theirs; for a failure, that it failed.
   - The promising go first. The postponed go last, if trials and time are left.
@@ -76,8 +76,7 @@ class Explorer:
         if self._enumerated:
             self._walk(goal.space)
         elif not self._blind:
-            first = dict.fromkeys((goal.default, *goal.first, *goal.alike))
-            self._walk(islice(first, trials))
+            self._walk(goal.warm[:trials])
         if self._blind:
             self._walk(goal.order[:trials], enough)
         elif not self._enumerated:

@@ -57,11 +57,15 @@ class Goal:
         return tuple(dict.fromkeys((*self.seeds, self.default)))
 
     @property
-    def alike(self) -> tuple[KernelConfig, ...]:
-        """Configs to try next: the legal ones that tables hold for similar specs."""
+    def warm(self) -> tuple[KernelConfig, ...]:
+        """What a search of a large space starts with: the default, what other GPUs chose for this
+        spec, which are a few, the seeds, and what was chosen for similar specs; without duplicates.
+        """
         legal = frozenset(self.legal)
-        chosen = dict.fromkeys((*self.neighbours, *self.elsewhere))
-        return tuple(config for config in chosen if config in legal)
+        others, alike = (
+            [c for c in each if c in legal] for each in (self.elsewhere, self.neighbours)
+        )
+        return tuple(dict.fromkeys((self.default, *others, *self.seeds, *alike)))
 
     @functools.cached_property
     def order(self) -> tuple[KernelConfig, ...]:

@@ -225,7 +225,7 @@ class TestOtherGpus:
     TILE = legal_configs(SPEC, H200)[-1]
 
     @pytest.mark.parametrize("shared", [False, True])
-    def test_what_it_holds_is_evaluated_beside_the_seeds(
+    def test_what_it_holds_is_evaluated_before_the_seeds(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, shared: bool
     ) -> None:
         """Workers that share a storage know the shipped tables alone, which all of them have."""
@@ -235,7 +235,7 @@ class TestOtherGpus:
         save(elsewhere, tmp_path / "configs" / "nvidia_h100_80gb_hbm3.yaml")
         evaluator = Served(us=us, gpu=H200, source="estimated")
         storage = str(tmp_path / "shared.journal") if shared else None
-        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=60), storage=storage)
+        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=2), storage=storage)
         assert (self.TILE in evaluator.configs("timed")) != shared
 
 
