@@ -78,7 +78,8 @@ def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> W
     without: list[str] = []
     for where, part in _parts(config):
         try:
-            pieces += _pieces(_Model(part, training=training), directions, notes)
+            model = _Model(part, training=training, sees=where == "vision_config")
+            pieces += _pieces(model, directions, notes)
         except _NoAttention as error:
             without.append(f"{where} names {error}")
         except InvalidArgument as error:
@@ -186,10 +187,11 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 class _Model:
     """One part of a configuration, read by the names of _NAMES."""
 
-    def __init__(self, config: dict[str, Any], *, training: bool) -> None:
+    def __init__(self, config: dict[str, Any], *, training: bool, sees: bool) -> None:
         inner = config.get("attn_config")  # of MPT and DBRX
         self.config: Mapping[str, Any] = (inner if isinstance(inner, dict) else {}) | config
         self.training = training
+        self.sees = sees  # it is the vision_config of a model
         self.type = str(config.get("model_type", ""))
 
     @property
@@ -349,6 +351,8 @@ def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
         heads = model.number("heads", side)
         if heads is None:
             raise _NoAttention(f"none of {', '.join(model.names('heads', side))}")
+        if model.sees and not model.is_vision:  # images of any size: no length is known
+            raise _NoAttention("not both of image_size, patch_size")
         head_dim, head_dim_v = model.head_dims(heads, side)
         length = model.length(side)
         layers = model.number("layers", side) or 1

@@ -454,6 +454,16 @@ class TestTransformersCompletesAFile:
             (p.problem.heads, p.problem.kv_heads) for p in found.pieces if p.spec.head_dim == 256
         } == {(8, 4)}
 
+    def test_images_of_any_size_are_left_out(self, tmp_path: Path) -> None:
+        """Qwen2-VL names its heads in its own way, and no size: no length is known, nor a mask."""
+        vision = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "patch_size": 14}
+        found = read(tmp_path, MISTRAL | {"model_type": "qwen2_vl", "vision_config": vision})
+        assert {p.spec.name for p in found.pieces} == {"fwd_bf16_d128_causal"}
+        assert (
+            found.notes[0]
+            == "vision_config names not both of image_size, patch_size: it is left out"
+        )
+
     def test_null_is_no_default(self, tmp_path: Path) -> None:
         """Mistral has a window unless the file has null."""
         names = {
