@@ -101,6 +101,15 @@ class Compiled:
         return max(spills / length for spills, length in (*of_main, *self.spilling))
 
     @property
+    def main_spill_share(self) -> float:
+        """The same of the main loops alone, where they are known: the others run once or a few times
+        a program, however many instructions they have.
+        """
+        if self.loop is None:
+            return self.spill_share
+        return max(loop.spills / loop.instructions for loop in self.loops)
+
+    @property
     def loops(self) -> tuple[LoopFacts, ...]:
         """All main loops, the steady one first."""
         return () if self.loop is None else (self.loop, *self.other_loops)
@@ -184,7 +193,8 @@ def judge(
     """Whether a compiled kernel may be chosen on `gpu`, and if not, why, in one sentence.
 
     measures: a GPU times what is chosen, so that spills need not be judged here. Without one, what
-    they cost in a loop is known only while they are few: MOST_SPILLS.
+    they cost in a main loop is known only while they are few: MOST_SPILLS. Those of other loops
+    never refuse a kernel; shortcomings() counts them.
     """
     if compiled.tensor_columns > TENSOR_COLUMNS:
         return Status.OUT_OF_RESOURCES, (
@@ -203,7 +213,7 @@ def judge(
             f"{compiled.num_warps} warps of {compiled.registers} registers per thread do not fit "
             f"an SM of {gpu.slug}"
         )
-    if compiled.spill_share > MOST_SPILLS and not measures:
+    if compiled.main_spill_share > MOST_SPILLS and not measures:
         return Status.SPILLS, _spills(compiled)
     if compiled.advisories:
         return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"

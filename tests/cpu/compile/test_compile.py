@@ -227,7 +227,7 @@ AHEAD = make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor"
         ({"loop": made_loop(spills=5)}, FA2, H200, Status.SPILLS, "5 loads and stores"),
         ({"other_loops": (made_loop(spills=6),)}, FA2, H200, Status.SPILLS, "6 loads and stores"),
         ({"spilling": ((2, 200),)}, FA2, H200, Status.OK, ""),
-        ({"spilling": ((2, 199), (2, 900))}, FA2, H200, Status.SPILLS, "199 instructions holds 2"),
+        ({"spilling": ((90, 100),)}, FA2, H200, Status.OK, ""),  # beside its main loops
         ({"loop": None, "spilling": ((9, 90),)}, FA2, H200, Status.SPILLS, "90 instructions"),
         ({"spill_bytes": 8}, FA2, H200, Status.OK, ""),  # outside the loops
         ({"tensor_columns": 512}, FA2, B200, Status.OK, ""),
