@@ -102,8 +102,8 @@ class Compiled:
 
     @property
     def main_spill_share(self) -> float:
-        """The same of the main loops alone, where they are known: the others run once or a few times
-        a program, however many instructions they have.
+        """The same of the main loops alone, where they are known: others run once or a few times a
+        program, however many instructions they have.
         """
         if self.loop is None:
             return self.spill_share
