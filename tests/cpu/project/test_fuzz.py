@@ -10,7 +10,7 @@ import pytest
 from flashgen import paths
 from tests import fuzz
 
-CHUNKS = 4
+PARTS = 4
 """Parts of the long run of a target, for several workers."""
 
 
@@ -36,11 +36,11 @@ def test_bad_input_is_one_sentence(target: str) -> None:
 
 @pytest.mark.slow("20,000 cases of bad input: two CPU-minutes")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_bad_input_is_one_sentence_20000_times(target: str, chunk: int) -> None:
-    count = fuzz.TARGETS[target][1] * 20_000 // 500 // CHUNKS
-    fuzz.cases(target, range(chunk * count, (chunk + 1) * count))
+def test_bad_input_is_one_sentence_20000_times(target: str, part: int) -> None:
+    count = fuzz.TARGETS[target][1] * 20_000 // 500 // PARTS
+    fuzz.cases(target, range(part * count, (part + 1) * count))
 
 
 @pytest.mark.parametrize(
