@@ -20,7 +20,7 @@ from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.files import write_whole
-from flashgen.kernels import launch
+from flashgen.kernels import launch, loader
 from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Plan
@@ -221,7 +221,7 @@ class LadderSteps:
         rendered = render(spec, config)
         path = self.folder / f"{rendered.name}.py"
         write_whole(path, rendered.source)
-        return launch.bind(launch.load_kernel(path, rendered.name), spec, config)
+        return launch.bind(loader.load_kernel(path, rendered.name), spec, config)
 
     def pick(self, step: Step, spec: AttentionSpec, problem: Problem) -> tuple[KernelConfig, str]:
         """The config of a step for one of its specs, checked, and how it was selected.

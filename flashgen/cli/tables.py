@@ -123,12 +123,14 @@ def diff(
 
 def merge(
     tables: Annotated[list[Path], typer.Argument(help="Tables of one GPU, in files of any name.")],
-    out: Annotated[Path, typer.Option(help="The file to write, of any name.")],
+    out: Annotated[Path, typer.Option(help="The file to write: any name that ends in .yaml.")],
 ) -> None:
     """Merge the best entries of several tables of a GPU into one."""
     from flashgen.table import diff as table_diff
     from flashgen.table.table import load_with_evidence, save
 
+    if out.suffix != ".yaml":
+        raise InvalidArgument(f"--out must end in .yaml, the suffix of tables: got {out}")
     if out.exists() and out.resolve() not in [path.resolve() for path in tables]:
         raise InvalidArgument(f"{out} exists and is not among the tables to merge: name it too")
     merged = table_diff.merge([load_with_evidence(path, any_name=True) for path in tables])

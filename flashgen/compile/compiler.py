@@ -336,14 +336,7 @@ def build(
     """Triton's CompiledKernel and the output of ptxas."""
     import triton
 
-    kernel = load_kernel(source, rendered.name)
-    signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
-    ast = source_class(config)(
-        fn=kernel,
-        signature=signature.types,
-        constexprs=signature.constexprs,
-        attrs=signature.attrs,
-    )
+    ast = source_of(load_kernel(source, rendered.name), spec, config, whole=whole)
     options = config.launch_options
     with _ptxas_log() as log:
         try:
@@ -354,15 +347,21 @@ def build(
     return built, log.getvalue()
 
 
-def source_class(config: KernelConfig) -> Any:
-    """The class with which Triton compiles a kernel: Gluon has its own."""
+def source_of(kernel: Any, spec: AttentionSpec, config: KernelConfig, *, whole: bool) -> Any:
+    """A loaded kernel as Triton compiles it, with the types of a launch of aligned tensors. whole:
+    as compile_signature has it.
+    """
     if config.schedule == "hopper":
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        return GluonASTSource
-    from triton.compiler import ASTSource
-
-    return ASTSource
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    else:
+        from triton.compiler import ASTSource as Source
+    signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
+    return Source(
+        fn=kernel,
+        signature=signature.types,
+        constexprs=signature.constexprs,
+        attrs=signature.attrs,
+    )
 
 
 def target_of(arch: str) -> Any:

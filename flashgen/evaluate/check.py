@@ -15,9 +15,10 @@ from flashgen.evaluate.check_cache import DecodeCase, decoding_cases, run_decodi
 from flashgen.evaluate.check_packed import in_pages, varlen_cases
 from flashgen.files import temporary_folder
 from flashgen.kernels import interpreter
-from flashgen.kernels.launch import bind, launch, load_kernel
+from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_forward import order_limits
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.plan import Kernel
 from flashgen.kernels.render import Rendered
 from flashgen.reference import attention as reference

@@ -154,7 +154,7 @@ def make_backward(
     """
     import torch
 
-    from flashgen.kernels import launch
+    from flashgen.kernels import launch, loader
     from flashgen.kernels.launch_backward import Backward
 
     forward = spec.for_direction("forward")
@@ -162,7 +162,7 @@ def make_backward(
     rendered = render(forward, config)
     path = folder / f"{rendered.name}.py"
     write_whole(path, rendered.source)
-    kernel = launch.load_kernel(path, rendered.name)
+    kernel = loader.load_kernel(path, rendered.name)
     q, k, v = make_inputs(spec, problem, seed, device)
     scale = check_scale(None, spec.head_dim)
     diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
@@ -270,7 +270,7 @@ def decode_run(
     The combine kernel is the default one, written to `folder`. Raises InvalidArgument for other
     directions, which are not timed by themselves.
     """
-    from flashgen.kernels import launch
+    from flashgen.kernels import launch, loader
     from flashgen.kernels.launch_cache import Combine
 
     if spec.direction != "decode":
@@ -281,7 +281,7 @@ def decode_run(
     path = folder / f"{rendered.name}.py"
     write_whole(path, rendered.source)
     split = launch.bind(kernel, spec, config)
-    combine = launch.bind(launch.load_kernel(path, rendered.name), merging, of_merging)
+    combine = launch.bind(loader.load_kernel(path, rendered.name), merging, of_merging)
 
     def run() -> object:
         parts = split(call)

@@ -113,23 +113,17 @@ def precompile_one(payload: dict[str, Any]) -> dict[str, Any]:
     """
     import triton
 
-    from flashgen.compile.compiler import CompileFailed, source_class, target_of
+    from flashgen.compile.compiler import CompileFailed, source_of, target_of
     from flashgen.kernels.loader import load_text, toolchain_error
     from flashgen.kernels.render import render
-    from flashgen.kernels.signature import compile_signature, variants
+    from flashgen.kernels.signature import variants
 
     spec, config = _kernel(payload)
     rendered = render(spec, config)
     kernel = load_text(rendered.source, rendered.name, rendered.digest)
     target, options, keys = target_of(payload["arch"]), config.launch_options, []
     for whole in variants(spec):
-        signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
-        source = source_class(config)(
-            fn=kernel,
-            signature=signature.types,
-            constexprs=signature.constexprs,
-            attrs=signature.attrs,
-        )
+        source = source_of(kernel, spec, config, whole=whole)
         try:
             built = triton.compile(source, target=target, options=options)
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
@@ -239,8 +233,9 @@ def _ceiling(payload: dict[str, Any], spec: AttentionSpec) -> Ceiling:
 def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
     from flashgen.evaluate.inputs import backward_run
-    from flashgen.kernels.launch import bind, load_kernel
+    from flashgen.kernels.launch import bind
     from flashgen.kernels.launch_forward import Forward
+    from flashgen.kernels.loader import load_kernel
     from flashgen.kernels.render import render
 
     problem = Problem(**payload["problem"])

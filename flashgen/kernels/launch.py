@@ -16,9 +16,7 @@ from torch import Tensor
 from flashgen.errors import NoGpuError
 from flashgen.kernels import launch_forward
 from flashgen.kernels.launch_forward import Forward
-from flashgen.kernels.loader import kernel_of as kernel_of
-from flashgen.kernels.loader import load_kernel as load_kernel
-from flashgen.kernels.loader import toolchain_error as toolchain_error
+from flashgen.kernels.loader import toolchain_error
 from flashgen.kernels.plan import Kernel as Kernel
 from flashgen.kernels.plan import Plan
 from flashgen.spec import gpu as gpu_facts

@@ -28,7 +28,7 @@ from flashgen import settings
 from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.files import content_of, write_whole
 from flashgen.kernels import interpreter, launch
-from flashgen.kernels.loader import load_text
+from flashgen.kernels.loader import kernel_of, load_text
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
@@ -183,7 +183,7 @@ def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
         raise GeneratedError(
             f"{package}/kernels/{name}.py is missing; run: flashgen generate"
         ) from error
-    return launch.kernel_of(module, name)
+    return kernel_of(module, name)
 
 
 _rendered: dict[str, launch.Kernel] = {}

@@ -14,6 +14,7 @@ from torch import Tensor
 from flashgen.errors import LaunchError
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.descriptors import take_descriptors
+from flashgen.kernels.loader import toolchain_error
 from flashgen.kernels.plan import Kernel, KernelCall, Plan, Result
 from flashgen.runtime import kernel_files
 from flashgen.runtime.selection import Selection
@@ -92,7 +93,7 @@ class _Steps:
             try:
                 return plan(call)
             except Exception as error:
-                if (missing := launch.toolchain_error(error)) is not None:
+                if (missing := toolchain_error(error)) is not None:
                     raise missing from error
                 if not is_out_of_resources(error):
                     raise

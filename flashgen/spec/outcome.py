@@ -25,7 +25,7 @@ class Status(StrEnum):
     COMPILE_CRASH = "compile_crash"  # the compiler aborted, and its process with it
     TIMEOUT = "timeout"  # a stage ran past its limit and its process was killed
     OUT_OF_RESOURCES = "out_of_resources"  # compiled, but does not fit the GPU
-    SPILLS = "spills"  # registers spill to memory in a loop, and no GPU measures what it costs
+    SPILLS = "spills"  # registers spill in a main loop, and no GPU measures what it costs
     SERIALIZED = "serialized"  # ptxas made the matrix instructions wait for one another
     NO_OVERLAP = "no_overlap"  # of older logs: exp2 that do not overlap the matrix instructions
     WRONG = "wrong"  # further from float64 than allowed

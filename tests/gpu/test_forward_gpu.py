@@ -12,7 +12,8 @@ import torch
 
 from flashgen.evaluate import check
 from flashgen.kernels.descriptors import takes_descriptor
-from flashgen.kernels.launch import device_gpu, launch, load_kernel
+from flashgen.kernels.launch import device_gpu, launch
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases

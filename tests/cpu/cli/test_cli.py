@@ -493,8 +493,8 @@ class TestTableDiffAndMerge:
         (chosen,) = (e for e in load(merged).entries if e.bucket == FRESH.bucket)
         assert (chosen.config, chosen.result.median_us) == (AHEAD, 99.0)
 
-    @pytest.mark.parametrize("name", ["merged.yaml", "nvidia_h200", "new.txt"])
-    def test_merge_writes_any_name_that_diff_reads(
+    @pytest.mark.parametrize("name", ["merged.yaml", "a.b.yaml"])
+    def test_merge_writes_any_name_with_the_suffix_of_tables(
         self, run, out: Path, other: Path, tmp_path: Path, name: str
     ) -> None:
         merged = tmp_path / "merged" / name
@@ -511,6 +511,7 @@ class TestTableDiffAndMerge:
         code, _, errors = run("table", "merge", other, "--out", held)
         assert (code, held.read_text()) == (2, text)
         assert "exists and is not among the tables to merge" in errors
+        assert run("table", "merge", other, "--out", tmp_path / "nvidia_h200")[0] == 2
         assert run("table", "merge", held, other, "--out", held)[0] == 0
         assert held.read_text() != text
 

@@ -13,7 +13,14 @@ import triton
 from triton import knobs
 from triton.compiler import CompiledKernel
 
-from flashgen.kernels import descriptors, direct_launch, launch, launch_backward, launch_cache
+from flashgen.kernels import (
+    descriptors,
+    direct_launch,
+    launch,
+    launch_backward,
+    launch_cache,
+    loader,
+)
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.render import render
 from flashgen.reference.cache import Cache
@@ -96,7 +103,7 @@ def call_of(name: str, folder: Path) -> Callable[[], object]:
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel = launch.load_kernel(path, rendered.name)
+    kernel = loader.load_kernel(path, rendered.name)
     q, k, v = (
         torch.zeros((2, 4, 96, 16 if name == "default" else 64), dtype=torch.bfloat16)
         for _ in range(3)
@@ -153,7 +160,7 @@ def pointer(driver: Recording, tmp_path: Path) -> Callable[..., None]:
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    run = launch.bind(launch.load_kernel(path, rendered.name), spec, config)
+    run = launch.bind(loader.load_kernel(path, rendered.name), spec, config)
 
     def launched(q: torch.Tensor, diagonal: int = 0) -> None:
         run(Forward(q=q, k=q, v=q, scale=0.1, diagonal=diagonal))

@@ -30,7 +30,7 @@ from flashgen.errors import (
 from flashgen.estimate import jit
 from flashgen.evaluate.quarantine import Quarantine
 from flashgen.files import temporary_folder
-from flashgen.kernels.launch import load_kernel, toolchain_error
+from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.search.log import Log
 from flashgen.spec.config import config_of
 from flashgen.spec.features import check_softcap

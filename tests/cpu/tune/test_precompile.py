@@ -18,7 +18,7 @@ from triton.runtime.cache import get_cache_manager
 from flashgen import paths
 from flashgen.compile.sass import disassemble
 from flashgen.errors import InvalidArgument
-from flashgen.kernels import launch, launch_backward
+from flashgen.kernels import launch, launch_backward, loader
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.runtime import kernel_files
@@ -84,7 +84,7 @@ def launched(spec: AttentionSpec, config: KernelConfig, folder: Path | None = No
     else:
         path = folder / f"{rendered.name}.py"
         path.write_text(rendered.source)
-        kernel = launch.load_kernel(path, rendered.name)
+        kernel = loader.load_kernel(path, rendered.name)
     q, k, v = (torch.zeros((2, 4, 96, 64), dtype=torch.bfloat16) for _ in range(3))
     rows = torch.zeros(2, 4, 96)
     only, diagonal = CompileOnly(kernel), 0 if spec.causal else None
@@ -145,7 +145,7 @@ def test_a_kernel_of_another_text_is_compiled(
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source.replace("-3.4028234663852886e38", "-2.0e30"))
     q = torch.zeros((1, 1, 64, 64), dtype=torch.bfloat16)
-    kernel = CompileOnly(launch.load_kernel(path, rendered.name))
+    kernel = CompileOnly(loader.load_kernel(path, rendered.name))
     launch.launch(kernel, spec, config, q, q, q, scale=0.1, diagonal=None)
     assert compilations == [False]
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from flashgen.evaluate import inputs
 from flashgen.evaluate.check import check_kernel, run_case
-from flashgen.kernels.launch import Kernel, bind, launch, load_kernel
+from flashgen.kernels.launch import Kernel, bind, launch
 from flashgen.kernels.launch_backward import Backward, Delta
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import HEADER_LINES, render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases

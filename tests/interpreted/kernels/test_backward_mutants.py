@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase

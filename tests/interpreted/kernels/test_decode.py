@@ -17,8 +17,8 @@ from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call, nasty_decode_cases
 from flashgen.evaluate.inputs import decode_run, make_decode
-from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.launch_cache import Decode
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime.decode import rows_together

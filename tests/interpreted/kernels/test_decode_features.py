@@ -22,8 +22,9 @@ from flashgen.evaluate.check_cache import (
     make_features,
     nasty_decode_cases,
 )
-from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Decode
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime.kv_cache import append

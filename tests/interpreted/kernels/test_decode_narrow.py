@@ -17,8 +17,9 @@ from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import make_decode
 from flashgen.kernels import interpreter
-from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Append, Decode
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime.kv_cache import append

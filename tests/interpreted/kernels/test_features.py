@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels.launch import bind, launch, load_kernel
+from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flashgen.kernels import interpreter
-from flashgen.kernels.launch import load_kernel
+from flashgen.kernels.loader import load_kernel
 
 KERNEL = """
 import triton

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashgen.evaluate.check import check_kernel, run_case
-from flashgen.kernels.launch import load_kernel
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.spec.attention import AttentionSpec

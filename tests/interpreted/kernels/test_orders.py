@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels import launch, launch_forward
+from flashgen.kernels import launch, launch_forward, loader
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.spec.attention import AttentionSpec
@@ -160,7 +160,7 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
         q = torch.zeros((2, 6, 70, 32), dtype=torch.bfloat16)
         k = torch.zeros((2, 3, 75, 32), dtype=torch.bfloat16)
-        kernel = launch.load_kernel(path, rendered.name)
+        kernel = loader.load_kernel(path, rendered.name)
         return launch.launch(kernel, CAUSAL, config, q, k, k, scale=1.0, diagonal=5)[1]
 
     with tempfile.TemporaryDirectory() as folder:

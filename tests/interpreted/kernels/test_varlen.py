@@ -16,8 +16,9 @@ from torch import Tensor
 
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_packed import packed_case
-from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
