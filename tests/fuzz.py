@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import inspect
 import io
 import json
 import os
@@ -356,7 +357,7 @@ MODELS: tuple[dict[str, Any], ...] = (
         "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "head_dim": 128,
         "num_hidden_layers": 32, "max_position_embeddings": 8192, "torch_dtype": "bfloat16", "sliding_window": 4096,
         "attention_dropout": 0.1, "layer_types": ["sliding_attention", "full_attention"], "architectures": ["A"],
-        "attn_logit_softcapping": 50.0, "attention_chunk_size": 512, "no_rope_layers": [1, 0],
+        "attn_logit_softcapping": 50.0, "no_rope_layers": [1, 0],
     },
     {
         "model_type": "x", "dtype": "float16",
@@ -377,10 +378,15 @@ MODELS: tuple[dict[str, Any], ...] = (
     },
 )  # fmt: skip
 
+FIELDS = sorted(set(re.findall(r'config\.get\("(\w+)"', inspect.getsource(hf_config))))
+"""What the reader of configurations reads by name."""
+
 
 def model(draw: random.Random, folder: Path) -> None:
-    path = folder / "config.json"
-    write_whole(path, text_of(draw, draw.choice(MODELS)))
+    path, config = folder / "config.json", dict(draw.choice(MODELS))
+    for field in draw.sample(FIELDS, draw.choice((0, 1, 2))):
+        config[field] = draw.choice((512, [1, 0], True, 0.5, "x", None))
+    write_whole(path, text_of(draw, config))
     directions = draw.choice((("forward",), ("forward", "backward"), ("decode",)))
     found = read(lambda: hf_config.from_hf_config(path, directions=directions))
     if found is not None:
@@ -474,76 +480,23 @@ def call(draw: random.Random, folder: Path) -> None:
 
 
 def _base_call(draw: random.Random) -> tuple[str, list[Any], dict[str, Any]]:
-    """A valid call: its name, arguments and options."""
+    """A valid call: its name, arguments and options, which are all that it takes."""
     q, k, v = torch.zeros(2, 4, 3, 16), torch.zeros(2, 2, 5, 16), torch.zeros(2, 2, 5, 16)
-    limits: dict[str, Any] = {
-        "causal": False, "scale": None, "alibi_slopes": None, "window": None, "softcap": None, "sinks": None,
-        "chunk": None, "chunk_start": None, "precision": "ieee", "return_lse": False,
-    }  # fmt: skip
-    name = draw.choice(
-        (
-            "attention",
-            "explain",
-            "decode",
-            "explain_decode",
-            "attention_varlen",
-            "merge",
-            "append",
-            "use",
-        )
-    )
-    if name in ("attention", "explain"):
-        more = {"bias": None, "dropout_p": 0.0, "block_mask": None, "deterministic": False}
-        return name, [q, k, v], _given(name, limits | more)
-    if name in ("decode", "explain_decode"):
-        more = dict.fromkeys(
-            (
-                "lengths",
-                "block_table",
-                "cache_batch_idx",
-                "cache_leftpad",
-                "k_scale",
-                "v_scale",
-                "bias",
-            )
-        )
-        return name, [q, k, v], _given(name, limits | more)
-    if name == "attention_varlen":
-        ends = torch.tensor([0, 2, 6], dtype=torch.int32)
-        packed = [
-            torch.zeros(6, 4, 16),
-            torch.zeros(6, 2, 16),
-            torch.zeros(6, 2, 16),
-            ends,
-            ends,
-            4,
-            4,
-        ]
-        more = {
-            "seqused_q": None,
-            "seqused_k": None,
-            "block_table": None,
-            "dropout_p": 0.0,
-            "deterministic": False,
-        }
-        return name, packed, _given(name, limits | more)
-    if name == "merge":
-        return name, [[(torch.zeros(2, 4, 3, 16), torch.zeros(2, 4, 3))] * 2], {}
-    if name == "append":
-        return (
-            name,
-            [k, v, k.clone(), v.clone(), torch.zeros(2, dtype=torch.int32)],
-            {"block_table": None},
-        )
-    return name, [None], {}
-
-
-def _given(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that a call takes."""
-    import inspect
-
-    taken = inspect.signature(getattr(flashgen, name)).parameters
-    return {key: value for key, value in options.items() if key in taken}
+    packed = torch.zeros(6, 4, 16), torch.zeros(6, 2, 16), torch.zeros(6, 2, 16)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    calls: dict[str, list[Any]] = {
+        "attention": [q, k, v],
+        "explain": [q, k, v],
+        "decode": [q, k, v],
+        "explain_decode": [q, k, v],
+        "attention_varlen": [*packed, ends, ends, 4, 4],
+        "merge": [[(torch.zeros(2, 4, 3, 16), torch.zeros(2, 4, 3))] * 2],
+        "append": [k, v, k.clone(), v.clone(), torch.zeros(2, dtype=torch.int32)],
+        "use": [None],
+    }
+    name = draw.choice(list(calls))
+    parameters = inspect.signature(getattr(flashgen, name)).parameters.values()
+    return name, calls[name], {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _other(draw: random.Random, value: Any) -> Any:

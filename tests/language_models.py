@@ -15,6 +15,8 @@ LLAMA = SMALL | {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+OF_CHUNKS = ("attention_chunk_size|attention_chunk", 7)
+"""The names of fields that give a size of chunks, and a small one: a row of tiny_models.SIZES."""
 CONFIGS: dict[str, Any] = {
     "gpt2": lambda: transformers.GPT2Config(
         n_embd=32, n_layer=2, n_head=2, n_positions=64,

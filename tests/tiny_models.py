@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.language_models import OF_CHUNKS
+
 MAX_PARAMETERS = 16_000_000
 LENGTH, DECODER_LENGTH = 18, 9
 PADS = 7
@@ -29,7 +31,7 @@ SIZES: tuple[tuple[str, int], ...] = (
     ("vocab|n_token", 99),
     (r"sliding_window$|^window_size$|local_attention$|local_window_size", 5),
     ("attention_window", 4),
-    ("attention_chunk_size|attention_chunk", 7),
+    OF_CHUNKS,
     ("first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
     ("key_value_heads|kv_heads|multi_query_group_num|num_query_groups", 2),
     (r"heads?$|^n_head$|n_heads_", 4),

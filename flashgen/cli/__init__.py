@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from flashgen import __version__
-from flashgen.cli import bench, build, doctor, explain, export, paper, prove, tables, tune
+from flashgen.cli import bench, build, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError, printable
 
@@ -67,9 +67,9 @@ for _command in (
     build.warmup,
     build.aot,
     bench.bench,
-    export.export,
-    paper.paper,
-    doctor.doctor,
+    tables.export,
+    prove.paper,
+    explain.doctor,
 ):
     app.command()(_command)
 

@@ -1,7 +1,8 @@
-"""flashgen explain: which kernel would serve a call, and why."""
+"""flashgen explain and doctor: which kernel would serve a call, and what this machine can do."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -92,3 +93,17 @@ def _package_folder(out: Path) -> Path:
     """generated/ of `out` if flashgen wrote it, or the folder that serves this process."""
     own = paths.generated_dir(out)
     return own if registry.is_generated(own) else registry.default_folder()
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    index: Annotated[int, typer.Option(help="Index of the CUDA device.")] = 0,
+    out: Out = Path(),
+) -> None:
+    """Show what a bug report needs, whether this machine can compile, launch and measure, and what
+    to do where it cannot.
+    """
+    from flashgen.report.doctor import diagnose
+
+    found = diagnose(out, index)
+    print(json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines()))

@@ -53,7 +53,7 @@ def show(claims: Sequence[Claim]) -> Iterator[Shown]:
         answers = [
             pools[claim.process].submit(
                 Task(
-                    function="flashgen.paper.tasks:show",
+                    function="flashgen.paper.finding:find",
                     payload={"shows": claim.shows},
                     limit_s=LIMIT_S,
                 )

@@ -121,8 +121,6 @@ def test_numbers_of_a_model(tmp_path: Path, change: dict[str, Any], sentence: st
     "change",
     [
         {"architectures": 5},
-        {"attention_chunk_size": 512, "no_rope_layer_interval": "x"},
-        {"attention_chunk_size": 512, "no_rope_layer_interval": -1},
         {
             "time_step_limit": [0.0, float("inf")]
         },  # json.dumps writes Infinity, as some models have it

@@ -404,3 +404,14 @@ def test_a_models_layers_with_chunks_are_tuned_as_such(tmp_path: Path) -> None:
         seq = pieces[0].problem.seq_k
         found = {p.spec.chunk: p.weight / seq for p in pieces if p.problem.seq_k == seq}
         assert found == {k: n for k, n in ((False, 8 - chunked), (True, chunked)) if n}
+
+
+@pytest.mark.parametrize("interval", ["x", -1])
+def test_an_interval_of_a_model_that_does_not_matter(tmp_path: Path, interval: object) -> None:
+    config = {
+        "num_attention_heads": 8, "head_dim": 64, "attention_chunk_size": 512,
+        "no_rope_layer_interval": interval,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert from_hf_config(path).pieces

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashgen.runtime import flash_attn, sdpa, transformers
 from flashgen.runtime.dispatcher import Dispatcher
+from tests.language_models import CONFIGS
 from tests.serving import leaves, serve
 
 BOUNDS = torch.tensor([0, 5, 16], dtype=torch.int32)
@@ -41,7 +42,7 @@ def flash_varlen(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 def model(**layer: Any) -> Callable[..., Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        module: Any = SimpleNamespace(config=SimpleNamespace(attention_chunk_size=8))
+        module: Any = SimpleNamespace(config=CONFIGS["llama4"]())
         given = {"attention_mask": None, "is_causal": True} | layer
         return transformers.attention_forward(module, q, k, v, **given, **options)[0]
 
@@ -54,7 +55,7 @@ PACKED = {
 LAYERS = {
     "model": model(),
     "model, softcap": model(softcap=5.0),
-    "model, chunks": model(attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.int32)),
+    "model, llama4": model(attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.int32)),
     "model, packed": model(**PACKED),
 }
 LIBRARIES = {
