@@ -1,6 +1,7 @@
 """Compares the samplers on recorded landscapes, in repeated searches. CPU only; a replay.
 
     python benchmarks/search_efficiency.py [FILE ...] [--seeds 50] [--jobs N] [--out NAME]
+    python benchmarks/search_efficiency.py --peers [FILE ...] [--public FOLDER] [--seeds 30]
 
 FILE is anything flashgen.search.landscape reads: a log of flashgen, a cache of Kernel Tuner, T4
 results. Without one, the landscapes that ship: two of an A100 that others measured and published
@@ -18,9 +19,14 @@ misses them: see `shortfalls`.
     tpe, warm     Optuna's TPE with those seeds
     the others    without; exhaustive goes through the space in its order
 
---peers adds strategies of Kernel Tuner (benchmarks/search_peers.py) and goes on to 320 evaluations;
-without Kernel Tuner it says so and ends.
+--peers compares auto with strategies of Kernel Tuner (benchmarks/search_peers.py), TPE and random,
+for 320 evaluations. All of them know a space and nothing else: no seeds, no guesses, no order. The
+landscapes are those that FOLDER has of search_peers.PUBLIC, those of benchmarks/made_landscapes.py,
+and our estimated ones. What is not there is skipped, and the output says why. Each search of a peer
+has a space of its own, and the first of each is repeated at the end: if it differs, the program
+stops. The summary is by benchmarks/search_scores.py. Without Kernel Tuner it says so and ends.
 
+Each search is kept in NAME.runs.jsonl when it is done, so a run that was cut off goes on.
 NAME.json, NAME.md and NAME.png are written; the picture needs matplotlib.
 """
 
@@ -35,13 +41,12 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -59,12 +64,16 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.space import seed_configs, tuned_default
 
 sys.path.insert(0, str(Path(__file__).parent))
-from search_peers import STRATEGIES, replay_peer
+import made_landscapes
+from search_peers import STRATEGIES, public, replay_peer
+from search_plot import draw
+from search_runs import Runs, digest_of, digest_of_search
+from search_scores import Curve, curve_of, per_cent, summary, summary_table
 
-AT: tuple[int, ...] = (5, 10, 20, 40, 80)
+AT = (5, 10, 20, 40, 80)
 AT_WITH_PEERS = (*AT, 160, 320)
 BETTER_AT = 20
-RESAMPLES = 2000
+PACKAGES = ("optuna", "numpy", "scipy")
 PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
 ESTIMATED = ROOT / "benchmarks" / "landscapes"
 
@@ -81,6 +90,11 @@ class Contender:
     warm: bool = False
     by_chance: bool = True
 
+    @property
+    def package(self) -> str:
+        """What proposes."""
+        return "kernel_tuner" if self.sampler is None else "optuna"
+
 
 CONTENDERS = (
     Contender(name="auto", sampler="auto", warm=True),
@@ -95,21 +109,11 @@ CONTENDERS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Regrets of one contender after 1, 2, ... evaluations: their median, and its band."""
-
-    contender: str
-    runs: int
-    median: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-    def text(self, after: int) -> str:
-        """The figures after so many evaluations, in per cent."""
-        place = after - 1
-        median, low, high = self.median[place], self.low[place], self.high[place]
-        return f"{_per_cent(median)} [{_per_cent(low)}, {_per_cent(high)}]"
+PEERS = (
+    *(replace(each, warm=False) for each in CONTENDERS if each.name in ("auto", "tpe", "random")),
+    *(Contender(name=name, sampler=None) for name in STRATEGIES),
+)
+"""Contenders of --peers. All of them search cold."""
 
 
 def published() -> list[Landscape]:
@@ -141,6 +145,17 @@ def shipped() -> list[Landscape]:
     return published() + [each for path in sorted(ESTIMATED.glob("*.json*")) for each in read(path)]
 
 
+def compared() -> list[Landscape]:
+    """Landscapes for --peers that ship or are made, without what only flashgen knows of them."""
+    estimated = [each for path in sorted(ESTIMATED.glob("*.json*")) for each in read(path)]
+    return [*made_landscapes.landscapes(), *map(cold, estimated)]
+
+
+def cold(landscape: Landscape) -> Landscape:
+    """The landscape without seeds, guesses and a meaning of its order."""
+    return replace(landscape, seeds=(), guesses=None, likely_first=False)
+
+
 Task = tuple[int, Contender, int, int]
 """Number of a landscape, contender, seed, evaluations."""
 
@@ -163,50 +178,76 @@ def _search(task: Task) -> tuple[float, ...]:
 
 
 def curves(
-    landscapes: Sequence[Landscape], contenders: Sequence[Contender], seeds: int, jobs: int
+    landscapes: Sequence[Landscape],
+    contenders: Sequence[Contender],
+    seeds: int,
+    jobs: int,
+    evaluations: int = AT[-1],
+    runs: Runs | None = None,
 ) -> Iterator[tuple[Landscape, list[Curve]]]:
-    """Each landscape with its curves, when it is done."""
+    """Each landscape with its curves, when it is done. runs: keeps searches, and has some."""
     tasks = [
-        (number, contender, seed, AT[-1])
+        (number, contender, seed, evaluations)
         for number, landscape in enumerate(landscapes)
         for contender in contenders
         if landscape.seeds or landscape.guesses or not contender.name.endswith(("cold", "warm"))
         for seed in range(seeds if contender.by_chance else 1)
     ]
-    done = zip(tasks, _searched(tasks, landscapes, jobs), strict=True)
+    done = zip(tasks, _searched(tasks, landscapes, jobs, runs or Runs(None)), strict=True)
     for number, of_one in groupby(done, key=lambda each: each[0][0]):
         grouped = groupby(of_one, key=lambda each: each[0][1])
         found = [
-            _curve(contender, np.array([regrets for _, regrets in runs]))
-            for contender, runs in grouped
+            curve_of(contender.name, landscapes[number], np.array([regrets for _, regrets in some]))
+            for contender, some in grouped
         ]
         yield landscapes[number], found
 
 
 def _searched(
-    tasks: Sequence[Task], landscapes: Sequence[Landscape], jobs: int
+    tasks: Sequence[Task], landscapes: Sequence[Landscape], jobs: int, runs: Runs
 ) -> Iterator[tuple[float, ...]]:
     """The regrets of all tasks, in their order; one job is this process."""
+    digests, search = [digest_of(each) for each in landscapes], digest_of_search()
+
+    def key(task: Task) -> tuple[str, ...]:
+        number, contender, seed, evaluations = task
+        by = search if contender.sampler == "auto" else version(contender.package)
+        words = contender.name, contender.warm, by, seed, evaluations
+        return digests[number], *map(str, words)
+
+    def looked_up(new: Iterable[tuple[float, ...]]) -> Iterator[tuple[float, ...]]:
+        each = iter(new)
+        for task in tasks:
+            regrets = runs.get(key(task))
+            if regrets is None:
+                regrets = next(each)
+                runs.add(key(task), regrets)
+            yield regrets
+
+    missing = [task for task in tasks if runs.get(key(task)) is None]
     if jobs == 1:
         _hold(landscapes)
-        yield from map(_search, tasks)
+        yield from looked_up(map(_search, missing))
         return
     with ProcessPoolExecutor(jobs, initializer=_hold, initargs=(landscapes,)) as workers:
-        yield from workers.map(_search, tasks)
+        yield from looked_up(workers.map(_search, missing))
 
 
-def _curve(contender: Contender, regrets: np.ndarray) -> Curve:
-    """regrets: runs x evaluations."""
-    draws = np.random.default_rng(0).integers(len(regrets), size=(RESAMPLES, len(regrets)))
-    medians = np.median(regrets[draws], axis=1)
-    low, high = np.quantile(medians, (0.025, 0.975), axis=0, method="nearest")
-    return Curve(
-        contender=contender.name,
-        runs=len(regrets),
-        median=tuple(np.median(regrets, axis=0).tolist()),
-        low=tuple(low.tolist()),
-        high=tuple(high.tolist()),
-    )
+def check_that_runs_are_apart(
+    landscapes: Sequence[Landscape], runs: Runs, evaluations: int
+) -> None:
+    """Repeat the first search of each peer after all others. Exits if it differs from the first."""
+    _hold(landscapes)
+    tasks = [
+        (number, contender, 0, evaluations)
+        for number in range(len(landscapes))
+        for contender in PEERS
+        if contender.sampler is None
+    ]
+    kept = _searched(tasks, landscapes, 1, runs)
+    for task, before in zip(tasks, kept, strict=True):
+        if _search(task) != before:
+            sys.exit(f"{task[1].name} on {landscapes[task[0]].name}: other seeds change seed 0")
 
 
 def shortfalls(landscape: Landscape, found: Sequence[Curve]) -> list[str]:
@@ -223,7 +264,7 @@ def shortfalls(landscape: Landscape, found: Sequence[Curve]) -> list[str]:
             continue
         auto, other = medians["auto"][at - 1], medians[name][at - 1]
         if auto > other or (name == "tpe" and auto == other > 0):
-            figures = f"auto {_per_cent(auto)} %, {name} {_per_cent(other)} %"
+            figures = f"auto {per_cent(auto)} %, {name} {per_cent(other)} %"
             fallen.append(f"{landscape.name}, after {at}: {figures}")
     return fallen
 
@@ -239,10 +280,6 @@ def verdict(done: Sequence[tuple[Landscape, list[Curve]]]) -> str:
     return "\n".join([f"{asked} It falls short {where}.", *(f"- {each}" for each in fallen)])
 
 
-def _per_cent(regret: float) -> str:
-    return f"{100 * regret:.1f}" if math.isfinite(regret) else "-"
-
-
 def title(landscape: Landscape) -> str:
     """What it is, in a line."""
     failed = sum(time is None for time in landscape.times)
@@ -253,14 +290,14 @@ def title(landscape: Landscape) -> str:
     )
 
 
-def table(found: Sequence[Curve]) -> str:
+def table(found: Sequence[Curve], at: Sequence[int] = AT) -> str:
     """Markdown: a row a contender."""
     rows = [
-        f"| median regret, % | {' | '.join(f'after {at}' for at in AT)} |",
-        "|---" * (len(AT) + 1) + "|",
+        f"| median regret, % | {' | '.join(f'after {after}' for after in at)} |",
+        "|---" * (len(at) + 1) + "|",
     ]
     for curve in found:
-        rows.append(f"| {curve.contender} | {' | '.join(curve.text(at) for at in AT)} |")
+        rows.append(f"| {curve.contender} | {' | '.join(curve.text(after) for after in at)} |")
     return "\n".join(rows)
 
 
@@ -291,124 +328,116 @@ def record(landscape: Landscape, found: Sequence[Curve]) -> dict[str, object]:
     }
 
 
-COLOURS = (
-    "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#999999", "#000000",
-    "#7F3C8D", "#11A579", "#3969AC",
-)  # fmt: skip
-DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--", "-.", ":")
-FLOOR = 1e-3
-"""The regret that a logarithmic axis ends at; 0 is drawn there."""
-
-
-def _names() -> list[str]:
+def names() -> list[str]:
     """All contenders, each of which has its own colour."""
     return [*(contender.name for contender in CONTENDERS), *STRATEGIES]
-
-
-def draw(done: Sequence[tuple[Landscape, list[Curve]]], path: Path) -> None:
-    """A panel a landscape."""
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(done))
-    rows = -(-len(done) // columns)
-    figure = Figure(figsize=(6.5 * columns, 4.4 * rows + 0.6), dpi=120, layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (landscape, found) in zip(panels, done, strict=False):
-        _draw_panel(axes, landscape, found)
-    for axes in panels[len(done) :]:
-        axes.remove()
-    handles, labels = panels[0].get_legend_handles_labels()
-    of_label = dict(zip(labels, handles, strict=True))
-    for axes in panels[1 : len(done)]:
-        of_label |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [name for name in _names() if name in of_label]
-    figure.legend(
-        [of_label[name] for name in order], order,
-        loc="outside lower center", ncols=min(5, len(order)), fontsize=9, frameon=False,
-    )  # fmt: skip
-    figure.savefig(path)
-
-
-def _draw_panel(axes: Any, landscape: Landscape, found: Sequence[Curve]) -> None:
-    """Regrets of one landscape. auto lies below the others, and broad, so that it is seen there."""
-    names = _names()
-    for curve in found:
-        look, is_auto = names.index(curve.contender), curve.contender == "auto"
-        after = range(1, len(curve.median) + 1)
-        low, median, high = (
-            [100 * max(FLOOR, regret) for regret in regrets]
-            for regrets in (curve.low, curve.median, curve.high)
-        )
-        axes.fill_between(
-            after, low, high, step="post", color=COLOURS[look], alpha=0.1, linewidth=0
-        )
-        axes.plot(
-            after, median, color=COLOURS[look], linestyle=DASHES[look], drawstyle="steps-post",
-            linewidth=6 if is_auto else 1.3, alpha=0.55 if is_auto else 1.0,
-            zorder=1.5 if is_auto else 2, label=curve.contender,
-        )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(1, AT[-1]), ylim=(75 * FLOOR, 1000))
-    axes.set_xticks([1, 2, *AT], labels=[str(at) for at in (1, 2, *AT)])
-    axes.minorticks_off()
-    axes.set_title(title(landscape), fontsize=9)
-    axes.set_xlabel("evaluations")
-    axes.set_ylabel("median regret, %")
-    axes.grid(color="0.85", linewidth=0.5)
-    axes.yaxis.set_major_formatter(lambda value, _: "0" if value <= 100 * FLOOR else f"{value:g}")
 
 
 def main() -> None:
     """Replay, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=50, help="searches a contender")
+    parser.add_argument("--seeds", type=int, help="searches a contender: 50, with --peers 30")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    names = [contender.name for contender in CONTENDERS]
-    parser.add_argument("--contender", action="append", choices=names, help="all unless given")
+    parser.add_argument("--contender", action="append", choices=names(), help="all unless given")
     parser.add_argument("--out", type=Path, default=Path("search_efficiency"), metavar="NAME")
-    parser.add_argument("--peers", action="store_true", help="Kernel Tuner too, to 320 evaluations")
+    parser.add_argument("--peers", action="store_true", help="with strategies of Kernel Tuner")
+    parser.add_argument("--public", type=Path, metavar="FOLDER", help="of files for --peers")
     asked = parser.parse_args()
-    if asked.seeds < 1 or asked.jobs < 1:
+    seeds = asked.seeds if asked.seeds is not None else 30 if asked.peers else 50
+    if seeds < 1 or asked.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
-    contenders = [each for each in CONTENDERS if each.name in (asked.contender or names)]
-    if asked.peers:
-        if importlib.util.find_spec("kernel_tuner") is None:
-            sys.exit("--peers needs Kernel Tuner: pip install 'flashgen[peers]'")
-        global AT
-        AT = AT_WITH_PEERS
-        contenders += [Contender(name=name, sampler=None) for name in STRATEGIES]
-    others = ", ".join(f"{name} {version(name)}" for name in ("optuna", "numpy", "scipy"))
+    if asked.peers and importlib.util.find_spec("kernel_tuner") is None:
+        sys.exit("--peers needs Kernel Tuner: pip install 'flashgen[peers]'")
+    all_of_them = PEERS if asked.peers else CONTENDERS
+    contenders = [each for each in all_of_them if each.name in (asked.contender or names())]
+    packages = ("kernel_tuner", *PACKAGES) if asked.peers else PACKAGES
+    others = ", ".join(f"{name} {version(name)}" for name in packages)
     about = (
         f"A replay of recorded landscapes on a CPU by flashgen {flashgen.__version__} "
-        f"({others}): {asked.seeds} searches each, one where nothing is left to chance. Median "
+        f"({others}): {seeds} searches each, one where nothing is left to chance. Median "
         f"regret in per cent, and the 95 % band of the median by bootstrap."
     )
     print(about)
-    done = []
     try:
-        landscapes = [each for path in asked.files for each in read(path, print)] or shipped()
-        for landscape, found in curves(landscapes, contenders, asked.seeds, asked.jobs):
-            print(f"\n{title(landscape)}\n\n{table(found)}", flush=True)
-            done.append((landscape, found))
+        given = [each for path in asked.files for each in read(path, print)]
+        if asked.peers:
+            compare(given, contenders, seeds, asked, about)
+        else:
+            replay_all(given or shipped(), contenders, seeds, asked, about)
     except FlashgenError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def replay_all(
+    landscapes: Sequence[Landscape],
+    contenders: Sequence[Contender],
+    seeds: int,
+    asked: argparse.Namespace,
+    about: str,
+) -> None:
+    """Without --peers: search, print and write."""
+    done = []
+    for landscape, found in curves(landscapes, contenders, seeds, asked.jobs):
+        print(f"\n{title(landscape)}\n\n{table(found)}", flush=True)
+        done.append((landscape, found))
     print(f"\n{verdict(done)}")
-    write(asked.out, about, done)
+    fallen = [each for landscape, found in done for each in shortfalls(landscape, found)]
+    write(asked.out, about, done, AT, {"shortfalls": fallen}, end=verdict(done))
 
 
-def write(out: Path, about: str, done: Sequence[tuple[Landscape, list[Curve]]]) -> None:
+def compare(
+    given: Sequence[Landscape],
+    contenders: Sequence[Contender],
+    seeds: int,
+    asked: argparse.Namespace,
+    about: str,
+) -> None:
+    """With --peers: search, print and write."""
+    found_public, skipped = public(asked.public)
+    landscapes = [*map(cold, given)] or [*map(cold, found_public), *compared()]
+    print("\n".join(f"skipped: {each}" for each in skipped))
+    runs = Runs(asked.out.with_suffix(".runs.jsonl"))
+    last, done = AT_WITH_PEERS[-1], []
+    for landscape, found in curves(landscapes, contenders, seeds, asked.jobs, last, runs):
+        print(f"\n{title(landscape)}\n\n{table(found, AT_WITH_PEERS)}", flush=True)
+        done.append((landscape, found))
+    check_that_runs_are_apart(landscapes, runs, last)
+    sums, texts = {}, []
+    for name in ("all", *dict.fromkeys(landscape.source for landscape in landscapes)):
+        some = [found for landscape, found in done if name in ("all", landscape.source)]
+        sums[name] = summary(some, AT_WITH_PEERS)
+        count = f"{len(some)} landscapes, {name}"
+        texts.append(f"## {count}\n\n{summary_table(sums[name], AT_WITH_PEERS)}\n")
+    print("\n" + "\n".join(texts))
+    write(
+        asked.out, about, done, AT_WITH_PEERS, {"summary": sums, "skipped": skipped},
+        start="\n".join(texts), end="\n".join(f"Skipped: {each}" for each in skipped),
+    )  # fmt: skip
+
+
+def write(
+    out: Path,
+    about: str,
+    done: Sequence[tuple[Landscape, list[Curve]]],
+    at: Sequence[int],
+    more: dict[str, object],
+    *,
+    start: str = "",
+    end: str = "",
+) -> None:
     """NAME.json, NAME.md and, where there is matplotlib, NAME.png."""
     out.parent.mkdir(parents=True, exist_ok=True)
     records = [record(landscape, found) for landscape, found in done]
-    fallen = [each for landscape, found in done for each in shortfalls(landscape, found)]
-    content = {"about": about, "evaluations": AT, "shortfalls": fallen, "landscapes": records}
+    content = {"about": about, "evaluations": at, **more, "landscapes": records}
     out.with_suffix(".json").write_text(json.dumps(content) + "\n")
-    tables = [f"## {title(landscape)}\n\n{table(found)}\n" for landscape, found in done]
-    text = "\n".join([f"# Search efficiency\n\n{about}\n", *tables, f"{verdict(done)}\n"])
-    out.with_suffix(".md").write_text(text)
+    tables = [f"## {title(landscape)}\n\n{table(found, at)}\n" for landscape, found in done]
+    parts = [f"# Search efficiency\n\n{about}\n", *([start] if start else []), *tables, f"{end}\n"]
+    out.with_suffix(".md").write_text("\n".join(parts))
     try:
-        draw(done, out.with_suffix(".png"))
+        panels = [(title(landscape), found) for landscape, found in done]
+        draw(panels, names(), at, out.with_suffix(".png"))
     except ImportError:
         print("no picture: it needs matplotlib, pip install 'flashgen[plots]'")
     print(f"\nWritten: {out.with_suffix('.json')} and, beside it, .md and .png")

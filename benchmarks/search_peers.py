@@ -1,4 +1,5 @@
-"""Strategies of Kernel Tuner on recorded landscapes: pip install 'flashgen[peers]'.
+"""Strategies of Kernel Tuner on recorded landscapes (pip install 'flashgen[peers]'), and the public
+landscapes to compare them on.
 
 Each run gets a search space of its own: Kernel Tuner keeps neighbours in it, so a space shared by
 runs makes later seeds better. Failing configs count as evaluations, as for every contender.
@@ -11,17 +12,60 @@ import importlib
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flashgen.search.landscape import Landscape
+from flashgen.search.landscape import Landscape, read
 
 STRATEGIES = {
     "kernel tuner, annealing": "simulated_annealing",
     "kernel tuner, grey wolf": "gen_adaptive_tabu_greywolf",
 }
 """Names of contenders, and modules of kernel_tuner.strategies (Kernel Tuner 1.5)."""
+
+
+HUB = "cachefiles of github.com/AutoTuningAssociation/benchmark_hub"
+MOCK = "tests/autotuning_methodology/integration/mockfiles of autotuning_methodology 1.1.0 on PyPI"
+PUBLIC = {
+    **{
+        f"{kernel}_milo/{gpu}_T4.json.gz": HUB
+        for kernel in ("convolution", "dedispersion", "gemm", "hotspot")
+        for gpu in ("A100", "A4000", "MI250X", "W6600")
+    },
+    "convolution_milo/W7800_T4.json.gz": HUB,
+    "pnpoly/RTX_3090.json.gz": HUB,
+    "mock_gpu_T4.json": MOCK,
+}
+"""Measured spaces that others publish, and where: none of them ships with flashgen."""
+
+NAMES = {"mock_gpu_T4.json": "convolution RTX 2080 Ti"}
+
+
+def public(folder: Path | None) -> tuple[list[Landscape], list[str]]:
+    """The landscapes of PUBLIC in a folder, and a sentence for each that is not there. A file may
+    be in a folder of its kernel, as in the hub, or have `__` instead of the `/`.
+    """
+    if folder is None:
+        return [], ["public landscapes: --public FOLDER was not given"]
+    found: list[Landscape] = []
+    missing: dict[str, list[str]] = {}
+    for name, origin in PUBLIC.items():
+        paths = [folder / name, folder / name.replace("/", "__")]
+        path = next(filter(Path.exists, paths), None)
+        if path is None:
+            missing.setdefault(origin, []).append(name)
+            continue
+        title = NAMES.get(name, name.removesuffix(".json.gz").removesuffix("_T4"))
+        title = title.replace("_milo/", " ").replace("/", " ").replace("_", " ")
+        (landscape,) = read(path)
+        found.append(replace(landscape, name=title, source="measured"))
+    skipped = [
+        f"{', '.join(names)}: not in the folder; see {origin}" for origin, names in missing.items()
+    ]
+    return found, skipped
 
 
 class _Runner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import math
 import re
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashgen.search.landscape import Landscape, dump, read
@@ -110,6 +112,114 @@ class TestPeers:
         monkeypatch.setattr(sys, "argv", ["search_efficiency.py", "--peers"])
         with pytest.raises(SystemExit, match="--peers needs Kernel Tuner: pip install"):
             program.main()
+
+
+class TestPublic:
+    """Files of others, which --peers reads where they are."""
+
+    def test_what_is_not_there_is_skipped_with_its_reason(
+        self, program: ModuleType, tmp_path: Path
+    ) -> None:
+        made = dump(TestShortfalls.LANDSCAPE).replace('"flashgen"', '"others"')
+        (tmp_path / "gemm_milo__A100_T4.json.gz").write_bytes(gzip.compress(made.encode()))
+        (tmp_path / "hotspot_milo").mkdir()
+        (tmp_path / "hotspot_milo" / "W6600_T4.json.gz").write_bytes(gzip.compress(made.encode()))
+        found, skipped = program.public(tmp_path)
+        assert [(each.name, each.source) for each in found] == [
+            ("gemm A100", "measured"),
+            ("hotspot W6600", "measured"),
+        ]
+        hub, mock = skipped
+        assert hub.startswith("convolution_milo/A100_T4.json.gz, ")
+        assert "gemm_milo/A100" not in hub
+        assert hub.endswith(": not in the folder; see cachefiles of github.com/AutoTuningAssociation/benchmark_hub")  # fmt: skip
+        assert mock.startswith("mock_gpu_T4.json: not in the folder; see tests/")
+        assert program.public(None) == ([], ["public landscapes: --public FOLDER was not given"])
+
+    def test_only_points_and_times_are_compared(self, program: ModuleType) -> None:
+        (large,) = read(LANDSCAPES[0])
+        assert large.seeds
+        assert large.likely_first
+        found = program.cold(replace(large, guesses=large.times))
+        assert found == replace(large, seeds=(), guesses=None, likely_first=False)
+
+
+class TestScore:
+    """The performance score: a random search has 0, the best at once has 1."""
+
+    @pytest.fixture
+    def scores(self, program: ModuleType) -> ModuleType:
+        """benchmarks/search_scores.py, which the program has loaded."""
+        return sys.modules[program.summary.__module__]
+
+    LANDSCAPE = Landscape(
+        name="made", source="made", unit="ms",
+        points=tuple({"x": x} for x in range(1001)), times=tuple(1.0 + x for x in range(1001)),
+    )  # fmt: skip
+
+    def test_the_best_at_once_and_a_random_search(self, scores: ModuleType) -> None:
+        evaluations = 60
+        assert scores.score(self.LANDSCAPE, np.zeros((3, evaluations))) == 1.0
+        after = np.arange(1, evaluations + 1)
+        random = 1000 - np.round(after * 1002 / (after + 1))
+        assert scores.score(self.LANDSCAPE, random[None, :]) == pytest.approx(0.0, abs=0.02)
+        half = scores.score(self.LANDSCAPE, random[None, :] / 2)
+        assert half == pytest.approx(0.5, abs=0.02)
+
+    def test_what_failed_counts_as_the_slowest(self, scores: ModuleType) -> None:
+        failed = np.full((1, 60), math.inf)
+        slowest = np.full((1, 60), 1000.0)
+        assert scores.score(self.LANDSCAPE, failed) == scores.score(self.LANDSCAPE, slowest) < 0
+
+    def test_a_space_that_a_random_search_solves_at_once_has_none(self, scores: ModuleType) -> None:
+        assert scores.score(TestShortfalls.LANDSCAPE, np.zeros((1, 80))) is None
+
+    def test_the_summary_has_geometric_means_and_the_worst(self, scores: ModuleType) -> None:
+        def curve(name: str, regret: float) -> Any:
+            every = (regret,) * 80
+            return scores.Curve(
+                contender=name, runs=1, median=every, low=every, high=every, score=regret
+            )
+
+        found = [[curve("auto", 0.0), curve("tpe", 0.1)], [curve("auto", 0.4), curve("tpe", 0.9)]]
+        auto, tpe = scores.summary(found, (5, 80))
+        assert auto["geometric_mean"] == [0.02, 0.02]  # none counts as 0.1 %
+        assert tpe == {
+            "contender": "tpe", "landscapes": 2, "geometric_mean": [0.3, 0.3], "worst": 0.9,
+            "score": 0.5,
+        }  # fmt: skip
+        assert "| tpe | 30.0 | 30.0 | 90.0 | 0.50 |" in scores.summary_table([auto, tpe], (5, 80))
+
+
+class TestRuns:
+    """Searches that are done are not repeated."""
+
+    def test_a_file_that_was_cut_off_goes_on(self, program: ModuleType, tmp_path: Path) -> None:
+        path = tmp_path / "found.runs.jsonl"
+        contenders = [each for each in program.CONTENDERS if each.name == "random"]
+        landscape = replace(TestShortfalls.LANDSCAPE, seeds=())
+        whole = list(program.curves([landscape], contenders, 3, 1, 4, program.Runs(path)))
+        lines = path.read_text().splitlines(keepends=True)
+        assert len(lines) == 3
+        path.write_text("".join(lines[:2]) + lines[2][:20])
+        again = list(program.curves([landscape], contenders, 3, 1, 4, program.Runs(path)))
+        assert again == whole
+        assert path.read_text().splitlines(keepends=True) == lines
+
+    def test_what_is_kept_is_not_searched_again(
+        self, program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "found.runs.jsonl"
+        contenders = [each for each in program.CONTENDERS if each.name == "random"]
+        landscape = TestShortfalls.LANDSCAPE
+        whole = list(program.curves([landscape], contenders, 2, 1, 4, program.Runs(path)))
+        monkeypatch.setattr(program, "_search", lambda task: (9.0,) * 4)
+        again = list(program.curves([landscape], contenders, 2, 1, 4, program.Runs(path)))
+        assert again == whole
+        (other,) = program.curves(
+            [replace(landscape, times=(2.0, 1.0))], contenders, 2, 1, 4, program.Runs(path)
+        )
+        assert other[1][0].median == (9.0,) * 4
 
 
 class TestShortfalls:
