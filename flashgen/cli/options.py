@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -157,13 +157,19 @@ def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
 
 def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpec, ...]:
     """The specs with an 8-bit cache if --kv is given. Raises InvalidArgument."""
-    if word not in KV_WORDS:
-        raise InvalidArgument(f"--kv must be one of {', '.join(KV_WORDS)}: got {word!r}")
+    cache = fields_of_kv(word)
     for spec in specs:
         if spec.direction != "decode":
             raise InvalidArgument(f"--kv goes with --direction decode: got {spec.direction}")
+    return tuple(replace(spec, **cache) for spec in specs)
+
+
+def fields_of_kv(word: str) -> dict[str, Any]:
+    """The fields of a spec that --kv names. Raises InvalidArgument."""
+    if word not in KV_WORDS:
+        raise InvalidArgument(f"--kv must be one of {', '.join(KV_WORDS)}: got {word!r}")
     kv_dtype, kv_scales = KV_WORDS[word]
-    return tuple(replace(spec, kv_dtype=kv_dtype, kv_scales=kv_scales) for spec in specs)
+    return {"kv_dtype": kv_dtype, "kv_scales": kv_scales}
 
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:

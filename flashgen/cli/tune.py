@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flashgen.cli.options import (
     COMMAND_LINE,
@@ -31,6 +32,7 @@ from flashgen.cli.options import (
     UseGpu,
     WorkloadFile,
     check_least,
+    fields_of_kv,
     in_8_bits,
     in_pages,
     named_directions,
@@ -81,7 +83,10 @@ def tune(
     if not 0 <= max_regret < 1:
         raise InvalidArgument(f"--max-regret must be 0 or more, and less than 1: got {max_regret}")
     named = _demand_one_source(
-        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None, feature, kv
+        workload,
+        hf_config,
+        *(direction, paged or None, kv),
+        listed=(dtype, head_dim, causal, seq, feature),
     )
     if target is not None:
         known_target(target)  # before the imports below, which take seconds
@@ -96,6 +101,7 @@ def tune(
     specs = () if named else _specs(direction, dtype, head_dim, causal, feature)
     specs = in_pages(specs) if paged else specs
     specs = in_8_bits(specs, kv) if kv is not None else specs
+    cache = ({"paged": True} if paged else {}) | (fields_of_kv(kv) if kv is not None else {})
     if gpus is not None and not gpus.isdecimal():
         if time_budget is not None:
             raise InvalidArgument(
@@ -113,7 +119,7 @@ def tune(
     options = TuneOptions(
         specs=specs,
         seqs=tuple(seq or (DEFAULT_SEQ,)),
-        pieces=_pieces(workload, hf_config, direction, screen.print),
+        pieces=_pieces(workload, hf_config, direction, cache, screen.print),
         gpu=gpu or gpus is not None,
         device=int(gpus or 0),
         storage=storage,
@@ -145,19 +151,20 @@ def _fleet(gpus: str, storage: str | None, jobs: int | None, out: Path) -> None:
 
 
 def _demand_one_source(
-    workload: Path | None, model: Path | None, direction: object, *lists: object
+    workload: Path | None, model: Path | None, *of_both: object, listed: Sequence[object]
 ) -> bool:
-    """Whether a file says what to tune. Raises InvalidArgument if options say it too."""
+    """Whether a file says what to tune. Raises InvalidArgument if options say it too; of_both are
+    those that a model leaves open.
+    """
     if workload is not None and model is not None:
         raise InvalidArgument("--workload and --hf-config exclude each other: name one")
-    listed = any(option is not None for option in lists)
-    if workload is not None and (listed or direction is not None):
+    if workload is not None and any(option is not None for option in (*listed, *of_both)):
         raise InvalidArgument(
             "--workload says what to tune: leave out "
-            "--dtype, --head-dim, --causal, --feature, --seq and --direction, or put them into the "
-            "file"
+            "--dtype, --head-dim, --causal, --feature, --seq, --direction, --paged and --kv, or "
+            "put them into the file"
         )
-    if model is not None and listed:
+    if model is not None and any(option is not None for option in listed):
         raise InvalidArgument(
             "--hf-config says what to tune: "
             "leave out --dtype, --head-dim, --causal, --feature and --seq"
@@ -191,6 +198,7 @@ def _pieces(
     workload: Path | None,
     model: Path | None,
     direction: list[str] | None,
+    cache: Mapping[str, Any],
     say: Callable[[str], object],
 ) -> tuple[tuple[AttentionSpec, Problem], ...]:
     """The pieces of a workload or a model's configuration, after printing them; otherwise none."""
@@ -199,7 +207,8 @@ def _pieces(
     if workload is not None:
         found = workloads.load(workload)
     elif model is not None:
-        found = hf_config.from_hf_config(model, directions=tuple(direction or ["forward"]))
+        directions = tuple(direction or ["forward"])
+        found = hf_config.from_hf_config(model, directions=directions, cache=cache)
     else:
         return ()
     for line in (f"{found.name}:", *found.lines(), *found.notes):

@@ -62,10 +62,12 @@ _EVERY_OTHER = ("gemma2", "gpt_oss")
 """Models whose layers have the window and the full mask in turn, where no list says so."""
 
 
-def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> Workload:
+def from_hf_config(
+    path: Path, *, directions: Sequence[str] = ("forward",), cache: Mapping[str, Any] | None = None
+) -> Workload:
     """The workload of a model's configuration; `path` may be the model's folder.
 
-    directions are the words of workloads.kernels_of; if the backward is among them, the model
+    directions and cache are those of workloads.kernels_of; if the backward is among them, the model
     trains, and its attention dropout counts. Raises InvalidArgument if the file cannot be read, has
     no attention, or one that no kernel supports.
     """
@@ -79,7 +81,7 @@ def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> W
     for where, part in _parts(config):
         try:
             model = _Model(part, training=training, sees=where == "vision_config")
-            pieces += _pieces(model, directions, notes)
+            pieces += _pieces(model, directions, cache, notes)
         except _NoAttention as error:
             without.append(f"{where} names {error}")
         except InvalidArgument as error:
@@ -332,11 +334,13 @@ class _Model:
         return parse_dtype(str(named).removeprefix("torch."))
 
 
-def _pieces(model: _Model, directions: Sequence[str], notes: list[str]) -> Iterator[Piece]:
+def _pieces(
+    model: _Model, directions: Sequence[str], cache: Mapping[str, Any] | None, notes: list[str]
+) -> Iterator[Piece]:
     """The pieces of one part. Features without kernels are noted."""
     for attention in _attentions(model, notes):
         for seq in attention.lengths:
-            for spec in kernels_of(attention.spec, directions):
+            for spec in kernels_of(attention.spec, directions, cache):
                 yield Piece(
                     spec=spec,
                     problem=problem_of(spec, seq, attention.group),

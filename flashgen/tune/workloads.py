@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import FEATURES, OFF, features_on
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
-from flashgen.spec.vocabulary import BACKWARD, Bias, Direction, Mask, Precision, parse_dtype
+from flashgen.spec.vocabulary import BACKWARD, Direction, Mask, Precision, parse_dtype
 from flashgen.table.yaml import Nodes, text_of
 
 if TYPE_CHECKING:
@@ -95,16 +96,39 @@ def problem_of(spec: AttentionSpec, seq: int, group: int = 1) -> Problem:
     return replace(filling, heads=kv_heads * group, kv_heads=kv_heads)
 
 
-def kernels_of(spec: AttentionSpec, words: Iterable[str]) -> list[AttentionSpec]:
+CACHE = tuple(dict.fromkeys(row.field for row in FEATURES if not row.word))
+"""The fields of a spec that describe a cache: its pages, and the dtype of its elements."""
+
+
+def one_token_step(spec: AttentionSpec, cache: Mapping[str, Any]) -> AttentionSpec:
+    """The spec that decode() looks for when a model with this attention generates one token.
+
+    The token sees every key, so a causal mask stays only where a feature goes with it. `cache` has
+    fields of CACHE. Raises InvalidArgument.
+    """
+    needed: Mask = next((row.mask for row in features_on(spec) if row.mask), "none")
+    step = spec.for_direction("decode")
+    return replace(step, mask=needed, dropout=False, **cache)
+
+
+def kernels_of(
+    spec: AttentionSpec, words: Iterable[str], cache: Mapping[str, Any] | None = None
+) -> list[AttentionSpec]:
     """The specs of all kernels that these words name for the attention of a forward spec.
 
-    A word is forward, backward, or one of the backward kernels. Raises InvalidArgument.
+    A word is forward, backward, one of the backward kernels, or decode: a one-token step over a
+    cache, which has the fields of CACHE that are given. Raises InvalidArgument.
     """
+    words = tuple(words)
+    if cache and "decode" not in words:
+        raise InvalidArgument(f"{', '.join(cache)} goes with direction decode: add it")
     found: list[AttentionSpec] = []
     for word in words:
         if word == "backward":
             bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
             found += [spec.for_direction(direction) for direction in (*BACKWARD, *bias)]
+        elif word == "decode":
+            found.append(one_token_step(spec, cache or {}))
         elif word in get_args(Direction):
             found.append(spec.for_direction(word))  # type: ignore[arg-type]  # one of them
         else:
@@ -152,20 +176,14 @@ def parse(text: str, path: Path) -> Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request:
-    """One spec of a file without its lengths: heads and kv_heads are the model's."""
+class _Plain:
+    """One spec of a file without its lengths and features: heads and kv_heads are the model's."""
 
     dtype: str
     head_dim: int
     mask: Mask
     head_dim_v: int | None = None
     precision: Precision = "ieee"
-    bias: Bias = "none"
-    alibi: bool = False
-    dropout: bool = False
-    window: bool = False
-    softcap: bool = False
-    sink: bool = False
     heads: int = 1
     kv_heads: int | None = None
     directions: tuple[str, ...] = ("forward",)
@@ -192,19 +210,26 @@ class _Request:
             head_dim_v=self.head_dim if self.head_dim_v is None else self.head_dim_v,
             mask=self.mask,
             precision=self.precision,
-            bias=self.bias,
-            alibi=self.alibi,
-            dropout=self.dropout,
-            window=self.window,
-            softcap=self.softcap,
-            sink=self.sink,
+            **{name: getattr(self, name) for name in OFF if name not in CACHE},
         )
-        return kernels_of(forward, self.directions)
+        cache = {name: getattr(self, name) for name in CACHE if getattr(self, name) != OFF[name]}
+        return kernels_of(forward, self.directions, cache)
+
+
+_TYPES = get_type_hints(AttentionSpec)
+_Request: Any = make_dataclass(
+    "_Request",
+    [(name, _TYPES[name], field(default=off)) for name, off in OFF.items()],
+    bases=(_Plain,),
+    frozen=True,
+    kw_only=True,
+)
+"""A spec of a file with its features, each a key that a table has too."""
 
 
 def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
     """The pieces of one spec of a file: for each length all directions, with the length's line."""
-    request: _Request = nodes.record(node, _Request, beside=("seqs",))
+    request = nodes.record(node, _Request, beside=("seqs",))
     for seq, weight, mark in _weights(nodes, nodes.keys(node, None)["seqs"]):
         for spec in request.kernels():
             try:

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flashgen.errors import InvalidArgument
+from flashgen.runtime import decode
+from flashgen.runtime.decode import CacheArguments
+from flashgen.spec.features import Features, fields_of
 from flashgen.spec.problem import Problem, workload
 from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import Piece, Workload, kernels_of, load, parse, problem_of
 from tests.makers import make_spec
 
+BACKWARD_OF = "bwd_delta", "bwd_dkv", "bwd_dq", "bwd_fused"
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "workloads"
 
 PLAIN = """\
@@ -167,9 +172,7 @@ def test_weights_and_words_are_checked_in_python_too() -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("llama-3-8b", [("fwd_bf16_d128_causal", n, 16, 4) for n in (2048, 8192, 512)]),
-        ("qwen3-30b-a3b", [("fwd_bf16_d128_causal", n, 16, 2) for n in (2048, 8192, 16384, 512)]),
-        ("vit-l", [("fwd_bf16_d64", 197, 32, 32)]),
+        ("vit-l", [(f"{kernel}_bf16_d64", 197, 32, 32) for kernel in ("fwd", *BACKWARD_OF)]),
         (
             "gpt-2",
             [
@@ -191,13 +194,88 @@ def test_an_example_is_what_it_says(file: str, expected: list[tuple[Any, ...]]) 
     ] == expected
 
 
+_OF_16_BITS = {"torch_dtype": "bfloat16", "max_position_embeddings": 131072}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "llama-4-scout": {
+        "model_type": "llama4_text", "num_attention_heads": 40, "num_key_value_heads": 8,
+        "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 48,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "num_hidden_layers": 48,
+    },
+    "gemma-2-2b": {
+        "model_type": "gemma2", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "num_hidden_layers": 26, "attn_logit_softcapping": 50.0, "sliding_window": 4096,
+    },
+    "gemma-3-4b": {
+        "model_type": "gemma3_text", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "num_hidden_layers": 34, "sliding_window": 1024, "sliding_window_pattern": 6,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+        "num_hidden_layers": 24, "sliding_window": 128,
+    },
+    "mistral-7b": {
+        "model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_hidden_layers": 32, "sliding_window": 4096,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "num_attention_heads": 128, "num_key_value_heads": 128,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_hidden_layers": 61,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", MODELS)
+def test_an_example_tunes_what_its_models_configuration_says(tmp_path: Path, file: str) -> None:
+    """Prompts, and generation over pages: the same specs at the same ratio of heads."""
+    directions = ("forward", "decode")
+    model = read(tmp_path, MODELS[file] | _OF_16_BITS, directions=directions, cache={"paged": True})
+    written = [p for p in load(EXAMPLES / f"{file}.yaml").pieces if p.spec.direction in directions]
+    found = {(p.spec, p.problem.heads, p.problem.kv_heads) for p in model.pieces}
+    assert {(p.spec, p.problem.heads, p.problem.kv_heads) for p in written} == found
+
+
 def test_all_examples_are_tested() -> None:
-    assert {path.stem for path in EXAMPLES.iterdir()} == {
-        "llama-3-8b",
-        "qwen3-30b-a3b",
-        "vit-l",
-        "gpt-2",
-    }
+    assert {path.stem for path in EXAMPLES.iterdir()} == {"vit-l", "gpt-2", *MODELS}
+
+
+# ---------------------------------------------------------------- a step of one token
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        Features(),
+        Features(window=(4095, 0)),
+        Features(softcap=50.0),
+        Features(window=(4095, 0), sinks=torch.zeros(4)),
+    ],
+    ids=["plain", "window", "softcap", "window and sink"],
+)
+def test_decode_finds_what_a_model_was_tuned_for(features: Features) -> None:
+    """What a causal attention tunes for decode is what decode(causal=True) asks the table for."""
+    forward = make_spec("bfloat16", 64, "causal", **fields_of(features))
+    q = torch.zeros(2, 4, 1, 64, dtype=torch.bfloat16)
+    pool, pages = torch.zeros(2, 16, 2, 64, dtype=torch.bfloat16), torch.zeros(2, 4).int()
+    cache = decode.check_call(q, pool, pool, CacheArguments(lengths=pages[:, 0], block_table=pages))
+    step = decode.spec_of(q, cache, True, "ieee", features)
+    assert kernels_of(forward, ["decode"], {"paged": True}) == [step]
+
+
+def test_a_cache_goes_with_decode() -> None:
+    with pytest.raises(InvalidArgument, match="paged goes with direction decode: add it"):
+        kernels_of(make_spec(), ["forward"], {"paged": True})
+    with pytest.raises(InvalidArgument, match="line 3: kv_dtype, kv_scales goes with direction"):
+        parsed(
+            "name: w\nspecs:\n- {dtype: bf16, head_dim: 64, mask: none, kv_dtype: int8, "
+            "kv_scales: page, seqs: [512]}\n"
+        )
 
 
 # ---------------------------------------------------------------- a model's configuration

@@ -27,6 +27,7 @@ from flashgen.spec.features import LARGEST_CHUNK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
 from flashgen.tune.hf_config import from_hf_config
+from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
 from tests.serving import serve
 
@@ -415,3 +416,9 @@ def test_an_interval_of_a_model_that_does_not_matter(tmp_path: Path, interval: o
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     assert from_hf_config(path).pieces
+
+
+def test_a_step_of_a_model_with_chunks_keeps_its_mask() -> None:
+    """decode() asks the table for a causal spec here, though one query sees all of its chunk."""
+    (step,) = kernels_of(make_spec("bfloat16", 64, "causal", chunk=True), ["decode"])
+    assert step == make_spec("bfloat16", 64, "causal", direction="decode", chunk=True)
