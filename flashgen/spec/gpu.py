@@ -175,14 +175,18 @@ def _target(
 
 
 _KNOWN = (
-    # NVIDIA A100 Tensor Core GPU Architecture white paper; A100 data sheet: 312 TFLOP/s.
+    # Clocks are the boost clocks, or those at which a data sheet's dense TFLOP/s are reached where
+    # they are lower. All were read again in November 2026.
+    # NVIDIA A100 Tensor Core GPU Architecture white paper; A100 data sheets: 312 TFLOP/s, 2039 and
+    # 1555 GB/s, 40 MB of L2.
     _target("NVIDIA A100-SXM4-80GB", "sm_80", 108, 1410, 2039.0, 2048, 40),
     _target("NVIDIA A100-SXM4-40GB", "sm_80", 108, 1410, 1555.0, 2048, 40),
-    # A10 data sheet: 125 TFLOP/s, 600 GB/s; GA102 white paper.
+    # A10 data sheet: 125 TFLOP/s, 600 GB/s; GA102 white paper: 6 MB of L2; 1695 MHz: TechPowerUp.
     _target("NVIDIA A10", "sm_86", 72, 1695, 600.0, 1024, 6),
     # GA102 white paper: 71 TFLOP/s FP16 with FP32 accumulate, 936 GB/s.
     _target("NVIDIA GeForce RTX 3090", "sm_86", 82, 1695, 936.0, 512, 6),
-    # L4 data sheet: 121 TFLOP/s dense, 300 GB/s; L40S data sheet: 362 TFLOP/s dense, 864 GB/s.
+    # L4 data sheet: 121 TFLOP/s dense, 300 GB/s, 30.3 TFLOP/s of FP32 (58 SMs at 2040 MHz). L40S
+    # data sheet: 362 TFLOP/s dense and 733 sparse, half of which is 366 at 2520 MHz; 864 GB/s.
     _target("NVIDIA L4", "sm_89", 58, 2040, 300.0, 1024, 48),
     _target("NVIDIA L40S", "sm_89", 142, 2520, 864.0, 1024, 96),
     # Ada white paper: 165.2 TFLOP/s FP16 with FP32 accumulate, 1008 GB/s, 72 MiB of L2.
@@ -194,8 +198,8 @@ _KNOWN = (
     _target("NVIDIA H100 80GB HBM3", "sm_90", 132, 1830, 3352.0, 4096, 50),
     _target("NVIDIA H100 PCIe", "sm_90", 114, 1620, 2039.0, 4096, 50),
     _target("NVIDIA H200", "sm_90", 132, 1830, 4800.0, 4096, 60),
-    # DGX B200 data sheet, an eighth of its 18 PFLOP/s dense bf16; 8 TB/s; 148 SMs as devices
-    # report; 126 MB of L2: Blackwell tuning guide.
+    # DGX B200 data sheet, an eighth of its 18 PFLOP/s dense bf16 (1.86 GHz; FP32 runs at 1.98) and
+    # of its 64 TB/s; 148 SMs as devices report; 126 MB of L2: Blackwell tuning guide.
     _target("NVIDIA B200", "sm_100", 148, 1850, 8000.0, 8192, 126),
     # RTX Blackwell white paper: 209.5 TFLOP/s FP16 with FP32 accumulate, 1792 GB/s.
     _target("NVIDIA GeForce RTX 5090", "sm_120", 170, 2407, 1792.0, 512, 96),

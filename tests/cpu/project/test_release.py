@@ -70,6 +70,14 @@ def test_the_citation_is_of_this_version() -> None:
     assert {"cff-version", "message", "authors", "type"} <= set(citation)
 
 
+def test_the_changelog_begins_with_what_comes_next_or_with_this_version() -> None:
+    """A release renames the section Unreleased, so that a tag finds its own text on top."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [each for each in headings if each != "Unreleased"]
+    assert headings in (released, ["Unreleased", *released])
+    assert re.fullmatch(rf"{re.escape(flashgen.__version__)} - \d{{4}}-\d\d-\d\d", released[0])
+
+
 def test_no_placeholder_stands_where_people_read() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "pyproject.toml"]
     found = [f"{path.name}: {word}" for path in pages
