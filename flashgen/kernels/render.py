@@ -15,6 +15,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name, o_apart, rows_of_eight
 from flashgen.spec.features import features_on
 from flashgen.spec.vocabulary import padded
+from flashgen.spec.whole_rows import k_parts, o_parts
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
@@ -58,6 +59,8 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         o_apart=o_apart(spec, config),
         head_dim_pad=padded(spec.head_dim),
         head_dim_v_pad=padded(spec.head_dim_v) // config.v_parts,
+        k_parts=k_parts(spec, config),
+        o_parts=o_parts(spec, config),
     )
     digest = digest_of(body)
     header = render_text(

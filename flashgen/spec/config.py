@@ -80,7 +80,8 @@ class KernelConfig:
     arithmetic on their bits, which every GPU does, or by its own instruction. v_parts: of a forward
     or decode, the programs that share a tile of rows, each with a part of the columns of V and O,
     and all of S. maxnreg: registers that a thread takes at most, Triton's option of that name;
-    0: as many as ptxas wants. Raises InvalidArgument.
+    0: as many as ptxas wants. whole_rows: products in parts, of which mma.sync gives a warp whole
+    rows; no knob, spec/whole_rows.py derives it. Raises InvalidArgument.
     """
 
     br: int
@@ -96,6 +97,7 @@ class KernelConfig:
     widening: Widening = "bits"
     v_parts: int = 1
     maxnreg: int = 0
+    whole_rows: bool = False
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -118,8 +120,10 @@ class KernelConfig:
                 if self.schedule == "hopper" and field == "num_warps":
                     known += " in schedule hopper, those that compute (earlier: 4, of a warpgroup)"
                 raise InvalidArgument(f"{field} must be one of {known}: got {value!r}")
-        if not isinstance(self.persistent, bool):
-            raise InvalidArgument(f"persistent must be true or false: got {self.persistent!r}")
+        for field in ("persistent", "whole_rows"):
+            value = getattr(self, field)
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"{field} must be true or false: got {value!r}")
 
     @property
     def label(self) -> str:
@@ -132,7 +136,8 @@ class KernelConfig:
         label += f"_split{self.split_keys}" * (self.split_keys > 1)
         label += "_native" * (self.widening == "native")
         label += f"_v{self.v_parts}" * (self.v_parts > 1)
-        return label + f"_r{self.maxnreg}" * (self.maxnreg > 0)
+        label += f"_r{self.maxnreg}" * (self.maxnreg > 0)
+        return label + "_rows" * self.whole_rows
 
     @property
     def takes_heads(self) -> bool:
@@ -210,7 +215,7 @@ _LABEL = (
     rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(LOADS_LABEL.values())})"
     rf"(?P<order>{'|'.join(ORDER_LABEL.values())})(?P<persistent>_pers)?(?P<any_dim>_anydim)?"
     r"(_split(?P<split_keys>[0-9]{1,9}))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]{1,9}))?"
-    r"(_r(?P<maxnreg>[0-9]{1,9}))?"
+    r"(_r(?P<maxnreg>[0-9]{1,9}))?(?P<whole_rows>_rows)?"
 )
 
 
@@ -236,6 +241,7 @@ def config_of(label: str) -> KernelConfig:
         widening="native" if found["widening"] else "bits",
         v_parts=int(found["v_parts"] or 1),
         maxnreg=int(found["maxnreg"] or 0),
+        whole_rows=found["whole_rows"] is not None,
     )
     if config.label != label:
         raise InvalidArgument(f"config must be written as its label {config.label}: got {label!r}")

@@ -22,6 +22,7 @@ from flashgen.spec.vocabulary import (
     Rotary,
     padded,
 )
+from flashgen.spec.whole_rows import why_no_rows
 
 DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
 """Those of all directions; forward and decode without features have MAX_HEAD_DIM, too."""
@@ -175,6 +176,12 @@ _DEFAULT_TILES["backward_fused"] = {
 }
 
 
+_IN_WHOLE_ROWS = KernelConfig(
+    br=64, bc=16, num_warps=4, num_stages=2, head_dims="padded", whole_rows=True
+)
+"""Before default_config, where mma.sync multiplies. Compiled with Triton 3.7.1 for sm_80 and sm_89
+at head dim 256, it spills with no feature and takes 52 KiB of shared memory at most."""
+
 WIDEST_DECODE = 64
 """Rows that a default of decode takes together at most: beyond, a second program reads the keys
 from L2."""
@@ -198,9 +205,12 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
 def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     """The configs of all default kernels of a spec: default_config, and for decode a wider one
     where it is legal on all known targets that the first is; of a float8 cache both once more, by
-    the instruction that widens its elements where there is one.
+    the instruction that widens its elements where there is one. Before it of a wide O one with
+    whole_rows, for GPUs with mma.sync.
     """
     first = default_config(spec)
+    if first.br < _IN_WHOLE_ROWS.br and why_no_rows(spec, _IN_WHOLE_ROWS) is None:
+        return (_IN_WHOLE_ROWS, first)
     if spec.direction != "decode":
         return (first,)
     wide = replace(first, br=WIDEST_DECODE)

@@ -23,6 +23,7 @@ from flashgen.spec.config import (
 )
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import DECODING, padded
+from flashgen.spec.whole_rows import MMA_SYNC, k_parts, o_parts, why_no_rows
 
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 """The most 32-bit registers a thread can name, by vendor."""
@@ -40,6 +41,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     V and walk Q and dO. Seen in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
+    if config.whole_rows:  # the parts need less padding
+        dims = k_parts(spec, config)[-1].end, o_parts(spec, config)[-1].end
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     of_v //= config.v_parts
@@ -436,6 +439,7 @@ _OF_TEMPLATES = (
     _hopper,
     _maxnreg,
     _backward,
+    why_no_rows,
 )
 """What no GPU changes, each rule in a function."""
 
@@ -446,6 +450,8 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
     if config.maxnreg and gpu.arch != "sm_90":
         return f"maxnreg was found to pay on sm_90 alone: {gpu.slug} is {gpu.arch}"
+    if config.whole_rows and gpu.arch not in MMA_SYNC:
+        return f"whole_rows is made for mma.sync: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):

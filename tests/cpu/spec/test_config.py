@@ -15,6 +15,7 @@ from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.problem import problem_of
 from flashgen.spec.space import block_rule, legal_configs, seed_configs, tuned_default
 from flashgen.spec.vocabulary import DECODING, Direction
+from flashgen.spec.whole_rows import on_gpu
 from tests.makers import make_config, make_spec
 
 H200, A100, L4 = (TARGETS[s] for s in ("nvidia_h200", "nvidia_a100_sxm4_80gb", "nvidia_l4"))
@@ -39,7 +40,7 @@ def test_a_name_holds_every_field() -> None:
     others = {
         "br": 64, "bc": 32, "num_warps": 8, "num_stages": 3, "schedule": "s_ahead", "loads": "descriptor",
         "order": "longest_first", "head_dims": "padded", "split_keys": 512, "persistent": True,
-        "widening": "native", "v_parts": 2, "maxnreg": 128,
+        "widening": "native", "v_parts": 2, "maxnreg": 128, "whole_rows": True,
     }  # fmt: skip
     assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
     spec = make_spec(mask="causal")
@@ -219,7 +220,7 @@ def test_seeds_hold_the_default_and_the_block_rule(gpu: object) -> None:
     for spec in SPECS:
         seeds = seed_configs(spec, gpu)  # type: ignore[arg-type]
         assert tuned_default(spec) in seeds
-        assert block_rule(spec, gpu) in seeds  # type: ignore[arg-type]
+        assert on_gpu(spec, block_rule(spec, gpu), gpu) in seeds  # type: ignore[arg-type]
         assert len(set(seeds)) == len(seeds)
 
 

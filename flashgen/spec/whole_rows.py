@@ -1,0 +1,93 @@
+"""Products in parts, so that a warp computes whole rows of S by mma.sync.
+
+Triton 3.7.1 gives the warps of a product that feeds another whole rows only where its result is no
+wider than it is high. Else it gives them columns: every warp has all rows of some keys, and P and
+the maxima and sums of the rows pass through shared memory. The widest result is O: so it is summed
+in parts of at most as many columns as the tile has rows. Q and K are loaded in parts as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, padded
+
+MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")
+"""Architectures of NVIDIA whose products are mma.sync in every tile."""
+
+WIDTHS = (128, 64)
+"""Columns of a part at most, the widest first."""
+
+
+class Part(NamedTuple):
+    """Columns [start, end) of a tensor, and what the kernel appends to the names of its tiles."""
+
+    name: str
+    start: int
+    end: int
+
+    @property
+    def plus(self) -> str:
+        """What the kernel adds to the columns, or to a pointer, of the first part."""
+        return f" + {self.start}" if self.start else ""
+
+
+def on_gpu(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> KernelConfig:
+    """The config as `gpu` multiplies: in whole rows where it has mma.sync and the kernel can."""
+    rows = replace(config, whole_rows=True)
+    can = gpu.arch in MMA_SYNC and why_no_rows(spec, rows) is None
+    return rows if can else replace(config, whole_rows=False)
+
+
+def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Why a config cannot have, or does not need, whole_rows; None where it can, or has it not."""
+    if not config.whole_rows:
+        return None
+    ways = (spec.direction, config.schedule, config.loads)
+    if ways != ("forward", "fa2", "pointer") or config.v_parts > 1:
+        return (
+            "whole_rows goes with direction forward, schedule fa2, pointer loads and v_parts 1: "
+            f"got {', '.join(ways)} and {config.v_parts}"
+        )
+    if spec.operand_bytes != 2:
+        return f"whole_rows goes with operands of 16 bits: got {spec.feature_words or spec.dtype}"
+    if max(spec.head_dim, spec.head_dim_v) > MAX_BACKWARD_HEAD_DIM:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"whole_rows goes with head dims to {MAX_BACKWARD_HEAD_DIM}: got {dims}"
+    if config.br < WIDTHS[-1] or config.bc > config.br or len(o_parts(spec, config)) == 1:
+        return (
+            f"whole_rows is for {WIDTHS[-1]} rows and more, no more keys, and an O that is wider: "
+            f"got {config.br}x{config.bc} and head_dim_v {spec.head_dim_v}"
+        )
+    return None
+
+
+def k_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
+    """The parts of the columns of Q and K: the summands of a score."""
+    widest = WIDTHS[0] if config.whole_rows else padded(spec.head_dim)
+    return _parts(spec.head_dim, widest, config)
+
+
+def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
+    """The parts of the columns of V and O, at most as wide as the tile is high."""
+    if not config.whole_rows:
+        return _parts(spec.head_dim_v, padded(spec.head_dim_v) // config.v_parts, config)
+    return _parts(spec.head_dim_v, min(config.br, WIDTHS[0]), config)
+
+
+def _parts(dim: int, widest: int, config: KernelConfig) -> tuple[Part, ...]:
+    if not config.whole_rows:
+        return (Part("", 0, widest),)
+    if config.head_dims == "padded":
+        dim = padded(dim)
+    widest = min(widest, padded(dim))
+    of = [width for width in WIDTHS if width <= widest] or [widest]
+    width = min(of, key=lambda width: -(-dim // width) * width)  # the least padding
+    starts = range(0, dim, width)
+    if len(starts) == 1:
+        return (Part("", 0, width),)
+    return tuple(Part(str(n), start, start + width) for n, start in enumerate(starts))

@@ -1,0 +1,152 @@
+"""Products in parts (whole_rows) on GPUs with mma.sync: what the compiler makes of them, what they are estimated at, and
+who gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+
+from flashgen.compile import sass
+from flashgen.compile.compiler import judge
+from flashgen.compile.loops import main_bodies
+from flashgen.estimate.estimate import estimate
+from flashgen.estimate.sm import cached_replay
+from flashgen.runtime.selection import Served, ladder
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.features import FEATURE_WORDS, masks_of
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.outcome import Status
+from flashgen.spec.problem import Problem, flops
+from flashgen.spec.space import legal_configs, seed_configs
+from flashgen.spec.whole_rows import o_parts, on_gpu
+from tests.compiled import cache, compile_one, cubin_of
+from tests.makers import make_config, make_spec
+
+A100, RTX_4090 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_geforce_rtx_4090"]
+H200 = TARGETS["nvidia_h200"]
+pinned = pytest.mark.skipif(
+    triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1"
+)
+
+
+def tflops(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> float:
+    heads = 2048 // spec.head_dim
+    problem = Problem(batch=1, heads=heads, kv_heads=heads, seq_q=16384, seq_k=16384)
+    replay = cached_replay(compile_one(spec, config, gpu.arch), gpu, cache())
+    return flops(spec, problem) / estimate(replay, spec, config, problem, gpu).median_us * 1e-6
+
+
+def tuned(gpu: Gpu, head_dim: int, mask: Any) -> tuple[AttentionSpec, KernelConfig]:
+    """What the tables choose there."""
+    spec = make_spec("bfloat16", head_dim, mask)
+    bc, order = 32 if gpu is A100 else 16, "longest_first" if spec.causal else "plain"
+    config = make_config(128, bc, num_warps=8, num_stages=3, order=order, whole_rows=True)
+    assert config in seed_configs(spec, gpu)
+    return spec, config
+
+
+@pinned
+@pytest.mark.parametrize(
+    ("gpu", "head_dim", "mask"),
+    [
+        (A100, 256, "none"),
+        *(
+            pytest.param(gpu, dim, mask, marks=pytest.mark.slow("one kernel stands for all"))
+            for gpu, dim, mask in (
+                (A100, 256, "causal"),
+                (A100, 192, "causal"),
+                (RTX_4090, 256, "causal"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_rows_stay_in_a_warp(gpu: Gpu, head_dim: int, mask: Any) -> None:
+    spec, config = tuned(gpu, head_dim, mask)
+    compiled = compile_one(spec, config, gpu.arch)
+    assert judge(compiled, spec, config, gpu) == (Status.OK, "")
+    assert compiled.shared_bytes >= shared_bound_bytes(spec, config, gpu)
+    steady = main_bodies(sass.disassemble(cubin_of(compiled)))[0]
+    bases = [i.base for i in steady]
+    # The maximum and the sum of two rows, of four lanes each; P stays in registers.
+    assert bases.count("SHFL") == 8
+    assert bases.count("STS") == 0
+
+
+@pinned
+@pytest.mark.slow("replays of eight kernels")
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    ("gpu", "head_dim", "least_tflops"),
+    [(A100, 256, 160), (A100, 192, 150), (RTX_4090, 256, 140), (RTX_4090, 192, 135)],
+    ids=str,
+)
+def test_estimates(gpu: Gpu, head_dim: int, least_tflops: int, mask: Any) -> None:
+    assert tflops(*tuned(gpu, head_dim, mask), gpu) >= least_tflops
+
+
+@pytest.mark.parametrize(
+    "spec", [make_spec("bfloat16", d) for d in (128, 192, 256)], ids=lambda s: s.name
+)
+def test_who_has_them(spec: AttentionSpec) -> None:
+    for slug, gpu in TARGETS.items():
+        mma_sync = slug.startswith(("nvidia_a1", "nvidia_l", "nvidia_geforce"))
+        configs = (*legal_configs(spec, gpu), *seed_configs(spec, gpu))
+        for config in configs:
+            assert config == on_gpu(spec, config, gpu) or config.head_dims == "exact"
+            if config.whole_rows:
+                assert mma_sync
+                assert len(o_parts(spec, config)) > 1
+        assert any(c.whole_rows for c in configs) == mma_sync
+    refused = make_config(64, 32, whole_rows=True)
+    assert (
+        why_illegal(spec, refused, H200) == "whole_rows is made for mma.sync: nvidia_h200 is sm_90"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "word"),
+    [
+        (make_spec("bfloat16", 256), {"schedule": "s_ahead"}, "schedule fa2"),
+        (make_spec("bfloat16", 256), {"v_parts": 2}, "v_parts 1"),
+        (make_spec("bfloat16", 256, direction="decode"), {}, "forward"),
+        (make_spec("float32", 256), {}, "16 bits"),
+        (make_spec("float16", 256, fp8=True), {}, "16 bits"),
+        (make_spec("bfloat16", 512), {}, "head dims to 256"),
+        (make_spec("bfloat16", 64), {}, "an O that is wider"),
+        (make_spec("bfloat16", 256), {"br": 32, "bc": 16}, "64 rows and more"),
+        (make_spec("bfloat16", 256), {"bc": 128}, "no more keys"),
+    ],
+    ids=["s_ahead", "v_parts", "decode", "float32", "fp8", "d512", "narrow O", "few rows", "many keys"],
+)  # fmt: skip
+def test_where_they_do_not_go(spec: AttentionSpec, fields: dict[str, Any], word: str) -> None:
+    config = make_config(**{"br": 64, "bc": 32, "whole_rows": True} | fields)
+    assert word in (why_illegal(spec, config, A100) or "")
+
+
+def test_the_default_has_them_where_mma_sync_multiplies() -> None:
+    spec = make_spec("float16", 256, "causal", softcap=True)
+    nobody = Served(archs={}, choices={})
+    first = {g.slug: ladder(nobody, g.slug, g, spec, 4096) for g in (A100, H200)}
+    assert first[A100.slug].rungs[0].choice.config.whole_rows
+    assert not any(rung.choice.config.whole_rows for rung in first[H200.slug].rungs)
+    assert first[H200.slug].skipped == ()
+
+
+@pytest.mark.slow("20 kernels; the tables' tuning compiles some of them")
+@pytest.mark.parametrize("word", FEATURE_WORDS)
+def test_no_feature_spills_in_the_default(word: str) -> None:
+    spec = make_spec("bfloat16", 256, "causal" if "causal" in masks_of((word,)) else "none")
+    spec = spec.with_features((word,))
+    if spec.fp8:
+        pytest.skip("fp8 has the default of all GPUs")
+    config = (
+        ladder(Served(archs={}, choices={}), A100.slug, A100, spec, 4096).rungs[0].choice.config
+    )
+    for gpu in (A100, RTX_4090):
+        assert judge(compile_one(spec, config, gpu.arch), spec, config, gpu) == (Status.OK, "")
+        assert compile_one(spec, config, gpu.arch).spill_share == 0

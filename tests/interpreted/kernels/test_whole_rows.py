@@ -1,0 +1,110 @@
+"""Products in parts (whole_rows): every feature of the forward against float64, and broken kernels."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from flashgen.evaluate.check import check_kernel
+from flashgen.evaluate.check_packed import packed_case
+from flashgen.kernels.render import render
+from flashgen.reference.cases import CheckCase
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.features import FEATURE_WORDS, masks_of
+from flashgen.spec.problem import Problem
+from flashgen.spec.whole_rows import o_parts, why_no_rows
+from tests.interpreted.kernels.test_mutants import mutant_passes
+from tests.makers import make_config, make_spec
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+ROWS = make_config(64, 32, whole_rows=True)
+CASES = [
+    # Whole tiles and a ragged end; rows that see no key; two heads of K, strides of their own.
+    CheckCase(problem=Problem(batch=1, heads=1, kv_heads=1, seq_q=70, seq_k=139)),
+    CheckCase(problem=Problem(batch=2, heads=4, kv_heads=2, seq_q=65, seq_k=31), layout="bshd"),
+]
+CAUSAL, FULL = make_spec("bfloat16", 192, "causal"), make_spec("bfloat16", 192)
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Fresh for every session, printed by every failure through CheckResult.detail."""
+    return random.SystemRandom().randrange(1 << 30)
+
+
+def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = CASES) -> None:
+    assert why_no_rows(spec, config) is None
+    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
+    assert result.passed, f"{spec.name}_{config.label}: {result}"
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    ("dims", "fields"),
+    [
+        ((256, 256), {"br": 128}),
+        ((192, 192), {}),
+        ((192, 128), {}),
+        ((72, 248), {}),
+        ((256, 256), {"head_dims": "padded"}),
+    ],
+    ids=["two parts", "three parts", "parts of each number", "masked columns", "any head dim"],
+)
+def test_forward(dims: tuple[int, int], fields: dict[str, Any], mask: Any, seed: int) -> None:
+    spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1])
+    prove(spec, make_config(**{"br": 64, "bc": 32, "whole_rows": True} | fields), seed)
+
+
+def featured() -> list[Any]:
+    """Each feature that a forward with operands of 16 bits has."""
+    found = []
+    for word in FEATURE_WORDS:
+        masks = masks_of((word,))
+        spec = make_spec("float16", 160, "causal" if "causal" in masks else "none", head_dim_v=256)
+        spec = spec.with_features((word,))
+        if spec.operand_bytes == 2:
+            found.append(pytest.param(spec, id=word))
+    return found
+
+
+@pytest.mark.parametrize("spec", featured())
+def test_features(spec: AttentionSpec, seed: int) -> None:
+    prove(spec, ROWS, seed, None if spec.varlen or spec.block_mask else CASES)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["packed", "paged"])
+def test_sequences_of_several_lengths(paged: bool, seed: int) -> None:
+    """Places of no sequence are zeroed in every part of O."""
+    spec = make_spec("bfloat16", 192, "causal", varlen=True, paged=paged)
+    case = packed_case([(5, 40), (0, 33), (70, 1)], heads=2, kv_heads=1, spare=(3, 2), tail=(2, 0))
+    prove(spec, ROWS, seed, [case])
+
+
+MUTANTS = {
+    "second part of K": (FULL, "k_base + k_places + 64", "k_base + k_places"),
+    "second part of V": (FULL, "v_base + v_places + 64", "v_base + v_places"),
+    "ragged part of V": (FULL, "v_base + v_offsets + 128", "v_base + v_offsets"),
+    "sum over the parts of K": (FULL, "s = tl.dot(q1, tl.trans(k1), s)", "s = tl.dot(q1, tl.trans(k1))"),
+    "rescale of the last part": (FULL, "acc2 = acc2 * rescale[:, None]", "acc2 = acc2 * 1.0"),
+    "place of a tile": (CAUSAL, "k_places = (start + keys)", "k_places = (0 * start + keys)"),
+    "masked tiles of K": (CAUSAL, "k_base += full_end.to(tl.int64)", "k_base += 0 * full_end.to(tl.int64)"),
+    "masked tiles of V": (FULL, "v_base += full_end.to(tl.int64)", "v_base += 0 * full_end.to(tl.int64)"),
+    "division of a part": (FULL, "o1 = acc1 * inverse[:, None]", "o1 = acc1"),
+    "place of a part of O": (FULL, "o_base + o_offsets + 64, o1", "o_base + o_offsets, o1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name: str) -> None:
+    spec, line, broken = MUTANTS[name]
+    assert len(o_parts(spec, ROWS)) == 3
+    assert not mutant_passes(spec, ROWS, line, broken, CASES[:1])
+
+
+def test_the_unbroken_kernel_passes() -> None:
+    assert mutant_passes(FULL, ROWS, "o1", "o1", CASES[:1])
+    assert mutant_passes(CAUSAL, ROWS, "o1", "o1", CASES[:1])
