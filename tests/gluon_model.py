@@ -247,7 +247,7 @@ class Machine:
             self._waiting = dict.fromkeys(range(len(threads)), lambda: True)
             self._choose()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join()
         if self._failure:
             raise self._failure
 
