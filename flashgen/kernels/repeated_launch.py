@@ -39,7 +39,7 @@ def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain |
     None if that is impossible: nothing was launched, tensors were copied, or Triton must launch.
     """
     q, k, v = call.q, call.k, call.v
-    if plan.config.schedule == "fa1" or plan.featured:
+    if plan.config.schedule == "fa1" or not call.features.only_limits:
         return None
     if not _repeatable(plan, q, k, v, call.scale) or _misaligned(q, k, v, o, lse):
         return None
@@ -194,7 +194,9 @@ def decode(
     cache is not plain: of another dtype, indexed, padded on the left.
     """
     q, cache = call.q, call.cache
-    if plan.featured or any(x is not None for x in (cache.rows, cache.leftpad, cache.k_scale)):
+    if any(x is not None for x in (cache.rows, cache.leftpad, cache.k_scale)):
+        return None
+    if not call.features.only_limits:
         return None
     if not _repeatable(plan, q, cache.k, cache.v, call.scale):
         return None

@@ -30,7 +30,7 @@ from flashgen.runtime.call import (
 )
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
-from flashgen.spec.features import BIAS, PLAIN, SINKS, Features, tensors_of
+from flashgen.spec.features import BIAS, PLAIN, SINKS, Features
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, Direction, no_gradient
 
 
@@ -46,8 +46,10 @@ def attention(
         raise InvalidArgument(no_gradient(widest))
     if torch_modes.transformed():
         function: Any = _Transformed
-    elif features is PLAIN:  # torch looks at each argument
-        return _Plain.apply(passes, call, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+    elif features.only_limits:
+        scalars = NO_SCALARS if features is PLAIN else Scalars(features=features)
+        options = passes, call, scalars  # torch looks at each argument
+        return _Plain.apply(options, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
     else:
         function = _Attention
     scalars, tensors = parts_of(features)
@@ -85,6 +87,8 @@ class _WithoutBackward(torch.autograd.Function):
             "gather the keys of each sequence, and leave block_table out"
         )
 
+
+Options = tuple[TwoPasses, Call, Scalars]
 
 _FIRST = 6
 """Where TENSORS begin among the arguments of a Function that has features."""
@@ -133,30 +137,27 @@ class _Attention(torch.autograd.Function):
 
 
 class _Plain(torch.autograd.Function):
-    """The same without features."""
+    """The same without tensors of features."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, passes: TwoPasses, call: Call, q: Tensor, k: Tensor, v: Tensor
+        ctx: FunctionCtx, options: Options, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        o, lse = passes.forward(q, k, v, call)
+        passes, call, scalars = options
+        o, lse = passes.forward(q, k, v, call, scalars.features)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = (passes, call, NO_SCALARS)  # type: ignore[attr-defined]
+        ctx.options = options  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         if do is None and dlse is None:
-            return (None,) * 5
-        wanted = Wanted(
-            **dict(zip(("q", "k", "v"), ctx.needs_input_grad[2:], strict=True)),
-            bias=False,
-            sinks=False,
-        )
-        saved = (*ctx.saved_tensors, *tensors_of(PLAIN))
-        dq, dk, dv, *_ = _backward(ctx.options, wanted, do, dlse, saved)
-        return None, None, dq, dk, dv
+            return (None,) * 4
+        _, q, k, v = ctx.needs_input_grad
+        wanted = Wanted(q=q, k=k, v=v, bias=False, sinks=False)
+        dq, dk, dv, *_ = _backward(ctx.options, wanted, do, dlse, ctx.saved_tensors)
+        return None, dq, dk, dv
 
     jvp = _Attention.jvp
 
@@ -209,7 +210,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def _backward(
-    options: tuple[TwoPasses, Call, Scalars],
+    options: Options,
     wanted: Wanted,
     do: Tensor | None,
     dlse: Tensor | None,

@@ -8,7 +8,7 @@ and a frozen one takes three times as long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, TENSORS, Features, tensors_of, without_tensors
+from flashgen.spec.features import PLAIN, TENSORS, Features, tensors_of
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences
 
@@ -83,6 +83,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Te
 """Of q, k, v, the bias and the sinks; None if not requested."""
 
 NO_SCALARS = Scalars()
+_NONE = (None,) * len(TENSORS)
 
 
 class TwoPasses(Protocol):
@@ -103,20 +104,18 @@ def parts_of(features: Features) -> tuple[Scalars, tuple[Tensor | None, ...]]:
     """The features as what is no tensor, and as tensors: TENSORS of spec/features.py and, of packed
     sequences, where they are.
     """
-    if features is PLAIN:
-        return NO_SCALARS, tensors_of(features)
-    packed = features.sequences
+    packed, tensors = features.sequences, tensors_of(features)
     scalars = Scalars(
-        features=without_tensors(features),
+        features=features.with_tensors(_NONE, None),
         packed=None if packed is None else (packed.max_q, packed.max_k, packed.bottom_right),
     )
-    return scalars, tensors_of(features) + (() if packed is None else packed.bounds)
+    return scalars, tensors + (() if packed is None else packed.bounds)
 
 
 def features_of(scalars: Scalars, tensors: Sequence[Any]) -> Features:
     """The features of which parts_of made these."""
-    if scalars is NO_SCALARS:
-        return PLAIN
+    if all(x is None for x in tensors):
+        return scalars.features
     bounds, packed = tensors[len(TENSORS) :], None
     if scalars.packed is not None:
         q_begins, q_ends, k_begins, k_ends = bounds
@@ -130,8 +129,7 @@ def features_of(scalars: Scalars, tensors: Sequence[Any]) -> Features:
             max_k=max_k,
             bottom_right=bottom_right,
         )
-    own = dict(zip(TENSORS, tensors, strict=False))
-    return replace(scalars.features, **own, sequences=packed)
+    return scalars.features.with_tensors(tensors, packed)
 
 
 def check_tensors(**named: object) -> None:

@@ -21,7 +21,7 @@ from flashgen.runtime import autograd
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal, Gradients, Saved, Wanted
 from flashgen.runtime.launcher import Launcher
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import PLAIN, Features, Limits
 
 if TYPE_CHECKING:
     from flashgen.kernels.launch_cache import Decode, Parts
@@ -81,14 +81,21 @@ class CallCache:
 class BoundAttention:
     """attention() for calls that equal an earlier one; for autograd, their passes."""
 
-    __slots__ = ("_call", "_forward", "_passes")
+    __slots__ = ("_call", "_features", "_forward", "_passes")
 
-    def __init__(self, forward: repeated_launch.ForwardAgain, passes: Passes, call: Call) -> None:
+    def __init__(
+        self,
+        forward: repeated_launch.ForwardAgain,
+        passes: Passes,
+        call: Call,
+        features: Features,
+    ) -> None:
         self._forward = forward
         self._passes = passes
         self._call = call
+        self._features = features
 
-    def __call__(
+    def attention(
         self, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
     ) -> tuple[Tensor, Tensor] | None:
         """O and LSE, with their graph where gradients are recorded; None where the alignment or
@@ -98,7 +105,7 @@ class BoundAttention:
             call = self._call
             if call.deterministic is not deterministic:
                 call = replace(call, deterministic=deterministic)
-            return autograd.attention(self, call, q, k, v, PLAIN)
+            return autograd.attention(self, call, q, k, v, self._features)
         return self._forward(q, k, v)
 
     def forward(
@@ -113,14 +120,22 @@ class BoundAttention:
 
 
 def attention_key(
-    q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float | None, precision: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: Causal,
+    scale: float | None,
+    precision: str,
+    limits: Limits,
 ) -> Key | None:
-    """The key of a call without features; None for what is no tensor, or has no strides."""
+    """The key of a call without features but a window and a softcap; None for what is no tensor, or
+    has no strides.
+    """
     try:
         return (
             q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
             q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, type(k), type(v),
-            causal, type(causal), scale, type(scale), precision, *settings.serving(),
+            causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None
@@ -141,10 +156,10 @@ def keep_attention(
     plan = launcher.plan(*forward.loaded)
     bound = None if plan is None else repeated_launch.forward(plan, forward, o, lse)
     if bound is not None:
-        calls.keep(key, BoundAttention(bound, passes, call))
+        calls.keep(key, BoundAttention(bound, passes, call, forward.features))
 
 
-def decode_key(tensors: tuple[Tensor, ...], options: Options) -> Key | None:
+def decode_key(tensors: tuple[Tensor, ...], options: Options, limits: Limits) -> Key | None:
     """The key of a call of q, k, v, lengths and, for pages, the block table; None for what is no
     tensor, or has no strides. Written out, because a loop takes longer.
     """
@@ -157,7 +172,7 @@ def decode_key(tensors: tuple[Tensor, ...], options: Options) -> Key | None:
             q.dtype, k.dtype, v.dtype, lengths.dtype,
             q.device, k.device, v.device, lengths.device,
             type(q), type(k), type(v), type(lengths),
-            causal, type(causal), scale, type(scale), precision, *settings.serving(),
+            causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
         )  # fmt: skip
         if not table:
             return key

@@ -26,7 +26,15 @@ from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import WIDEST_DECODE
-from flashgen.spec.features import NOTHING_GIVEN, PLAIN, Features, Given, check_for_keys, fields_of
+from flashgen.spec.features import (
+    NOTHING_GIVEN,
+    PLAIN,
+    Features,
+    Given,
+    Limits,
+    check_for_keys,
+    fields_of,
+)
 from flashgen.spec.from_call import check_heads, check_lengths, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
 from flashgen.spec.vocabulary import DTYPE_BYTES, Mask, check_head_dim
@@ -53,7 +61,7 @@ NAMES: Names = ("q", "k", "v", "lengths")
 """What errors call the arguments of decode()."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class CacheArguments:
     """The arguments of a call besides q, k and v, as Dispatcher.decode describes them."""
 
@@ -67,9 +75,9 @@ class CacheArguments:
 
     @property
     def plain(self) -> bool:
-        """Whether there are only lengths and possibly a block table."""
+        """Whether there are only lengths and possibly a block table, apart from features."""
         others = (self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale)
-        return self.lengths is not None and all(x is None for x in others) and self.given.nothing
+        return self.lengths is not None and all(x is None for x in others)
 
     @property
     def where(self) -> tuple[Tensor, ...]:
@@ -99,13 +107,15 @@ class Decoder:
         self._resolver = resolver
         self._calls = calls
 
-    def again(self, tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor] | None:
+    def again(
+        self, tensors: tuple[Tensor, ...], options: Options, limits: Limits
+    ) -> tuple[Tensor, Tensor] | None:
         """O and LSE by the bound launch of a call of q, k, v, lengths and, for pages, the block
         table; None, with nothing launched, where there is none, or a torch mode is on.
         """
         if torch_modes.special(tensors[0]):
             return None
-        bound = self._calls.find(decode_key(tensors, options))
+        bound = self._calls.find(decode_key(tensors, options, limits))
         if bound is None or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors[:3])):
             return None
         found: tuple[Tensor, Tensor] | None = bound(*tensors)
@@ -145,9 +155,11 @@ class Decoder:
         )  # fmt: skip
         parts = decode(call)
         result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
-        if arguments.plain and splits is None and holds(causal, scale):
+        plain = arguments.plain and features.only_limits
+        if plain and splits is None and holds(causal, scale):
             tensors, launchers = (q, k, v, *arguments.where), (decode, combine)
-            key = decode_key(tensors, (causal, scale, precision))  # type: ignore[arg-type]
+            limits = features.window, features.softcap or None
+            key = decode_key(tensors, (causal, scale, precision), limits)  # type: ignore[arg-type]
             if key is not None:
                 keep_decode(self._calls, key, tensors, call, launchers, (parts, result))
         return result

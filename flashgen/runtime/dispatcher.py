@@ -23,7 +23,7 @@ from flashgen.runtime.general_path import CallArguments, GeneralPath
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import NOTHING_GIVEN, Features, Given, Window, limits_of
+from flashgen.spec.features import NO_LIMITS, NOTHING_GIVEN, Features, Given, Window, limits_of
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
@@ -131,24 +131,25 @@ class Dispatcher:
         sink. Both are differentiable, once, with respect to q, k, v, a float bias and sinks. Raises
         InvalidArgument, a ValueError, naming the argument.
         """
+        limits, key, bound = NO_LIMITS, None, None
         if window is not None or softcap is not None:
-            window, softcap = limits_of(window, softcap, causal=causal is not False)
-        given, key, bound = NOTHING_GIVEN, None, None
-        if (
-            bias is not None or alibi_slopes is not None or dropout_p != 0.0
-            or window is not None or softcap is not None or sinks is not None
+            limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
+        beyond_limits = (
+            bias is not None or alibi_slopes is not None or dropout_p != 0.0 or sinks is not None
             or chunk is not None or chunk_start is not None or block_mask is not None
-        ):  # fmt: skip
+        )  # fmt: skip
+        if not beyond_limits and not torch_modes.special(q):
+            key = attention_key(q, k, v, causal, scale, precision, limits)
+            bound = self.calls.find(key)
+            if bound is not None and (found := bound.attention(q, k, v, deterministic)) is not None:
+                return found if return_lse else found[0]  # type: ignore[no-any-return]
+        given = NOTHING_GIVEN
+        if beyond_limits or limits != NO_LIMITS:
             given = Given(
                 bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
                 softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
                 block_mask=block_mask,
             )  # fmt: skip
-        elif not torch_modes.special(q):
-            key = attention_key(q, k, v, causal, scale, precision)
-            bound = self.calls.find(key)
-            if bound is not None and (found := bound(q, k, v, deterministic)) is not None:
-                return found if return_lse else found[0]  # type: ignore[no-any-return]
         arguments = CallArguments(
             causal=causal, scale=scale, given=given, deterministic=deterministic,
             precision=precision, return_lse=return_lse,
@@ -234,16 +235,16 @@ class Dispatcher:
         float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
         sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
         """
+        limits = NO_LIMITS
         if window is not None or softcap is not None:
-            window, softcap = limits_of(window, softcap, causal=causal is not False)
+            limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
         if lengths is not None and not (
             cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
             or v_scale is not None or bias is not None or alibi_slopes is not None
-            or window is not None or softcap is not None or sinks is not None
-            or chunk is not None or chunk_start is not None
+            or sinks is not None or chunk is not None or chunk_start is not None
         ):  # fmt: skip
             where = (lengths,) if block_table is None else (lengths, block_table)
-            found = self.decoder.again((q, k, v, *where), (causal, scale, precision))
+            found = self.decoder.again((q, k, v, *where), (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]
         from flashgen.runtime.decode import CacheArguments

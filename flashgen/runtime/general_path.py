@@ -73,11 +73,13 @@ class GeneralPath:
         self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments, key: Key | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE, as Dispatcher.attention describes them. key: where to keep the launch, of a
-        call without features and torch modes. LSE may be None unless arguments.return_lse.
+        call without torch modes, and without features but a window and a softcap. LSE may be None
+        unless arguments.return_lse.
         """
         if key is not None and agree(q, k, v):  # plain tensors that fit together
-            call, features = arguments.call(q), PLAIN
-            launcher = self._resolver.find(q, v, call, PLAIN)
+            call = arguments.call(q)
+            features = PLAIN if arguments.given is NOTHING_GIVEN else arguments.features(None)
+            launcher = self._resolver.find(q, v, call, features)
         else:
             check_tensors(q=q, k=k, v=v)
             if torch_modes.autocasts():

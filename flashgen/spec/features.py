@@ -8,8 +8,9 @@ tensors are read by their attributes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -61,6 +62,7 @@ class Feature:
     positions      whether a kernel needs the positions of queries and keys for it
     diagonal       whether it counts from the causal diagonal, masked or not
     first_keys     whether it hides the first keys from a row, so that a kernel begins later
+    limit          whether a call brings numbers alone, and no tensor
     arguments      of the kernels that have scores, in the order in which templates declare them
     """
 
@@ -81,6 +83,7 @@ class Feature:
     positions: bool = False
     diagonal: bool = False
     first_keys: bool = False
+    limit: bool = False
     arguments: tuple[Argument, ...] = ()
 
     @property
@@ -146,7 +149,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="window", word="window", suffix="_window", short="_win", header=", window",
-        scores=True, positions=True, diagonal=True, first_keys=True,
+        scores=True, positions=True, diagonal=True, first_keys=True, limit=True,
         given=lambda call: call.window is not None,
         arguments=(
             Argument(
@@ -177,7 +180,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="softcap", word="softcap", suffix="_softcap", short="_cap", header=", softcap",
-        scores=True, given=lambda call: call.softcap > 0.0,
+        scores=True, limit=True, given=lambda call: call.softcap > 0.0,
         arguments=(
             Argument(name="cap_log2e", type="fp32", note="the cap of the scores * log2(e)"),
             Argument(name="inverse_cap", type="fp32", note="1 / cap_log2e"),
@@ -272,6 +275,8 @@ write such a field only where it is on."""
 FEATURE_WORDS: dict[str, Feature] = {row.word: row for row in FEATURES if row.word}
 """The features that --feature turns on, by what it calls them."""
 _OF_CALLS = tuple(row for row in FEATURES if row.word or row.field == "paged")
+_beyond_limits = operator.itemgetter(*(i for i, row in enumerate(_OF_CALLS) if not row.limit))
+"""Of a key of Features, what says which features are on that are no limits."""
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
     "fp8": ("float8_e4m3", "head"),
     "fp8-page": ("float8_e4m3", "page"),
@@ -394,7 +399,8 @@ class Features:
     @property
     def needs_mask(self) -> Mask | None:
         """The mask that a feature of these goes with, if one does."""
-        return next((row.mask for row in _OF_CALLS if row.mask and row.given(self)), None)
+        on = zip(_OF_CALLS, self.key, strict=False)
+        return next((row.mask for row, is_on in on if is_on and row.mask), None)
 
     @property
     def dropout_threshold(self) -> int:
@@ -408,6 +414,20 @@ class Features:
     def keep_scale(self) -> float:
         """What kept elements are multiplied by, 1 / (1 - p); 0 where p is 1."""
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
+
+    @property
+    def only_limits(self) -> bool:
+        """Whether nothing is on but limits: numbers, which a repeated launch keeps."""
+        return not any(_beyond_limits(self.key))
+
+    def with_tensors(self, tensors: Sequence[Any], sequences: Sequences | None) -> Features:
+        """The same with other TENSORS and packed sequences: of the same kind, or none at all while
+        autograd saves them. They were checked, so this is a plain copy.
+        """
+        made = object.__new__(Features)
+        changed = dict(zip(TENSORS, tensors, strict=False))
+        made.__dict__.update(self.__dict__, **changed, sequences=sequences)
+        return made
 
     def of_sequence(self, number: int) -> Features:
         """The same for one sequence of the batch, apart from bias and sequences."""
@@ -446,9 +466,12 @@ def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None
     return None if left == right == UNBOUNDED else (left, right)
 
 
-def limits_of(
-    window: object, softcap: object, *, causal: bool
-) -> tuple[tuple[int, int] | None, float | None]:
+Limits = tuple[tuple[int, int] | None, float | None]
+"""A window and a softcap, each None where it changes nothing."""
+NO_LIMITS: Limits = (None, None)
+
+
+def limits_of(window: object, softcap: object, *, causal: bool) -> Limits:
     """window_of() and check_softcap(), each None where it changes nothing: a drop-in's (-1, -1) and
     0.0 are no features.
     """
@@ -516,7 +539,11 @@ NUMBERS = {
 
 def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
     """TENSORS of a call."""
-    return tuple(getattr(features, name) for name in TENSORS)
+    found: tuple[Tensor | None, ...] = _tensors_of(features)
+    return found
+
+
+_tensors_of = operator.attrgetter(*TENSORS)
 
 
 def numbers_of(features: Features) -> tuple[float, ...]:
@@ -539,15 +566,12 @@ def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Fe
     return found if any(found.key) else PLAIN
 
 
-def without_tensors(features: Features) -> Features:
-    """The same without TENSORS and packed sequences."""
-    none: dict[str, Any] = dict.fromkeys(TENSORS)
-    return replace(features, **none, sequences=None)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Given:
-    """The features of a call as its arguments give them; Dispatcher.attention describes them."""
+    """The features of a call as its arguments give them; Dispatcher.attention describes them.
+
+    Nobody changes one. It is not frozen, because one is made at every call with features.
+    """
 
     bias: Tensor | None = None
     alibi_slopes: Tensor | None = None
@@ -563,12 +587,6 @@ class Given:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by argument, but for the block mask."""
         return {name: x for name in _GIVEN_TENSORS if (x := getattr(self, name)) is not None}
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no argument is given."""
-        values = (getattr(self, each.name) for each in fields(self))
-        return all(x is None or (isinstance(x, int | float) and x == 0) for x in values)
 
     def features(
         self, *, causal: bool, rng: Tensor | None = None, sequences: Sequences | None = None
@@ -604,7 +622,7 @@ NOTHING_GIVEN = Given()
 
 def fields_of(features: Features) -> dict[str, bool | str]:
     """The fields of a spec that a call's features turn on."""
-    return {row.field: row.value for row in _OF_CALLS if row.given(features)}
+    return {row.field: row.value for row, on in zip(_OF_CALLS, features.key, strict=False) if on}
 
 
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:

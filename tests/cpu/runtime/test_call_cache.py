@@ -124,6 +124,13 @@ CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "bottom_right": (tensors(seq_k=64), {"causal": "bottom_right"}),
     "scale": (tensors(), {"causal": True, "scale": 0.5}),
     "another scale": (tensors(), {"causal": True, "scale": 0.25}),
+    "window": (tensors(), {"causal": True, "window": (5, 0)}),
+    "another window": (tensors(), {"causal": True, "window": (6, 0)}),
+    "window, no mask": (tensors(), {"window": (5, 0)}),
+    "window to the right": (tensors(), {"window": (5, 1)}),
+    "softcap": (tensors(), {"causal": True, "softcap": 5.0}),
+    "another softcap": (tensors(), {"causal": True, "softcap": 6.0}),
+    "window and softcap": (tensors(), {"causal": True, "window": (5, 0), "softcap": 5.0}),
 }
 NEVER: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "q base": (with_(0, moved), {"causal": True}),
@@ -135,6 +142,9 @@ NEVER: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "scale < 0": (tensors(), {"causal": True, "scale": -0.5}),
     "scale = 0": (tensors(), {"causal": True, "scale": 0.0}),
     "whole scale": (tensors(), {"causal": True, "scale": 1}),
+    "bias": (tensors(), {"causal": True, "bias": torch.zeros(1, 1, 48, 48)}),
+    "sinks": (tensors(), {"causal": True, "window": (5, 0), "sinks": torch.zeros(4)}),
+    "chunk": (tensors(), {"causal": True, "chunk": 16}),
 }
 
 
@@ -157,8 +167,8 @@ def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
         for qkv, options in CALLS.values():
             attention(qkv, **options)(own)
     for name, (qkv, options) in (CALLS | NEVER).items():
-        if qkv[0].numel() == 0 or name in ("copied", "scale < 0", "scale = 0"):
-            continue  # nothing is launched, or of a copy, which lies elsewhere each time
+        if qkv[0].numel() == 0 or name in ("copied", "scale < 0", "scale = 0", "chunk"):
+            continue  # nothing is launched, or of a tensor that lies elsewhere each time
         (met,), _ = by_launch(driver, own, attention(qkv, **options), 1)
         (fresh,), _ = by_launch(driver, dispatcher(monkeypatch), attention(qkv, **options), 1)
         assert met == fresh, name
@@ -193,6 +203,13 @@ WRONG: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
     "precision": (tensors, {"causal": True, "precision": "half"}),
     "nan": (tensors, {"causal": True, "scale": float("nan")}),
     "huge": (tensors, {"causal": True, "scale": 1e300}),
+    "window of one": (tensors, {"causal": True, "window": (5,)}),
+    "window of bool": (tensors, {"causal": True, "window": (True, 0)}),
+    "negative softcap": (tensors, {"causal": True, "softcap": -5.0}),
+    "k device beside a window": (
+        lambda: with_(1, lambda x: x.to("meta")),
+        {"causal": True, "window": (1, 0)},
+    ),
     "q dtype": (lambda: with_(0, lambda x: x.half()), {"causal": True}),
     "q device": (lambda: with_(0, lambda x: x.to("meta")), {"causal": True}),
     "k dtype": (lambda: with_(1, lambda x: x.half()), {"causal": True}),
@@ -215,6 +232,7 @@ def test_a_wrong_call_is_refused_as_ever(
     own = dispatcher(monkeypatch)
     for _ in range(3):
         own.attention(*tensors(), causal=True)
+        own.attention(*tensors(), causal=True, window=(1, 0))
     given, options = WRONG[name]
     said = []
     for each in (own, dispatcher(monkeypatch)):
@@ -234,7 +252,7 @@ def met(own: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     def repeated(*_: Any) -> None:
         raise AssertionError("a call was repeated")
 
-    monkeypatch.setattr(call_cache.BoundAttention, "__call__", repeated)
+    monkeypatch.setattr(call_cache.BoundAttention, "attention", repeated)
     with pytest.raises(AssertionError, match="repeated"):
         own.attention(*qkv, causal=True)
     return qkv
@@ -285,15 +303,18 @@ def test_features_are_no_part_of_a_plain_call(
     assert features is not PLAIN
 
 
+@pytest.mark.parametrize(
+    "limits", [{}, {"window": (5, 0), "softcap": 5.0}], ids=["plain", "limits"]
+)
 def test_gradients_are_recorded_and_only_where_they_are_asked_for(
-    driver: Written, own: Dispatcher
+    limits: dict[str, Any], driver: Written, own: Dispatcher
 ) -> None:
     qkv = tensors()
-    made = by_launch(driver, own, attention(qkv, causal=True), 3)[0]
+    made = by_launch(driver, own, attention(qkv, causal=True, **limits), 3)[0]
     for i in range(3):
         asked = [x.clone().requires_grad_(j == i) for j, x in enumerate(qkv)]
         for deterministic in (True, False, True):
-            call = attention(asked, causal=True, deterministic=deterministic)
+            call = attention(asked, causal=True, deterministic=deterministic, **limits)
             (one,), repeated = by_launch(driver, own, call, 1)
             assert (one[0], one[2], one[4]) == (made[0][0], made[0][2], made[0][4])
             assert repeated == 1
@@ -302,6 +323,11 @@ def test_gradients_are_recorded_and_only_where_they_are_asked_for(
             assert lse.requires_grad
             assert o.grad_fn.options[1].deterministic is deterministic
             assert o.grad_fn.next_functions[i][0] is not None
+            features = o.grad_fn.options[2].features  # what the backward takes
+            assert (features.window, features.softcap) == (
+                (5, -1) if limits else None,
+                5.0 if limits else 0.0,
+            )
         with torch.no_grad():
             assert not own.attention(*asked, causal=True).requires_grad
     assert not own.attention(*qkv, causal=True).requires_grad

@@ -82,7 +82,14 @@ CALLS: dict[str, dict[str, Any]] = {
     "page size": paged(size=32),
     "pages": paged(pages=128),
     "table strides": paged(wide=4),
+    "window": but(flat(), window=(5, 0)),
+    "another window": but(flat(), window=(3000, 0)),
+    "window of pages": but(paged(), window=(5, 0)),
+    "softcap": but(flat(), softcap=5.0),
+    "another softcap": but(flat(), softcap=6.0),
+    "window and softcap": but(flat(), window=(5, 0), softcap=5.0),
 }
+ONE_SPLIT = ("one split", "window", "window of pages", "window and softcap")  # five keys are few
 NEVER: dict[str, dict[str, Any]] = {
     "q base": but(flat(), q=moved),
     "k base": but(flat(), k=moved),
@@ -96,10 +103,9 @@ NEVER: dict[str, dict[str, Any]] = {
     "rows": but(flat(), cache_batch_idx=torch.zeros(2, dtype=torch.int32)),
     "leftpad": but(flat(), cache_leftpad=torch.zeros(2, dtype=torch.int32)),
     "lengths apart": but(flat(), lengths=lambda x: torch.stack([x, x], 1)[:, 0]),
-    "softcap": but(flat(), softcap=5.0),
-    "window": but(flat(), window=(5, 0)),
     "sinks": but(flat(), sinks=torch.zeros(8)),
     "slopes": but(flat(), alibi_slopes=torch.zeros(8)),
+    "chunk": but(flat(), chunk=64),
     "bias": but(flat(), bias=torch.zeros(1, 1, 1, 4096)),
     "int8": but(
         flat(), k=lambda x: x.to(torch.int8), v=lambda x: x.to(torch.int8),
@@ -155,7 +161,7 @@ def test_a_repeat_is_launched_as_the_first_call_was(
     made, repeated = by_launch(driver, own, CALLS[name], 4)
     assert repeated == 2
     assert made[1:] == [made[0]] * 3
-    assert len(made[0]) == (1 if name == "one split" else 2)
+    assert len(made[0]) == (1 if name in ONE_SPLIT else 2)
 
 
 def test_calls_are_told_apart_by_all_that_their_launches_follow_from(
