@@ -68,21 +68,22 @@ def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int,
         made = make(tensor, rows, dim)
         block, of_block = tuple(made.block_shape), getattr(made, "layout", None)
         made.compiled_for = (type(made), tensor.dtype, block, of_block)  # for direct_launch.py
+        made.twin = _twin_maker(made)  # for repeated_launch.py
         if len(_DESCRIBED) >= _MOST_DESCRIBED:
             _DESCRIBED.clear()
-        _DESCRIBED[layout] = twin_maker(made)
+        _DESCRIBED[layout] = made.twin
         return made
     return twin(tensor)
 
 
-def twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
+def _twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
     """Makes descriptors like this one of tensors like its own. It keeps no tensor alive."""
     kind, new = type(descriptor), object.__new__
     fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
 
     def twin(tensor: Tensor) -> Any:
         made = new(kind)
-        made.__dict__ = {**fields, "base": tensor}
+        made.__dict__ = {**fields, "base": tensor, "twin": twin}
         return made
 
     return twin

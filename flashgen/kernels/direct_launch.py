@@ -13,6 +13,7 @@ FLASHGEN_DIRECT=0 leaves every launch to Triton.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -116,6 +117,11 @@ def _by_triton(
     run(blocks, 1, 1, stream, function, metadata, None, None, None, *arguments)
 
 
+_Places = tuple[Callable[[Sequence[Any]], Any], Callable[[Any], tuple[object, ...]], Sequence[int]]
+"""Of a kernel's arguments: what takes the ints out, what gives their classes, and the places of the
+others."""
+
+
 class Direct:
     """Launches one kernel with fixed options. Arguments are in the kernel's order, all of them."""
 
@@ -133,6 +139,7 @@ class Direct:
                 0 if getattr(param, "do_not_specialize", False) else _UNALIGNED
                 for param in kernel.params
             ]
+            self._places: _Places | None = None
 
     def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
         """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
@@ -144,7 +151,8 @@ class Direct:
         variant = self._variant(device, arguments)
         ready = self._ready.get(variant)
         if ready is None:
-            self._keep(variant, self._kernel[(blocks,)](*arguments, **self._options))
+            compiled = self._kernel[(blocks,)](*arguments, **self._options)
+            self._keep(variant, arguments, compiled)
             return
         # No hook has anything to do, so none is passed, nor what only hooks read.
         run, function, metadata, _ = ready
@@ -184,14 +192,29 @@ class Direct:
         )
 
     def _variant(self, device: int, arguments: Sequence[Any]) -> tuple[object, ...]:
-        """The key of the compiled variant for these arguments."""
-        return (device, *map(_class, arguments, self._bits))
+        """The key of the compiled variant for these arguments: the classes of all of them."""
+        numbers, classes, others = self._places or self._learn(arguments)
+        rest = [_class(arguments[place]) for place in others]
+        return (device, classes(numbers(arguments)), *rest)
 
-    def _keep(self, variant: tuple[object, ...], compiled: Any) -> None:
+    def _learn(self, arguments: Sequence[Any]) -> _Places:
+        """Which arguments are ints: the same ones in every call, because they go by name."""
+        places = [place for place, argument in enumerate(arguments) if type(argument) is int]
+        others = [place for place in range(len(arguments)) if place not in places]
+        bits = [self._bits[place] for place in places]
+
+        def classes(numbers: Sequence[int]) -> tuple[object, ...]:
+            return tuple(map(_class_of_int, numbers, bits))
+
+        # Most calls have numbers that were seen before. Others take a microsecond more.
+        self._places = _taking(places), functools.lru_cache(maxsize=1024)(classes), others
+        return self._places
+
+    def _keep(self, variant: tuple[object, ...], arguments: Sequence[Any], compiled: Any) -> None:
         """Keep the variant that a launch compiled or found."""
         if compiled is None or self._kernel.used_global_vals or _UNKNOWN in variant:
             return
-        if len(variant) - 1 != len(self._kernel.params):  # Triton would fill defaults in
+        if len(arguments) != len(self._kernel.params):  # Triton would fill defaults in
             return
         if self.driver.active.get_current_target().backend != "cuda":
             self._on = False
@@ -232,15 +255,23 @@ def _is_known(kernel: Any) -> bool:
     )
 
 
-def _class(argument: Any, bits: int) -> object:
-    """A class that differs wherever Triton's own does. bits: those of a number that matter, too.
-    Floats are one class.
-    """
+def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    """Takes the arguments at these places, as a tuple."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda arguments: tuple(arguments[place] for place in places)
+
+
+def _class_of_int(number: int, bits: int) -> object:
+    """A class that differs wherever Triton's own does. bits: those that matter, too."""
+    if number & bits:
+        return number == 1, number >> 31
+    return number >> 31  # 0 and -1 are the int32
+
+
+def _class(argument: Any) -> object:
+    """The same of anything but an int. Floats are one class."""
     kind = type(argument)
-    if kind is int:
-        if argument & bits:
-            return argument == 1, argument >> 31
-        return argument >> 31  # 0 and -1 are the int32
     if kind is Tensor or isinstance(argument, Tensor):
         return (argument.dtype, False) if argument.data_ptr() & _UNALIGNED else argument.dtype
     if kind is float:

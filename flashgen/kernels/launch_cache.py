@@ -47,7 +47,7 @@ class Decode(KernelCall["Parts"]):
     splits: int | None = None
     features: Features = PLAIN
 
-    @property
+    @functools.cached_property
     def problem(self) -> Problem:
         """The sizes of the call, with every sequence as long as it may get."""
         batch, heads, seq_q, _ = self.q.shape

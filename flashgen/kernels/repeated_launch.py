@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from flashgen.kernels.arguments import Arguments, lies_in_eights
-from flashgen.kernels.descriptors import twin_maker
 from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.launch_forward import Forward, forward_arguments
@@ -50,7 +49,7 @@ def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain |
         return None
     if not plan.by_descriptor:
         return _by_pointer(repeated, o, lse)
-    twins = [twin_maker(arguments[name]) for name in names[:4]]
+    twins = [arguments[name].twin for name in names[:4]]
     if repeated.encoders is None:
         return _by_descriptor(repeated, o, lse, twins)
     return _by_map(repeated, o, lse, twins, repeated.encoders)

@@ -46,7 +46,7 @@ def attention(
         raise InvalidArgument(no_gradient(widest))
     if torch_modes.transformed():
         function: Any = _Transformed
-    elif features.only_limits:
+    elif features is PLAIN or features.only_limits:
         scalars = NO_SCALARS if features is PLAIN else Scalars(features=features)
         options = passes, call, scalars  # torch looks at each argument
         return _Plain.apply(options, q, k, v)  # type: ignore[no-any-return, no-untyped-call]

@@ -148,7 +148,9 @@ class Decoder:
                 )
         decode, combine, sms = self._launchers(spec, q, cache)
         addressed = self._resolver.addressed
-        cache = replace(cache, k=addressed(cache.k, "k"), v=addressed(cache.v, "v"))
+        keys, values = addressed(cache.k, "k"), addressed(cache.v, "v")
+        if keys is not cache.k or values is not cache.v:
+            cache = replace(cache, k=keys, v=values)
         call = Decode(
             q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits,
             features=features,
@@ -211,19 +213,24 @@ def spec_of(
         )
     check_precision(precision)
     dtype = str(q.dtype).removeprefix("torch.")
-    return AttentionSpec(
-        direction="decode",
-        dtype=dtype,  # type: ignore[arg-type]  # check_call has seen to it
+    return _spec(
+        features.key,
+        dtype=dtype,
         head_dim=q.shape[3],
         head_dim_v=cache.v.shape[3],
         mask=_mask(causal, q, features),
-        precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
-        **fields_of(features),  # type: ignore[arg-type]  # as the rows say
+        precision=precision if dtype == "float32" else "ieee",
         paged=cache.paged,
         indexed=cache.rows is not None,
         leftpad=cache.leftpad is not None,
         **kv_fields(cache),
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(features: tuple[object, ...], **others: Any) -> AttentionSpec:
+    """The spec of decode with features of this key; cached, as _combine_of()."""
+    return AttentionSpec(direction="decode", **fields_of(features), **others)
 
 
 def _mask(causal: bool | str, q: Tensor, features: Features) -> Mask:

@@ -22,6 +22,7 @@ from flashgen.runtime.call import (
     scale_of,
 )
 from flashgen.runtime.call_cache import CallCache, Key, holds, keep_attention
+from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, addressable
 from flashgen.spec.features import (
     NOTHING_GIVEN,
@@ -84,13 +85,15 @@ class GeneralPath:
             check_tensors(q=q, k=k, v=v)
             if torch_modes.autocasts():
                 q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-            rng = self._drawn(q, k, v, arguments)
+            tensors = arguments.given.tensors
+            rng = self._drawn(q, k, v, arguments, tensors)
             if torch_modes.traced(q):
                 return self._traced(q, k, v, arguments, rng)
-            check_plain(k=k, v=v, **arguments.given.tensors)
-            call, features, launcher = arguments.call(q), arguments.features(rng), None
+            check_plain(k=k, v=v, **tensors)
+            call, features = arguments.call(q), arguments.features(rng)
+            launcher = self._found(q, k, v, call, features)
         if launcher is None:
-            self.check(q, k, v, call, features)
+            from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
             if self._resolver.left_to_torch(q.device):
                 return cpu.attention(
                     q, k, v, call, features=features, return_lse=arguments.return_lse
@@ -110,10 +113,19 @@ class GeneralPath:
             keep_attention(self._calls, key, launcher, self._passes, call, (forward, o, lse))
         return o, lse
 
-    def _drawn(self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments) -> Tensor | None:
-        """The seed and offset of dropout. Raises for what no path of torch can take."""
+    def _drawn(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        arguments: CallArguments,
+        tensors: dict[str, Tensor],
+    ) -> Tensor | None:
+        """The seed and offset of dropout. Raises for what no path of torch can take, where
+        `tensors` are those of the arguments.
+        """
         given = arguments.given
-        check_tensors(**given.tensors)
+        check_tensors(**tensors)
         slopes = given.alibi_slopes
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument("alibi_slopes have no gradient: detach them")
@@ -151,7 +163,18 @@ class GeneralPath:
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
         """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
-        if not agree(q, k, v) or self._resolver.find(q, v, call, features) is None:
+        if self._found(q, k, v, call, features) is None:
             from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
-        elif features is not PLAIN:
+
+    def _found(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+    ) -> Launcher | None:
+        """The launcher of a call whose spec was resolved before, and whose arguments certainly fit
+        together; None where that is not so. Raises InvalidArgument for features that do not fit.
+        """
+        if not agree(q, k, v):
+            return None
+        launcher = self._resolver.find(q, v, call, features)
+        if launcher is not None and features is not PLAIN:
             check_features(features, q, k)
+        return launcher

@@ -275,6 +275,7 @@ write such a field only where it is on."""
 FEATURE_WORDS: dict[str, Feature] = {row.word: row for row in FEATURES if row.word}
 """The features that --feature turns on, by what it calls them."""
 _OF_CALLS = tuple(row for row in FEATURES if row.word or row.field == "paged")
+_GIVEN = tuple(row.given for row in _OF_CALLS)
 _beyond_limits = operator.itemgetter(*(i for i, row in enumerate(_OF_CALLS) if not row.limit))
 """Of a key of Features, what says which features are on that are no limits."""
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
@@ -387,7 +388,7 @@ class Features:
             raise InvalidArgument("chunk_start goes with chunk: got no chunk")
         check_softcap(self.softcap)
         of_o = None if self.fp8 is None else self.fp8.dtype
-        object.__setattr__(self, "key", (*[row.given(self) for row in _OF_CALLS], of_o))
+        object.__setattr__(self, "key", (*[given(self) for given in _GIVEN], of_o))
 
     @property
     def bias_kind(self) -> Bias:
@@ -539,11 +540,7 @@ NUMBERS = {
 
 def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
     """TENSORS of a call."""
-    found: tuple[Tensor | None, ...] = _tensors_of(features)
-    return found
-
-
-_tensors_of = operator.attrgetter(*TENSORS)
+    return tuple([getattr(features, name) for name in TENSORS])
 
 
 def numbers_of(features: Features) -> tuple[float, ...]:
@@ -620,9 +617,9 @@ NOTHING_GIVEN = Given()
 """No argument of a feature."""
 
 
-def fields_of(features: Features) -> dict[str, bool | str]:
-    """The fields of a spec that a call's features turn on."""
-    return {row.field: row.value for row, on in zip(_OF_CALLS, features.key, strict=False) if on}
+def fields_of(key: tuple[object, ...]) -> dict[str, Any]:
+    """The fields of a spec that a call's features, by their key, turn on."""
+    return {row.field: row.value for row, on in zip(_OF_CALLS, key, strict=False) if on}
 
 
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:

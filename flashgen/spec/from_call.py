@@ -118,7 +118,7 @@ def from_tensors(
         head_dim_v=head_dim_v,
         mask="none" if causal is False else "causal",
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
-        **fields_of(features),  # type: ignore[arg-type]  # as the rows say
+        **fields_of(features.key),
     )
     if packed is not None:
         batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k

@@ -349,3 +349,8 @@ def test_a_descriptor_is_as_new_and_keeps_no_tensor_alive() -> None:
     descriptors.describe(aligned, 64, 64)
     with pytest.raises(AssertionError, match="aligned"):
         descriptors.describe(unaligned, 64, 64)
+
+
+@pytest.mark.parametrize("places", [(), (1,), (0, 2)])
+def test_numbers_are_taken_as_a_tuple(places: tuple[int, ...]) -> None:
+    assert direct_launch._taking(places)("abc") == tuple("abc"[place] for place in places)
