@@ -85,9 +85,17 @@ MOST_OF_DECODE = 1.2
 
 HOPPER_TILES = {64: ((192, 128), (128, 128)), 128: ((128, 128),), 256: ((128, 64),)}
 """br and bc of the forward of schedule hopper, by head dim."""
-HOPPER_FUSED = {64: (64, 128), 128: (64, 128)}
-HOPPER_PAIRS = {64: ((64, 128), (128, 128)), 128: ((64, 128), (128, 64))}
-"""The same of the backward in one kernel, and of those of dK and dV and of dQ."""
+HOPPER_FUSED = {
+    64: (((64, 128), False), ((128, 128), True)),
+    128: (((64, 128), False), ((64, 128), True)),
+    256: (((64, 64), False),),
+}
+HOPPER_PAIRS = {
+    64: ((64, 128), (128, 128)),
+    128: ((64, 128), (128, 64)),
+    256: ((64, 64), (128, 32)),
+}
+"""The same of the backward in one kernel, each with next_s, and of those of dK and dV and of dQ."""
 
 PUBLISHED = {
     (64, "none"): 497, (64, "causal"): 473, (128, "none"): 648, (128, "causal"): 616,
@@ -357,8 +365,9 @@ def ours(direction: str, head_dim: int, mask: Mask) -> Iterator[tuple[str, list[
     if head_dim in HOPPER_PAIRS:
         pair = zip(wanted, HOPPER_PAIRS[head_dim], strict=True)
         yield "hopper", [(of[each], hopper(tile)) for each, tile in pair]
-    if head_dim in HOPPER_FUSED:
-        yield "hopper, fused", [(of["backward_fused"], hopper(HOPPER_FUSED[head_dim]))]
+    for tile, next_s in HOPPER_FUSED[head_dim]:
+        name = "hopper, fused, next S" if next_s else "hopper, fused"
+        yield name, [(of["backward_fused"], replace(hopper(tile), next_s=next_s))]
 
 
 def hopper(tile: tuple[int, int], **more: Any) -> KernelConfig:

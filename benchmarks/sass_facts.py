@@ -70,16 +70,20 @@ it was run with. Compiled for sm_90, run on nothing: these are facts of machine 
 """
 HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
 """br and bc by head dim, in rings of two places."""
-HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int], ...] = (
-    ("backward_dkv", 64, 64, 128),
-    ("backward_dkv", 128, 64, 128),
-    ("backward_dq", 64, 128, 128),
-    ("backward_dq", 128, 128, 64),
-    ("backward_dq", 256, 128, 32),
-    ("backward_fused", 64, 64, 128),
-    ("backward_fused", 128, 64, 128),
+HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int, bool], ...] = (
+    ("backward_dkv", 64, 64, 128, False),
+    ("backward_dkv", 128, 64, 128, False),
+    ("backward_dkv", 256, 64, 64, False),
+    ("backward_dq", 64, 128, 128, False),
+    ("backward_dq", 128, 128, 64, False),
+    ("backward_dq", 256, 128, 32, False),
+    ("backward_fused", 64, 64, 128, False),
+    ("backward_fused", 64, 128, 128, True),
+    ("backward_fused", 128, 64, 128, False),
+    ("backward_fused", 128, 64, 128, True),
+    ("backward_fused", 256, 64, 64, False),
 )
-"""The same of the backward: direction, head dim, br and bc."""
+"""The same of the backward: direction, head dim, br, bc and next_s."""
 COLUMNS = (
     "kernel", "registers", "shared", "instructions a tile", "arrives", "exp2 under", "spills",
     "advisories", "breaks",
@@ -120,12 +124,20 @@ def of_hopper() -> list[Pair]:
         usual = order == ("longest_first" if spec.causal else "plain")
         if why_illegal(spec, config, H200) is None and (usual or dtype == "bfloat16"):
             found.append((spec, config))
-    for (direction, dim, br, bc), mask in itertools.product(HOPPER_BACKWARD, get_args(Mask)):
+    for (direction, dim, br, bc, next_s), mask in itertools.product(
+        HOPPER_BACKWARD, get_args(Mask)
+    ):
         spec = AttentionSpec(
             direction=direction, dtype="bfloat16", head_dim=dim, head_dim_v=dim, mask=mask
         )
         config = KernelConfig(
-            br=br, bc=bc, num_warps=8, num_stages=2, schedule="hopper", loads="descriptor"
+            br=br,
+            bc=bc,
+            num_warps=8,
+            num_stages=2,
+            schedule="hopper",
+            loads="descriptor",
+            next_s=next_s,
         )
         found.append((spec, config))
     return found

@@ -438,7 +438,7 @@ def _language() -> types.ModuleType:
     layout = lambda *_, **__: None  # noqa: E731
     vars(gl).update(
         constexpr=lambda value: value,
-        to_tensor=torch.tensor,
+        to_tensor=lambda value: torch.as_tensor(value).clone(),
         int32=torch.int32,
         int64=torch.int64,
         uint32=torch.int64,  # with it, torch counts little; nobody here counts below 0

@@ -114,13 +114,19 @@ def fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     if _nothing_to_do(call):
         return dq.zero_(), dk.zero_(), dv.zero_()
     batch, heads, seq_q, head_dim = call.q.shape
-    shape = (batch, heads, seq_q, head_dim)
-    if plan.config.schedule == "hopper":  # it adds whole tiles
-        br = plan.config.br
-        shape = (batch, heads, -(-seq_q // br) * br, padded(head_dim))
+    shape: tuple[int, ...] = (batch, heads, seq_q, head_dim)
+    if plan.config.schedule == "hopper":
+        tiles, dim = -(-seq_q // plan.config.br), padded(head_dim)
+        # Of a tile: the half of the columns, 64 rows, 8 columns; of these the warp, the row, two
+        # columns, whether the row is 8 further on, and which of the two. templates/_gluon.py.jinja
+        # says why.
+        shape = (batch, heads, tiles, 2, plan.config.br // 64, dim // 16, 4, 8, 4, 2, 2)
     added = torch.zeros(shape, dtype=torch.float32, device=call.q.device)
     arguments = _arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
     plan.start(call.q, _blocks(plan, call), arguments)
+    if plan.config.schedule == "hopper":
+        rows = added.permute(0, 1, 2, 4, 6, 9, 7, 3, 5, 8, 10)
+        added = rows.reshape(batch, heads, tiles * plan.config.br, dim)
     return dq.copy_(added[:, :, :seq_q, :head_dim].mul_(call.scale)), dk, dv
 
 

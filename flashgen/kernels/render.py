@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFo
 from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name, o_apart, rows_of_eight
+from flashgen.spec.config import KernelConfig, kernel_name, o_apart, rows_of_eight, shares_keys
 from flashgen.spec.features import features_on
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
@@ -57,6 +57,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         config=config,
         rows_of_eight=rows_of_eight(spec, config),
         o_apart=o_apart(spec, config),
+        wide=shares_keys(spec),
         head_dim_pad=padded(spec.head_dim),
         head_dim_v_pad=padded(spec.head_dim_v) // config.v_parts,
         k_parts=k_parts(spec, config),

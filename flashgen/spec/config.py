@@ -81,7 +81,8 @@ class KernelConfig:
     or decode, the programs that share a tile of rows, each with a part of the columns of V and O,
     and all of S. maxnreg: registers that a thread takes at most, Triton's option of that name;
     0: as many as ptxas wants. whole_rows: products in parts, of which mma.sync gives a warp whole
-    rows; no knob, spec/whole_rows.py derives it. Raises InvalidArgument.
+    rows; no knob, spec/whole_rows.py derives it. next_s: of schedule hopper's backward_fused, S of
+    the next tile is issued before dQ of this one is added to memory. Raises InvalidArgument.
     """
 
     br: int
@@ -98,6 +99,7 @@ class KernelConfig:
     v_parts: int = 1
     maxnreg: int = 0
     whole_rows: bool = False
+    next_s: bool = False
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -120,7 +122,7 @@ class KernelConfig:
                 if self.schedule == "hopper" and field == "num_warps":
                     known += " in schedule hopper, those that compute (earlier: 4, of a warpgroup)"
                 raise InvalidArgument(f"{field} must be one of {known}: got {value!r}")
-        for field in ("persistent", "whole_rows"):
+        for field in ("persistent", "whole_rows", "next_s"):
             value = getattr(self, field)
             if not isinstance(value, bool):
                 raise InvalidArgument(f"{field} must be true or false: got {value!r}")
@@ -137,7 +139,8 @@ class KernelConfig:
         label += "_native" * (self.widening == "native")
         label += f"_v{self.v_parts}" * (self.v_parts > 1)
         label += f"_r{self.maxnreg}" * (self.maxnreg > 0)
-        return label + "_rows" * self.whole_rows
+        label += "_rows" * self.whole_rows
+        return label + "_nexts" * self.next_s
 
     @property
     def takes_heads(self) -> bool:
@@ -203,7 +206,7 @@ class KernelConfig:
         if self.loads == "pointer":
             return self
         if self.schedule == "hopper":
-            plain: dict[str, int] = {"num_warps": 8, "num_stages": 2}
+            plain: dict[str, int] = {"num_warps": 8, "num_stages": 2, "next_s": False}
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in TILES}
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
@@ -215,7 +218,7 @@ _LABEL = (
     rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(LOADS_LABEL.values())})"
     rf"(?P<order>{'|'.join(ORDER_LABEL.values())})(?P<persistent>_pers)?(?P<any_dim>_anydim)?"
     r"(_split(?P<split_keys>[0-9]{1,9}))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]{1,9}))?"
-    r"(_r(?P<maxnreg>[0-9]{1,9}))?(?P<whole_rows>_rows)?"
+    r"(_r(?P<maxnreg>[0-9]{1,9}))?(?P<whole_rows>_rows)?(?P<next_s>_nexts)?"
 )
 
 
@@ -242,6 +245,7 @@ def config_of(label: str) -> KernelConfig:
         v_parts=int(found["v_parts"] or 1),
         maxnreg=int(found["maxnreg"] or 0),
         whole_rows=found["whole_rows"] is not None,
+        next_s=found["next_s"] is not None,
     )
     if config.label != label:
         raise InvalidArgument(f"config must be written as its label {config.label}: got {label!r}")
@@ -268,6 +272,13 @@ def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
     """
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     return dim != dim_v or (config.persistent and dim_v <= 128)
+
+
+def shares_keys(spec: AttentionSpec) -> bool:
+    """Whether both consumers of schedule hopper's dK and dV share 64 keys, each with half of the
+    columns of dK and dV: where a head dim is padded to 256, these of 64 keys do not fit one.
+    """
+    return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
 
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:

@@ -20,6 +20,7 @@ from flashgen.spec.config import (
     WARPGROUP_ROWS,
     KernelConfig,
     o_apart,
+    shares_keys,
 )
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import DECODING, padded
@@ -55,8 +56,11 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
-        if spec.direction == "backward_fused":  # dS passes through shared memory, in two places
-            beside = 2 * config.br * config.bc * spec.element_bytes
+        of_p = config.br * config.bc * spec.element_bytes
+        if spec.direction in BY_KEYS and shares_keys(spec):  # P in two places, and dS
+            beside = 3 * of_p
+        elif spec.direction == "backward_fused":  # dS passes through shared memory, in two places
+            beside = 2 * of_p
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)
@@ -184,7 +188,10 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
         return "dQ, P and dP", config.br * dim + 2 * scores
     if spec.direction == "backward_dbias":
         return "dBias, P and dP", 3 * scores
-    return "dK, dV, P and dP", config.bc * (dim + dim_v) + 2 * scores
+    sums = config.bc * (dim + dim_v)
+    if config.schedule == "hopper" and shares_keys(spec) and spec.direction == "backward_fused":
+        return "dK, dV and dQ", sums + config.br * dim  # S and dP are over by then
+    return "dK, dV, P and dP", sums + 2 * scores
 
 
 def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
@@ -373,7 +380,19 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
     by_keys = spec.direction in BY_KEYS
     side, owned, walked = ("bc", config.bc, config.br) if by_keys else ("br", config.br, config.bc)
-    if owned != WARPGROUP_ROWS * config.consumers:
+    if by_keys and shares_keys(spec):
+        if (owned, walked, config.num_warps) != (WARPGROUP_ROWS, WARPGROUP_ROWS, 2 * WARPGROUP):
+            return (
+                f"schedule hopper has tiles of {WARPGROUP_ROWS}x{WARPGROUP_ROWS} and 8 warps in "
+                f"{spec.direction} above head dim 128: got {config.br}x{config.bc} and "
+                f"num_warps={config.num_warps}"
+            )
+        if min(padded(spec.head_dim), padded(spec.head_dim_v)) < 128:
+            dims = f"{spec.head_dim} and {spec.head_dim_v}"
+            return (
+                f"schedule hopper has head dims of at least 65 where one is above 128: got {dims}"
+            )
+    elif owned != WARPGROUP_ROWS * config.consumers:
         return (
             f"schedule hopper has {WARPGROUP_ROWS} of {side} for every {WARPGROUP} warps: "
             f"got {side}={owned} and num_warps={config.num_warps}"
@@ -396,6 +415,17 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if min(spec.head_dim, spec.head_dim_v) < 33:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
         return f"schedule hopper has head dims padded to 64 and more: got {dims}"
+    return None
+
+
+def _next_s(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if not config.next_s:
+        return None
+    if (spec.direction, config.schedule) != ("backward_fused", "hopper") or shares_keys(spec):
+        return (
+            "next_s goes with direction backward_fused, schedule hopper and head dims up to 128: "
+            f"got {spec.direction}, {config.schedule}, {spec.head_dim} and {spec.head_dim_v}"
+        )
     return None
 
 
@@ -438,6 +468,7 @@ _OF_TEMPLATES = (
     _auto,
     _hopper,
     _maxnreg,
+    _next_s,
     _backward,
     why_no_rows,
 )

@@ -131,10 +131,15 @@ HOPPER_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
         (192, 32, 12, 2),
         (128, 32, 8, 2),
     ),
-    **dict.fromkeys(BY_KEYS, ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4))),
+    **dict.fromkeys(
+        BY_KEYS,
+        ((64, 128, 8, 2), (128, 128, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4)),
+    ),
 }
 """Of schedule hopper, by direction: no interpreter runs it, so it is tried only where a GPU checks
 and measures."""
+HOPPER_SEEDS = 4
+"""Of these, the first that are legal are tried first."""
 
 AUTO_TILES = ((128, 128, 2), (128, 64, 3), (128, 64, 2), (64, 128, 2), (64, 64, 3), (64, 64, 2))
 """br, bc, num_stages of schedule auto. Compiled with Triton 3.6 to 3.9; none was measured."""
@@ -281,6 +286,7 @@ def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
     """
     tiles = HOPPER_TILES.get(direction, ())
     simple = [(order, False) for order in reversed(ORDERS)]
+    next_s = (False, True) if direction == "backward_fused" else (False,)
     return tuple(
         KernelConfig(
             br=br,
@@ -291,10 +297,10 @@ def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
             loads="descriptor",
             order=order,
             persistent=persistent,
+            next_s=ahead,
         )
-        for (br, bc, warps, stages), (order, persistent) in (
-            *itertools.product(tiles, simple),
-            *itertools.product(tiles, GPU_ORDERS),
+        for ((br, bc, warps, stages), (order, persistent)), ahead in itertools.product(
+            (*itertools.product(tiles, simple), *itertools.product(tiles, GPU_ORDERS)), next_s
         )
     )
 
@@ -315,9 +321,12 @@ def seed_configs(
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
-    seeds = [
-        config for config in _hopper_grid(spec.direction)[:8] if on_gpu and config.order == order
-    ]
+    hopper = (
+        config
+        for config in _hopper_grid(spec.direction)
+        if on_gpu and config.order == order and why_illegal(spec, config, gpu) is None
+    )
+    seeds = list(itertools.islice(hopper, HOPPER_SEEDS))
     seeds += [
         KernelConfig(
             br=walked if spec.direction in BY_KEYS else owned,

@@ -6,6 +6,7 @@ As kernels/test_hopper_model.py does for the forward: no GPU and no compiler is 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from flashgen.reference import attention as reference
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import SHORT_DTYPE, Direction
 from tests.gluon_model import Deadlock, Misuse, ModelKernel
@@ -43,6 +46,16 @@ def hopper(
         loads="descriptor",
         order=order,
     )
+
+
+def next_s(walked: int = 64, stages: int = 2) -> KernelConfig:
+    """S of the next tile is issued before dQ of this one leaves."""
+    return replace(hopper("backward_fused", walked, stages), next_s=True)
+
+
+def shared_keys(stages: int = 2) -> KernelConfig:
+    """For head dims above 128: both consumers share 64 keys."""
+    return replace(hopper("backward_dkv", 64, stages), bc=64)
 
 
 def spec_of(
@@ -83,6 +96,26 @@ def test_every_variant_is_right(
     assert result.passed, result
 
 
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    ("direction", "dtype", "dims", "config"),
+    [
+        ("backward_fused", "bfloat16", (64, 64), next_s(128)),
+        ("backward_fused", "float16", (40, 72), next_s(64, 3)),
+        ("backward_fused", "bfloat16", (256, 256), shared_keys()),
+        ("backward_fused", "float16", (192, 128), shared_keys(3)),
+        ("backward_dkv", "bfloat16", (256, 256), shared_keys()),
+    ],
+)
+def test_every_order_of_products_is_right(
+    direction: Direction, dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str
+) -> None:
+    spec = spec_of(direction, mask, dims, dtype)
+    assert why_illegal(spec, config, TARGETS["nvidia_h200"]) is None
+    result = check_loaded(model(spec, config), spec, config)
+    assert result.passed, result
+
+
 @pytest.mark.parametrize("order", ["plain", "longest_first"])
 @pytest.mark.parametrize("walked", [32, 64])
 def test_three_consumers_of_rows(walked: int, order: str) -> None:
@@ -92,14 +125,23 @@ def test_three_consumers_of_rows(walked: int, order: str) -> None:
     assert result.passed, result
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("direction", "dim", "config"),
+    [
+        *((direction, 64, hopper(direction)) for direction in DIRECTIONS),
+        ("backward_fused", 64, next_s()),
+        ("backward_fused", 256, shared_keys()),
+    ],
+)
 @pytest.mark.parametrize(
     ("mask", "alignment"),
     [("none", "bottom_right"), ("causal", "bottom_right"), ("causal", "top_left")],
 )
-def test_one_to_five_tiles(direction: Direction, mask: str, alignment: str) -> None:
+def test_one_to_five_tiles(
+    direction: Direction, dim: int, config: KernelConfig, mask: str, alignment: str
+) -> None:
     """Every number of uses of a place of the rings, and every remainder, with many interleavings."""
-    spec, config = spec_of(direction, mask), hopper(direction)
+    spec = spec_of(direction, mask, (dim, dim))
     walked, owned = [1, 63, 64, 65, 128, 191, 257, 320], [1, 193]
     for seed, lengths in enumerate(itertools.product(walked, owned)):
         sq, sk = lengths[::-1] if direction == "backward_dq" else lengths
@@ -137,19 +179,37 @@ def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(order: str) -> None
     assert walks == (expected[::-1] if order == "longest_first" else expected)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("direction", "dim", "config"),
+    [
+        *((direction, 64, hopper(direction)) for direction in DIRECTIONS),
+        ("backward_fused", 64, next_s()),
+        ("backward_fused", 256, shared_keys()),
+    ],
+)
 @pytest.mark.parametrize("mask", ["none", "causal"])
-def test_scores_far_below_zero(direction: Direction, mask: str) -> None:
-    spec, config = spec_of(direction, mask), hopper(direction)
+def test_scores_far_below_zero(
+    direction: Direction, dim: int, config: KernelConfig, mask: str
+) -> None:
+    spec = spec_of(direction, mask, (dim, dim))
     for gradient in far_below_zero(model(spec, config), spec, config):
         assert bool(gradient.isfinite().all())
 
 
-def test_a_ragged_end_that_is_not_masked_is_found() -> None:
-    spec, config = spec_of("backward_fused"), hopper("backward_fused")
+@pytest.mark.parametrize(
+    ("dim", "config", "old", "new"),
+    [
+        (64, hopper("backward_fused"), "first_key + 64 > seq_k", "first_key > seq_k"),
+        (256, shared_keys(), "key_start + BC > seq_k", "key_start > seq_k"),
+    ],
+)
+def test_a_ragged_end_that_is_not_masked_is_found(
+    dim: int, config: KernelConfig, old: str, new: str
+) -> None:
+    spec = spec_of("backward_fused", dims=(dim, dim))
     rendered = render(spec, config)
-    assert "first_key + 64 > seq_k" in rendered.source
-    text = rendered.source.replace("first_key + 64 > seq_k", "first_key > seq_k")
+    assert old in rendered.source
+    text = rendered.source.replace(old, new)
     found = far_below_zero(ModelKernel(text, rendered.name), spec, config)
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
 
@@ -158,7 +218,7 @@ def far_below_zero(
     kernel: ModelKernel, spec: AttentionSpec, config: KernelConfig
 ) -> tuple[torch.Tensor, ...]:
     """Keys past the end have score 0, far above those that a row sees: P of them is infinite."""
-    x = torch.full((1, 1, 70, 64), 8.0, dtype=torch.bfloat16)
+    x = torch.full((1, 1, 70, spec.head_dim), 8.0, dtype=torch.bfloat16)
     q, k, v, do = x, -x, torch.randn_like(x), torch.randn_like(x)
     o, lse = reference.attention(q.double(), k.double(), v.double(), scale=0.125, diagonal=0)
     assert bool((lse < -500).all())
@@ -222,6 +282,66 @@ OF_KEYS = {
 }  # fmt: skip
 
 
+OF_NEXT_S = {
+    "Q of the next tile is not awaited": (
+        "            mbarrier.wait(q_full.index(following), (((nth + 1) // STAGES) & 1).to(gl.int32))\n", ""),
+    "the first Q is not awaited": ("    mbarrier.wait(q_full.index(0), 0)\n", ""),
+    "S of the same tile again": ("following = ((nth + 1) % STAGES)", "following = (nth % STAGES)"),
+    "nobody announces the Q after the last": ("    mbarrier.arrive(q_full.index(stage), count=1)\n", ""),
+    "it is announced while a place is in use": (
+        "    mbarrier.wait(empty.index(stage), phase ^ 1)\n    mbarrier.arrive(q_full", "    mbarrier.arrive(q_full"),
+    "S of the next tile is not finished": (
+        "            s_t = warpgroup_mma_wait(0, deps=(s_t,))\n", "            s_t = warpgroup_mma_wait(1, deps=(s_t,))\n"),
+    "a place is given back before it is read": (
+        "            dk = warpgroup_mma_wait(1, deps=(dk,))\n            mbarrier.arrive(empty.index(stage), count=1)\n",
+        "            mbarrier.arrive(empty.index(stage), count=1)\n            dk = warpgroup_mma_wait(1, deps=(dk,))\n"),
+    "dQ is not awaited": ("dq = warpgroup_mma_wait(2, deps=(dq,))", "dq = warpgroup_mma_wait(3, deps=(dq,))"),
+    "dS is not fenced": ("            fence_async_shared()\n", ""),
+    "dQ of the other half": ("    dq_ptr += WARPGROUP * (BR * DQ_DIMS)\n", ""),
+    "columns of dQ in another order": ("permute((0, 4, 1, 3, 5, 2, 6))", "permute((0, 4, 1, 3, 5, 6, 2))"),
+}  # fmt: skip
+
+
+OF_SHARED_KEYS = {
+    "P is read before it is whole": ("        token = meet(token)  # P is there\n", ""),
+    "dS is read before it is whole": ("        token = meet(token)  # dS is there\n", ""),
+    "P is written while it is read": ("p_smem.index(place ^ 1)", "p_smem.index(place)"),
+    "P has one place": (
+        "        p_smem.index(place ^ 1)", "        p_smem.index(0)"),
+    "P is not fenced": (
+        "        fence_async_shared()\n        dp = warpgroup_mma_wait", "        dp = warpgroup_mma_wait"),
+    "dS is not fenced": (
+        "        fence_async_shared()\n        token = meet(token)  # dS", "        token = meet(token)  # dS"),
+    "the first P is not fenced": ("    fence_async_shared()\n    row_start", "    row_start"),
+    "K and V are overwritten while they are read": (
+        "any more.\n    token = meet(token)\n", "any more.\n"),
+    "gradients are stored before they are whole": (
+        "    fence_async_shared()\n    token = meet(token)\n    if", "    fence_async_shared()\n    if"),
+    "gradients are not fenced": (
+        "    fence_async_shared()\n    token = meet(token)\n    if", "    token = meet(token)\n    if"),
+    "K and V are not awaited": ("    mbarrier.wait(kv_full.index(0), 0)\n", ""),
+    "Q of the next tile is not awaited": ("        mbarrier.wait(q_full.index(following), phase)\n", ""),
+    "dO of the next tile is not awaited": ("        mbarrier.wait(do_full.index(following), phase)\n", ""),
+    "nobody announces the dO after the last": ("    mbarrier.arrive(do_full.index(stage), count=1)\n", ""),
+    "a place is given back before it is read": (
+        "        dk = warpgroup_mma_wait(2, deps=(dk,))\n        mbarrier.arrive(empty.index(stage), count=1)\n",
+        "        mbarrier.arrive(empty.index(stage), count=1)\n        dk = warpgroup_mma_wait(2, deps=(dk,))\n"),
+    "dQ is not awaited": ("warpgroup_mma_wait(1, deps=(dv, dq))", "warpgroup_mma_wait(2, deps=(dv, dq))"),
+    "S is not awaited": ("s = warpgroup_mma_wait(1, deps=(s,))", "s = warpgroup_mma_wait(2, deps=(s,))"),
+    "dP is not awaited": ("dp = warpgroup_mma_wait(0, deps=(dp,))", "dp = warpgroup_mma_wait(1, deps=(dp,))"),
+    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "the diagonal is not seen": (", 1) >= gl.expand_dims(keys, 0)", ", 1) > gl.expand_dims(keys, 0)"),
+    "a masked tile too few": ("gl.maximum(key_start + BC - 1 - diagonal, 0)", "gl.maximum(key_start - 1 - diagonal, 0)"),
+    "rows of the next head from the first on": ("            row_start = gl.to_tensor(first_row)\n", "            row_start = gl.to_tensor(0)\n"),
+    "dQ of the rows above the diagonal": ("            dq_ptr += first_row * HEAD_DIM_PAD\n", ""),
+    "dQ of the other half": (" + WARPGROUP * (BR * DIMS)", ""),
+    "keys of the other consumer": ("keys += key_start + KEYS * WARPGROUP", "keys += key_start"),
+    "columns of the other consumer": ("q_columns = q.slice(DIMS * WARPGROUP", "q_columns = q.slice(DIMS * 0"),
+    "columns of K of the other consumer": ("k_columns = k.slice(DIMS * WARPGROUP", "k_columns = k.slice(DIMS * 0"),
+    "dK without its scale": ("(dk * scale)", "dk"),
+}  # fmt: skip
+
+
 OF_ROWS = {
     "the producer waits for the wrong phase": ("phase ^ 1", "phase"),
     "the producer waits for no place": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
@@ -248,24 +368,31 @@ OF_ROWS = {
 }  # fmt: skip
 
 
+BROKEN: dict[str, tuple[Direction, int, KernelConfig, dict[str, tuple[str, str]]]] = {
+    "fused": ("backward_fused", 64, hopper("backward_fused"), OF_KEYS),
+    "next S": ("backward_fused", 64, next_s(), OF_NEXT_S),
+    "shared keys": ("backward_fused", 256, shared_keys(), OF_SHARED_KEYS),
+    "dQ": ("backward_dq", 64, hopper("backward_dq"), OF_ROWS),
+}
+
+
 @pytest.mark.parametrize(
-    ("direction", "mutant"),
-    [
-        *(("backward_fused", mutant) for mutant in OF_KEYS),
-        *(("backward_dq", mutant) for mutant in OF_ROWS),
-    ],
+    ("kernel", "mutant"), [(name, mutant) for name, row in BROKEN.items() for mutant in row[3]]
 )
-def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
-    old, new = (OF_ROWS if direction == "backward_dq" else OF_KEYS)[mutant]
-    spec, config = spec_of(direction, "causal"), hopper(direction)
+def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
+    direction, dim, config, mutants = BROKEN[kernel]
+    old, new = mutants[mutant]
+    spec = spec_of(direction, "causal", (dim, dim))
     rendered = render(spec, config)
     assert old in rendered.source
     text = rendered.source.replace(old, new)
-    cases = [case(300, 60, heads=2), case(193, 256, heads=4, kv=2), case(129, 193, "top_left")]
+    cases = [
+        case(128, 128, heads=4, kv=4), case(300, 60, heads=2), case(193, 256, heads=4, kv=2), case(129, 193, "top_left"),
+    ]  # fmt: skip
     for seed in range(5):  # a race is not lost in every order
-        kernel = ModelKernel(text, rendered.name, seed)
+        broken = ModelKernel(text, rendered.name, seed)
         try:
-            result = check_loaded(kernel, spec, config, cases=cases)
+            result = check_loaded(broken, spec, config, cases=cases)
         except (Deadlock, Misuse):
             return
         if not result.passed:

@@ -82,6 +82,18 @@ def hopper_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     ):
         spec = make_spec("float16", d, mask, head_dim_v=dv, direction=direction)
         found.append((spec, make_config(br, bc, num_warps=warps, num_stages=3, **way)))
+    for mask, (direction, br, bc, next_s, d, dv) in itertools.product(
+        ("none", "causal"),
+        (
+            ("backward_fused", 128, 128, True, 64, 64),
+            ("backward_fused", 64, 64, False, 256, 256),
+            ("backward_dkv", 64, 64, False, 192, 128),
+        ),
+    ):
+        spec = make_spec("bfloat16", d, mask, head_dim_v=dv, direction=direction)
+        config = make_config(br, bc, num_warps=8, num_stages=2, next_s=next_s, **way)
+        assert why_illegal(spec, config, H200) is None
+        found.append((spec, config))
     return found
 
 
@@ -274,7 +286,7 @@ def test_the_last_function_is_named_as_the_file_and_uses_those_before_it(
 
 def test_no_flag_survives_into_the_kernel(trees: dict[str, ast.Module]) -> None:
     """Structure is Jinja's: the emitted kernel has no branch, so no dead one, but that of a program
-    beyond its sequence, which returns, and that of schedule hopper over the mask."""
+    beyond its sequence, which returns, and those of schedule hopper over the mask and the next head."""
     for name, tree in trees.items():
         branches = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
         if "_hopper_" in name:  # which consumer it is, known when compiling
@@ -282,6 +294,10 @@ def test_no_flag_survives_into_the_kernel(trees: dict[str, ast.Module]) -> None:
             over_mask = [b for b in branches if ast.unparse(b.test).endswith("masked_tiles")]
             assert len(over_mask) == (name.startswith("fwd_") and "_causal_" in name), name
             branches = [b for b in branches if b not in over_mask]
+            if name.startswith("bwd_") and "_br64_bc64_" in name:  # the next head, and the mask
+                tests = ("row_start >= seq_q", "row_start < full_row")
+                assert tuple(ast.unparse(branch.test) for branch in branches) == tests, name
+                branches = []
         varlen = re.search("_var(len)?_", name) is not None  # short in a long name
         assert len(branches) == varlen, name
         for branch in branches:
