@@ -9,6 +9,7 @@ its own is as late, or as early, as it may be:
   what a warp stores in shared memory is there for others at its next fence, barrier or load
   an mbarrier counts arrivals and bytes, has the parity of its phase, and refuses to overflow
   a named barrier counts warpgroups, and refuses the same one twice
+  an addition to memory stays in its tensor
 
 So a wait that is missing shows as NaN, and one too many as Deadlock. The model shows the logic of
 the text. What the compiler and the hardware make of it, it does not.
@@ -426,6 +427,8 @@ def _take(pointer: Pointer, *, mask: Tensor, other: float) -> Tensor:
 
 def _add(pointer: Pointer, value: Tensor, *, sem: str) -> None:
     assert sem == "relaxed"
+    if pointer.offset.min() < 0 or pointer.offset.max() >= pointer.base.numel():
+        raise Misuse("an address outside of its tensor")
     pointer.base.view(-1).index_add_(0, pointer.offset.flatten(), value.flatten())
 
 
