@@ -856,23 +856,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:36dccf6abd5d2f933378fedaddd82a0cd04fa86979eaad88355afe2cca51d50d"
     ),
+    "fwd_bf16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
+        "sha256:eff29b61639250f1623c5faa113ca9a1ce29389d5a3b93f24ccdf36ee5bef9f7"
+    ),
     "fwd_bf16_d192_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:6a9f0a820a0c37b0d151d1365995ee2b779ceffe91985541f30b17582965c9d7"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:e9f283def8ce5e18d33903f9847cbdb154617a820ea596e0d962358be2586314"
     ),
-    "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
-        "sha256:f1f6fbc5d63a442efc74b078156dc5c7519edce06d192472061c7ed46465ce54"
-    ),
-    "fwd_bf16_d192_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:aac20dd53ddbe2429b1caece4e7c95123ef7ae86e531c30dfe3224015718271f"
+    "fwd_bf16_d192_br128_bc64_w8_s3_fa2_ptr_rows": (
+        "sha256:9449a722de1d03dcf9efc08c318c7a4ec3d412dadeb037055a3a077308256c1f"
     ),
     "fwd_bf16_d192_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:6afc8e432bbdb2a2cb9ae9e84c2fb6d1bb5ce2e04b9ca03e4f45f8127b90cded"
-    ),
-    "fwd_bf16_d192_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:52daecce1cfaf0f9e1b607d4b2cbf9f4249a05f742f852c4edb42f2d73b500da"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:8712ab24be86197af9a6e18460bb767557b31058e8b580d2e1b76a3440abac82"
@@ -880,23 +877,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_br64_bc64_w4_s3_fa2_tma": (
         "sha256:1fd7ad3e5559b1cf9a502986e3e89cce33760f7163ce6cfbb3cf0ee1a9da244e"
     ),
+    "fwd_bf16_d192_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:a44840ab7741c87bdbfbfa505f1d0df9e688553affc2e96b1c1b0af05e0ae984"
+    ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:b546764c40105c9cc4a5148cd2e3515585a58290418c5e43535dbdacdc8751f2"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:29e97b13a4a4083738df1afb68852048eceb12a179ec0376dedc76ad5e4c37ad"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:c29c460305c8bca2bc6d34754dfec84c2ec83de028b5fa05d369d34ada48a5af"
-    ),
-    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:4393e427a3264a0ae6413eda3cf5b3efff1d927e9a83afa41e306afbd39fe344"
+    "fwd_bf16_d192_causal_br128_bc64_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:89ddfcaab4d926435753452cf1cc831afb6c036e2a4315f12e3144e3139e79b4"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:547a0a8a4f8ed6bc3297f6efa3edc2014cca759c262e9391a319f5cf7e8dcf4a"
-    ),
-    "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:bfb4964a7fa358c0e7302140d7018ff555fec7206fd5dd3ec80ba8c889ae16c0"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
         "sha256:27772aea5fc7757ee5e017a24e61283fa15cd18ffdbcab0931c8ea0ef001138b"
@@ -904,20 +898,26 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
         "sha256:7688a95cffd0c23da61dc4f8cf7e448d4e2adeda87a4a91aa2354ecfceee2618"
     ),
+    "fwd_bf16_d256_br128_bc16_w8_s3_fa2_ptr_rows": (
+        "sha256:9ca9f07a60a63d242a5eb76653f411253f3b27db2a167faffc00f42129f18482"
+    ),
+    "fwd_bf16_d256_br128_bc32_w8_s3_fa2_ptr_rows": (
+        "sha256:326bade028e51f0c8e2a77b2f4a151cbbc476fd599d923412043e2e7f545e0a7"
+    ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:87ce4d6c523c367464452d6153317528af88a867465020df81ab1d37df7df4c1"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:b5073c039c3fc4b1ce7b9c41e22728d88d99a422c2d7ce4979b0cb72273d5042"
     ),
-    "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:73ff36ffdc84f84d9e2e6f76210567b609bfcd61ca9145321ce797d62473d25f"
-    ),
-    "fwd_bf16_d256_br32_bc64_w4_s3_s_ahead_ptr": (
-        "sha256:dd7b3cd7966199a3566551b9f740db1d02d5a52788996207915e346154db262d"
-    ),
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:abb22cee8bd77540644cff96102c28f17c67dd7c7f2935ea74545c28ef087d9c"
+    ),
+    "fwd_bf16_d256_causal_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:577ff4fddd626aed2e53219c5365ded606f0f9f219e93286e9797c23ca9a3b04"
+    ),
+    "fwd_bf16_d256_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:e828e843f21e847bc88292bdc2a279bd88a3c2fcd308b88d668d51740ad8cfb7"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
@@ -927,12 +927,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
-    ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:edd1012ee2ec7def4363b18f5cb4f9a8faec3b66e8880828c39cd73c904aadc1"
-    ),
-    "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:baa30ef4ea19f916d2e2acce5b8be5259bcb3c25563a3b1094f7c3d1a21e30eb"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
@@ -1042,23 +1036,20 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:3a8a21888bfafe12d16b2286625d1ba2c78df28d6e6c7b9f3a41a9d6fcddc5f0"
     ),
+    "fwd_fp16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
+        "sha256:ee294b2cc88ba76aac48930d760b85bd4b615fc939661cbbbd53d72cc15d1fc5"
+    ),
     "fwd_fp16_d192_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:3faf293419fb748cfb3ec35bb54f944bbedc31990f689dbef441cc2a53641385"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:4c7c67cc01f33460b8e7ce6697709e244ec17766acc10e4105513b5d752f60f8"
     ),
-    "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
-        "sha256:6e21a1d4239ec197b209fcf061b3aa39257e6a46f0f46462b45a3fb1b32c987e"
-    ),
-    "fwd_fp16_d192_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:d985d00430c878209e41760c16d7ba27aaaf9cddd385c4239831aabd6aea9902"
+    "fwd_fp16_d192_br128_bc64_w8_s3_fa2_ptr_rows": (
+        "sha256:48be79e7d2c58df020bfa6d8f06d9d63a48aed112113b8167976dfe902b01f42"
     ),
     "fwd_fp16_d192_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:24c7f39adce22f7874810075e8cf3dda9c8bfbdead28c5fbe39c0c6ac26c0821"
-    ),
-    "fwd_fp16_d192_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:161fdbb4836251fb47a15b38091c8419db4f4eb22d3b89d0227a7af46a8bc0d6"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:d799525494c521ab2e4cf5d9625642c1e14911661c16132ae290279c25af7672"
@@ -1066,26 +1057,20 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_br64_bc64_w4_s3_fa2_tma": (
         "sha256:8fddd434eff2d3e0416ef9cb72cc8326a7107e7421ec751f0b40ec23b76c58ff"
     ),
+    "fwd_fp16_d192_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:b9ad16fe4dae0dbc90d619687568cbd19ecb3b8e41e7360c1a0fbb1ea1d1f3e7"
+    ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:116fe6fa3f7ccb5c29bdb1b468bcb5ae7a4fd4328a4a77b1d3107ff3203f80cc"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:5b745538320951617e1db7c63dabd128469f9adeea433ec30f6c2b8d617a6ac6"
     ),
-    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:6e5fe89cf3a16e38a61450a8f5664df243be556afc3f69debb722de5434b2a06"
-    ),
-    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:76ad86b46278ff380960bcd7a749eaefb45a6dac51127d85eb055c3469a7ac35"
+    "fwd_fp16_d192_causal_br128_bc64_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:f05256d956145314c1f64a117b4b819976e5cdfe24aa1c87c3077441bafb402b"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:538a0d56be162783588c976d08045d278395193d898bebaaeb0c4c340391c459"
-    ),
-    "fwd_fp16_d192_causal_br32_bc64_w4_s1_s_ahead_ptr_lpt": (
-        "sha256:cc78c6bb4e556ad37c08f14f921e3136ab08e3aef41d649090de479defe0432e"
-    ),
-    "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:ad6f8768961679e30bcdddb6625e3aa63085b3a50d9d554123769bdc91aeb83b"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
         "sha256:c4b2656fb3bb1f3a7da3555be1656c0bc8b939428af7746fc4bf65d76f24d445"
@@ -1093,20 +1078,26 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
         "sha256:a25fcafdceb98ad47c1a0a13e52fa152e911164e7e32b555a659103941d6252b"
     ),
+    "fwd_fp16_d256_br128_bc16_w8_s3_fa2_ptr_rows": (
+        "sha256:b5b2a076db41fd65ff5037f2271ecd56ef51c3f327906f7d86b4eed701a7893d"
+    ),
+    "fwd_fp16_d256_br128_bc32_w8_s3_fa2_ptr_rows": (
+        "sha256:d760eb2d1861ff194fcb777d3d404fa8fce37cea56b929dfa9fc098464101d22"
+    ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:a07cb6d7899c7406701e30ae7a1c061368b54a5457985c68c1013b4502f409a0"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:87bca6139497e4e7dc0c9f6ee03843517751cb50a4f9a93c000411f49d410258"
     ),
-    "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:9aa0e5c1d99df525747412444e4e203ecdcb2827dd5603c3d82c945e3bb72813"
-    ),
-    "fwd_fp16_d256_br32_bc64_w4_s3_s_ahead_ptr": (
-        "sha256:c9e4250c993774b11a0e860081c50fe02e966ee644446fc938ad100e5115e719"
-    ),
     "fwd_fp16_d256_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:dbad8b7fae1f7adb8bfd5cc84398e177050ca5e9e88b91a9280e4096e6e1b430"
+    ),
+    "fwd_fp16_d256_causal_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:d400fb636a29847df0f46b553859dde8a6e3a972708e714ce4af4a40d90f13cf"
+    ),
+    "fwd_fp16_d256_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:243a3e2d198bce256c8a29f2a525eb25fce8f4a3b26f84009ff46c27be45aae9"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"
@@ -1116,12 +1107,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
-    ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:ab35109ff2be4d5be1f8fb007b7ef490ee268ae127eb1a7bf2b8084072115bf7"
-    ),
-    "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:7de0e143b91416553aeb107e2e1f337ee5cc4ab0c8ef31ca6fb8207ee68f28c6"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
         "sha256:0d36ebff40374bc60d03a437c0b0c43cb468a652321a434b089334c91d8591aa"
