@@ -1,7 +1,8 @@
 """Compares a kernel with float64 before it is timed or written. Rendered -> CheckResult.
 
-On a GPU the kernel runs there. Without one it runs in Triton's interpreter with the same tiles at
-reduced length: a few ragged and masked tiles, where most errors show.
+On a GPU the kernel runs there. Without one it runs in Triton's interpreter, or if it is of schedule
+ampere on a model of Gluon, with the same tiles at reduced length: a few ragged and masked tiles,
+where most errors show.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.check_cache import DecodeCase, decoding_cases, run_decoding
 from flashgen.evaluate.check_packed import in_pages, varlen_cases
+from flashgen.evaluate.gluon_model import GluonModel
 from flashgen.files import temporary_folder
 from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind, launch
@@ -133,8 +135,11 @@ def check_kernel(
             "a kernel is checked on the CPU in Triton's interpreter: "
             "start the process with TRITON_INTERPRET=1"
         )
-    if device == "cpu" and not config.interpretable:
+    if device == "cpu" and config.needs_gpu:
         raise ToolchainError(not_checkable(config))
+    if device == "cpu" and not config.interpretable:
+        model = GluonModel(rendered.source, rendered.name)
+        return check_loaded(model, spec, config, device=device, seed=seed, cases=cases)
     with temporary_folder("check") as folder:
         path = folder / f"{rendered.name}.py"
         path.write_text(rendered.source)

@@ -51,10 +51,11 @@ class Plan:
         config: KernelConfig,
         launch: Callable[[Plan, Any], Any],
     ) -> None:
-        if interpreter.active() and not config.interpretable:
+        modelled = getattr(kernel, "runs_on_cpu", False)
+        if interpreter.active() and not config.interpretable and not modelled:
             raise ToolchainError(
                 f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
-                "run it on an sm_90 GPU, with TRITON_INTERPRET unset"
+                "run it on a GPU, with TRITON_INTERPRET unset"
             )
         self.spec = spec
         self.config = config

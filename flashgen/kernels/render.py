@@ -91,6 +91,8 @@ def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
     """The file of templates/ that (spec, config) is rendered from."""
     if config.schedule == "fa1":
         return "attention_fwd_fa1.py.jinja"
+    if config.schedule == "ampere":
+        return "attention_fwd_ampere.py.jinja"
     if config.schedule == "hopper":
         return _TEMPLATES[spec.direction].replace(".py", "_hopper.py")
     return _TEMPLATES[spec.direction]

@@ -243,6 +243,8 @@ def _served(
             "  chosen by rule, not by time: right, no spills in a loop, products in tensor memory "
             "where there is any, most rows on an SM at a time"
         )
+    if choice.config.schedule == "ampere" and choice.source != "measured":
+        yield "  Gluon: its text was checked on a model of Gluon, and it has not run on a GPU"
     yield from (f"  skipped {sentence}" for sentence in found.skipped)
 
 

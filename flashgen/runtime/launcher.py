@@ -33,7 +33,7 @@ class Launcher:
     def __init__(self, package: str, rungs: tuple[Selection, ...]) -> None:
         self._aligned = _Steps(package, [(rung, runnable(rung.choice.config)) for rung in rungs])
         self._unaligned = self._aligned
-        if any(rung.choice.config.loads == "descriptor" for rung in rungs):
+        if any(rung.choice.config.needs_aligned for rung in rungs):
             twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs if rung.has_twin]
             self._unaligned = _Steps(package, twins)
 

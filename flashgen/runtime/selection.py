@@ -48,7 +48,7 @@ class Selection:
         """Whether the pointer twin of a descriptor kernel may run in its place. For a tile of the
         plain spec it is a rung of its own, where it fits.
         """
-        return self.rung != "plain_tile" or self.choice.config.loads == "pointer"
+        return self.rung != "plain_tile" or not self.choice.config.needs_aligned
 
 
 @dataclass(frozen=True, kw_only=True)

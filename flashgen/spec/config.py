@@ -13,7 +13,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import padded
 
-Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "auto"]
+Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "ampere", "auto"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
@@ -67,7 +67,8 @@ class KernelConfig:
     schedule: fa2 (textbook order), s_ahead (a product issued before the exp2 that need not wait for
     it: the next QK^T in the forward, dO V^T of the same tile in the backward), fa1
     (FlashAttention-1's loops), auto (fa2 in one loop, which Triton's compiler deals out to warps
-    that load and warps that compute) or hopper (Gluon: a warp that loads beside num_warps that
+    that load and warps that compute), ampere (Gluon: fa2 for mma.sync, 16 rows a warp, its layouts
+    written down; num_stages is 1) or hopper (Gluon: a warp that loads beside num_warps that
     compute, in warpgroups of 64 rows, or 64 keys where programs own keys; num_stages are the places
     of its rings). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain,
     longest_first (within a head), head_reversal (so in every second head, a long tile after a short
@@ -152,14 +153,20 @@ class KernelConfig:
     @property
     def interpretable(self) -> bool:
         """Whether Triton's interpreter can run the kernel: not for Gluon."""
-        return self.schedule != "hopper"
+        return self.schedule not in ("hopper", "ampere")
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the kernel can be checked only on a GPU: no interpreter runs Gluon, and none
-        shows what the compiler's warp specialization does.
+        """Whether the kernel can be checked only on a GPU: no interpreter runs Gluon with TMA and
+        roles of warps, and none shows what the compiler's warp specialization does. Schedule ampere
+        is checked on a model of Gluon, evaluate/gluon_model.py.
         """
         return self.schedule in ("hopper", "auto")
+
+    @property
+    def needs_aligned(self) -> bool:
+        """Whether base and strides of its tensors must be multiples of 16 bytes."""
+        return self.loads == "descriptor" or self.schedule == "ampere"
 
     @property
     def consumers(self) -> int:
@@ -193,7 +200,7 @@ class KernelConfig:
 
     def textbook(self) -> KernelConfig:
         """The config with the same tile in the textbook schedule, fa2, which has every feature."""
-        if self.schedule == "hopper":
+        if not self.interpretable:
             return self.pointer_twin()
         return replace(self, schedule="fa2", maxnreg=0)
 
@@ -201,8 +208,12 @@ class KernelConfig:
         """The config launched instead if a call's tensors cannot have descriptors.
 
         s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
-        hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps.
+        hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps; and ampere, in a tile of
+        64 rows that fits with every head dim.
         """
+        if self.schedule == "ampere":
+            bc = min(self.bc, 32)
+            return replace(self, schedule="fa2", br=64, bc=bc, num_warps=4, num_stages=2)
         if self.loads == "pointer":
             return self
         if self.schedule == "hopper":

@@ -23,8 +23,8 @@ from flashgen.spec.config import (
     shares_keys,
 )
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import DECODING, padded
-from flashgen.spec.whole_rows import MMA_SYNC, k_parts, o_parts, why_no_rows
+from flashgen.spec.vocabulary import DECODING, MAX_BACKWARD_HEAD_DIM, padded
+from flashgen.spec.whole_rows import AMPERE_WARPS, MMA_SYNC, k_parts, o_parts, why_no_rows
 
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 """The most 32-bit registers a thread can name, by vendor."""
@@ -54,6 +54,11 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     else:
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
+    if config.schedule == "ampere":  # Q, and one place for each of K and V
+        return (
+            config.br * spec.head_dim * spec.element_bytes
+            + config.bc * (spec.head_dim + spec.head_dim_v) * spec.element_bytes
+        )
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
         of_p = config.br * config.bc * spec.element_bytes
@@ -429,6 +434,36 @@ def _next_s(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _ampere(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Variants that the Gluon kernel for mma.sync does not have, whatever the GPU."""
+    if config.schedule != "ampere":
+        return None
+    if (spec.direction, config.loads) != ("forward", "pointer"):
+        return (
+            "schedule ampere goes with direction forward and pointer loads: "
+            f"got {spec.direction} and {config.loads}"
+        )
+    if spec.element_bytes != 2 or spec.featured:
+        return (
+            "schedule ampere has operands of 16 bits and no features: "
+            f"got {spec.dtype}{' with ' * spec.featured}{' and '.join(spec.feature_words)}"
+        )
+    if config.num_warps not in AMPERE_WARPS or config.br != 16 * config.num_warps:
+        return (
+            "schedule ampere has 16 rows for each of 4 or 8 warps: "
+            f"got br={config.br} and num_warps={config.num_warps}"
+        )
+    if config.bc not in (32, 64, 128) or config.bc > config.br or config.num_stages != 1:
+        return (
+            "schedule ampere has tiles of 32 to 128 keys, no more than rows, in one place, so that "
+            f"num_stages is 1: got bc={config.bc} and num_stages={config.num_stages}"
+        )
+    dims = spec.head_dim, spec.head_dim_v
+    if any(dim % 64 or dim > MAX_BACKWARD_HEAD_DIM for dim in dims):
+        return f"schedule ampere has head dims 64, 128, 192 and 256: got {dims[0]} and {dims[1]}"
+    return None
+
+
 def _maxnreg(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.maxnreg == 0:
         return None
@@ -467,6 +502,7 @@ _OF_TEMPLATES = (
     _schedule,
     _auto,
     _hopper,
+    _ampere,
     _maxnreg,
     _next_s,
     _backward,
@@ -483,6 +519,8 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
         return f"maxnreg was found to pay on sm_90 alone: {gpu.slug} is {gpu.arch}"
     if config.whole_rows and gpu.arch not in MMA_SYNC:
         return f"whole_rows is made for mma.sync: {gpu.slug} is {gpu.arch}"
+    if config.schedule == "ampere" and gpu.arch not in MMA_SYNC:
+        return f"schedule ampere is made for mma.sync: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):

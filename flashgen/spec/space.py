@@ -163,6 +163,10 @@ KNOWN_GOOD = (
 )
 """Where programs own keys and walk the rows (BY_KEYS), br and bc change places here and above."""
 
+AMPERE_TILES = ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8), (64, 32, 4))
+"""br, bc, num_warps of schedule ampere. Compiled with Triton 3.7.1 for sm_80 and sm_89, each spills
+little or nothing at some head dim; none was measured."""
+
 IN_WHOLE_ROWS = ((128, 32, 8, 3), (128, 16, 8, 3), (128, 64, 8, 2), (64, 16, 4, 3))
 """br, bc, num_warps, num_stages of kernels with whole_rows. Compiled with Triton 3.7.1 for sm_80
 and sm_89, they spill at most 1 % of a main loop's instructions; none was measured."""
@@ -191,6 +195,7 @@ def legal_configs(
         for config in (
             *(_hopper_grid(spec.direction) if on_gpu else ()),
             *(_auto_grid() if on_gpu else ()),
+            *_ampere_grid(),
             *in_parts(spec, _grid(spec.direction in BY_KEYS)),
             *(_few_registers(_grid(False)) if spec.direction == "forward" else ()),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
@@ -280,6 +285,22 @@ def _order_grid() -> tuple[KernelConfig, ...]:
 
 
 @functools.cache
+def _ampere_grid() -> tuple[KernelConfig, ...]:
+    """Schedule ampere in all its tiles and orders, the longest tiles of Q first where causal."""
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=warps,
+            num_stages=1,
+            schedule="ampere",
+            order=order,
+        )
+        for (br, bc, warps), order in itertools.product(AMPERE_TILES, reversed(ORDERS))
+    )
+
+
+@functools.cache
 def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
     """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal: first
     a tile a program, then the others.
@@ -343,7 +364,8 @@ def seed_configs(
     if spec.direction == "forward":
         seeds = [each for seed in seeds for each in (seed, *_few_registers((seed,)))]
         seeds.append(block_rule(spec, gpu))
-    seeds = [*_row_seeds(spec, gpu, order), *seeds]
+    ampere = [config for config in _ampere_grid() if config.order == order]
+    seeds = [*ampere, *_row_seeds(spec, gpu, order), *seeds]
     seeds = [in_whole_rows(spec, seed, gpu) for seed in seeds]
     seeds.append(tuned_default(spec))
     seeds = list(in_parts(spec, tuple(seeds)))

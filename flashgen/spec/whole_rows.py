@@ -16,6 +16,9 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, padded
 
+AMPERE_WARPS = (4, 8)
+"""Warps of schedule ampere, 16 rows each."""
+
 MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")
 """Architectures of NVIDIA whose products are mma.sync in every tile."""
 
@@ -80,6 +83,8 @@ def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
 
 
 def _parts(dim: int, widest: int, config: KernelConfig) -> tuple[Part, ...]:
+    if config.schedule == "ampere":
+        return tuple(Part(str(n), start, start + 64) for n, start in enumerate(range(0, dim, 64)))
     if not config.whole_rows:
         return (Part("", 0, widest),)
     if config.head_dims == "padded":

@@ -63,7 +63,7 @@ def tuned(gpu: Gpu, head_dim: int, mask: Any) -> tuple[AttentionSpec, KernelConf
             )
         ),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "slug", str(value)),
 )
 def test_rows_stay_in_a_warp(gpu: Gpu, head_dim: int, mask: Any) -> None:
     spec, config = tuned(gpu, head_dim, mask)
@@ -83,7 +83,7 @@ def test_rows_stay_in_a_warp(gpu: Gpu, head_dim: int, mask: Any) -> None:
 @pytest.mark.parametrize(
     ("gpu", "head_dim", "least_tflops"),
     [(A100, 256, 160), (A100, 192, 150), (RTX_4090, 256, 140), (RTX_4090, 192, 135)],
-    ids=str,
+    ids=lambda value: getattr(value, "slug", str(value)),
 )
 def test_estimates(gpu: Gpu, head_dim: int, least_tflops: int, mask: Any) -> None:
     assert tflops(*tuned(gpu, head_dim, mask), gpu) >= least_tflops

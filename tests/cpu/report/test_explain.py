@@ -20,9 +20,10 @@ from flashgen.estimate.sm import Usage
 from flashgen.report import explain
 from flashgen.report.explain import history_of, loss_of, rivals, why_lost
 from flashgen.report.kernel_limits import Anatomy, describe, dissect, limits, occupancy, shares
+from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Ladder, Selection
 from flashgen.search.history import SearchHistory
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import BUCKETS, workload
@@ -503,3 +504,19 @@ def test_the_winner_of_made_tables_is_a_descriptor_kernel() -> None:
         assert said[1] == f"  {rung}: nothing else is there"
         assert ("stale" in said[2]) == (rung == "exact")
         assert ("rendered by the first call" in said[2]) == (rung == "default")
+
+    @pytest.mark.parametrize("source", ["estimated", "measured"])
+    def test_gluon_that_ran_on_no_gpu_is_said(self, source: Any) -> None:
+        gpu = TARGETS["nvidia_a100_sxm4_80gb"]
+        config = make_config(64, 64, num_stages=1, schedule="ampere")
+        spec = make_spec("bfloat16", 64)
+        choice = Choice(
+            spec=spec, bucket=None, config=config, kernel=kernel_name(spec, config), digest="",
+            shared_bytes=None, registers=None, source=source, median_us=9.0,
+        )  # fmt: skip
+        selection = Selection(choice=choice, rung="exact", slug=gpu.slug, reason="the entry")
+        question = SimpleNamespace(spec=spec, gpu=gpu)
+        package = SimpleNamespace(folder=Path("generated"), is_stale=lambda choice: False)
+        found = Ladder(rungs=(selection,), skipped=())
+        said = list(explain._served(question, found, package, None))  # type: ignore[arg-type]
+        assert any("has not run on a GPU" in line for line in said) is (source == "estimated")

@@ -1,0 +1,127 @@
+"""Schedule ampere as the compiler makes it: copies of 16 bytes, no shuffles of P, few spills; and what it is estimated at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+
+from flashgen.compile import sass
+from flashgen.compile.compiler import judge, target_of
+from flashgen.compile.loops import main_bodies
+from flashgen.kernels.loader import load_text
+from flashgen.kernels.render import render
+from flashgen.kernels.signature import compile_signature
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.outcome import Status
+from flashgen.spec.space import legal_configs, seed_configs
+from tests.compiled import compile_one, cubin_of
+from tests.cpu.estimate.test_whole_rows import tflops
+from tests.makers import make_config, make_spec
+
+A100, RTX_4090 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_geforce_rtx_4090"]
+pinned = pytest.mark.skipif(
+    triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1"
+)
+
+
+def ampere(spec: AttentionSpec, br: int, bc: int, **fields: Any) -> KernelConfig:
+    order = "longest_first" if spec.causal else "plain"
+    fields = {"num_stages": 1, "order": order} | fields
+    return make_config(br, bc, num_warps=br // 16, schedule="ampere", **fields)
+
+
+@pinned
+@pytest.mark.parametrize(
+    ("gpu", "head_dim", "mask", "br", "bc", "least_tflops"),
+    [
+        (A100, 64, "causal", 64, 32, 0),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow("the largest kernels, and their replays"))
+            for row in (
+                (A100, 256, "none", 128, 64, 190), (A100, 256, "causal", 128, 64, 190),
+                (A100, 192, "causal", 64, 64, 185), (A100, 128, "causal", 128, 128, 200),
+                (RTX_4090, 256, "none", 128, 32, 145), (RTX_4090, 256, "causal", 128, 32, 145),
+            )
+        ),
+    ],
+    ids=lambda value: getattr(value, "slug", str(value)),
+)  # fmt: skip
+def test_facts(gpu: Gpu, head_dim: int, mask: Any, br: int, bc: int, least_tflops: int) -> None:
+    spec = make_spec("bfloat16", head_dim, mask)
+    config = ampere(spec, br, bc)
+    assert why_illegal(spec, config, gpu) is None
+    assert config in seed_configs(spec, gpu)
+    compiled = compile_one(spec, config, gpu.arch)
+    assert judge(compiled, spec, config, gpu) == (Status.OK, "")
+    assert compiled.shared_bytes == shared_bound_bytes(spec, config, gpu)
+    (steady,) = main_bodies(sass.disassemble(cubin_of(compiled)))
+    bases = [i.base for i in steady]
+    # K and V, of which a thread copies 16 bytes at a time.
+    assert bases.count("LDGSTS") == bc * 2 * head_dim * 2 // (16 * 32 * config.num_warps)
+    # The maximum of two rows, of four lanes each; the sums wait.
+    assert bases.count("SHFL") == 4
+    assert bases.count("STS") == 0
+    # All warps have K, then V.
+    assert bases.count("BAR") == 2
+    if least_tflops:
+        assert tflops(spec, config, gpu) >= least_tflops
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "word"),
+    [
+        (make_spec("float32", 64), {}, "16 bits"),
+        (make_spec("bfloat16", 64, softcap=True), {}, "features (softcap)"),
+        (make_spec("bfloat16", 64, varlen=True), {}, "no features"),
+        (make_spec("bfloat16", 96), {}, "head dims 64"),
+        (make_spec("bfloat16", 512), {}, "head dims 64"),
+        (make_spec("bfloat16", 64), {"num_stages": 2}, "num_stages is 1"),
+        (make_spec("bfloat16", 64), {"bc": 128}, "no more than rows"),
+        (make_spec("bfloat16", 64), {"num_warps": 8}, "16 rows for each"),
+        (make_spec("bfloat16", 64, "causal"), {"order": "grouped"}, "order grouped goes with"),
+        (make_spec("bfloat16", 64), {"whole_rows": True}, "schedule fa2"),
+        (make_spec("bfloat16", 64, direction="backward_dq"), {}, "got ampere"),
+    ],
+    ids=["float32", "softcap", "varlen", "d96", "d512", "stages", "keys", "warps", "order", "whole_rows", "dQ"],
+)  # fmt: skip
+def test_where_it_does_not_go(spec: AttentionSpec, config: dict[str, Any], word: str) -> None:
+    fields = {"br": 64, "bc": 32, "num_warps": 4, "num_stages": 1, "schedule": "ampere"}
+    asked = make_config(**fields | config)
+    assert word in (why_illegal(spec, asked, A100) or "")
+
+
+@pinned
+def test_strides_that_are_multiples_of_8() -> None:
+    """As a slice has them: Triton does not recognize them, and would refuse copies of 2 bytes."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    spec = make_spec("bfloat16", 64)
+    config = ampere(spec, 64, 32)
+    rendered = render(spec, config)
+    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    signature = compile_signature(spec, config, kernel.arg_names)
+    bases = {
+        at: of for at, of in signature.attrs.items() if "stride" not in kernel.arg_names[at[0]]
+    }
+    source = GluonASTSource(kernel, signature.types, signature.constexprs, bases)
+    built = triton.compile(source, target=target_of("sm_80"), options=config.launch_options)
+    copies = [i for i in sass.disassemble(built.asm["cubin"]).instructions if i.base == "LDGSTS"]
+    assert copies
+    assert all(i.opcode.endswith(".128") for i in copies)
+
+
+def test_who_has_it() -> None:
+    spec = make_spec("float16", 128, "causal")
+    for slug, gpu in TARGETS.items():
+        mma_sync = slug.startswith(("nvidia_a1", "nvidia_l", "nvidia_geforce"))
+        found = [c for c in legal_configs(spec, gpu) if c.schedule == "ampere"]
+        assert bool(found) is mma_sync
+        for config in found:
+            assert not config.needs_gpu
+            assert why_illegal(spec, config.pointer_twin(), gpu) is None
+            assert why_illegal(spec, config.textbook(), gpu) is None
