@@ -910,7 +910,7 @@ def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkey
         text=True,
     )
     assert tried.returncode == 0, tried.stderr
-    assert "attention(q" in tried.stdout
+    assert "attention(" in tried.stdout  # Python 3.13 has an argument a line
 
 
 def test_help_is_quick_and_python_m_is_the_same_program() -> None:
