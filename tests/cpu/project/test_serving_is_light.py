@@ -49,9 +49,11 @@ def test_serving_loads_little_and_does_nothing(module: str, tmp_path: Path) -> N
 
 
 IMPORT = """
-import os, sys, time
+import gc, os, sys, time
 import torch, triton
 
+gc.collect()
+gc.freeze()  # a pass over torch's own objects, which comes when it comes
 sys.dont_write_bytecode = False
 sys.pycache_prefix = sys.argv[1]
 for _ in range(10):
