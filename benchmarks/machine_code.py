@@ -449,6 +449,7 @@ def modelled_tflops(kernel: PeerKernel, folder: Path) -> float:
         residents=1,
         phases=tuple((number,) for number in range(len(bodies))),
         cycles=(cycles,),
+        lone_cycles=cycles,
         usage=(),
         block_flops=(tile_flops,) * len(bodies),
         least_cycles=(tile_flops / FLOPS_A_CYCLE,) * len(bodies),

@@ -15,7 +15,7 @@ from flashgen.compile.compiler import Compiled, cache_file
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from tests.compiled import compile_one, cubin_of
-from tests.data import published_kernels
+from tests.data import published_gemm, published_kernels
 from tests.data.single_phase import attend
 
 ALIGNED = [["tt.divisibility", 16]]
@@ -81,6 +81,32 @@ def published(
         elif types[name] != "fp32":
             attrs[(place,)] = ALIGNED
     source = ASTSource(fn=published_kernels.attend, signature=types, constexprs=values, attrs=attrs)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    built = triton.compile(source, target=target, options=options)
+    return Cubin(
+        code=built.asm["cubin"],
+        arch=arch,
+        num_warps=num_warps,
+        shared_bytes=built.metadata.shared,
+    )
+
+
+def product(arch: str, config: Sequence[int], *, by_columns: bool, whole: bool) -> Cubin:
+    """tests/data/published_gemm.py in fp16: config is the rows, columns and depth of a tile,
+    num_stages and num_warps; by_columns: how A is stored; whole: the depth divides k.
+    """
+    rows, columns, depth, num_stages, num_warps = config
+    values: dict[str, Any] = {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "WHOLE": whole}
+    values |= {"b_column": 1, "a_row" if by_columns else "a_column": 1}
+    types, attrs = {}, {}
+    for place, name in enumerate(published_gemm.multiply.arg_names):
+        types[name] = "*fp16" if name in ("a", "b", "c") else "i32"
+        if name in values:
+            types[name] = "constexpr"
+        else:
+            attrs[(place,)] = ALIGNED
+    source = ASTSource(fn=published_gemm.multiply, signature=types, constexprs=values, attrs=attrs)
     options = {"num_warps": num_warps, "num_stages": num_stages}
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     built = triton.compile(source, target=target, options=options)

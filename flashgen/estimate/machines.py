@@ -12,7 +12,10 @@ Sources, by the letters at the figures:
          arXiv 2503.20481: the read ports of the registers (estimate/register_ports.py,
          cycles.READ_CYCLES), measured on an RTX A6000 and said to hold from Turing to Blackwell.
 [held]   chosen among four latencies and four bandwidths, knowing the landscapes of an H100.
-[seen]   a clock seen in use, not fitted to a landscape of tests/data.
+[gemm]   chosen among five bandwidths on 20 of the 40 landscapes of products on an H100
+         (benchmarks/landscapes/h100_gemm.csv); 56 and 64 are as good, and 54 is the most that
+         a full GPU was seen to move there.
+[fa3]    by hand, between those 20 landscapes and FlashAttention-3's six published times.
 [assumed] nobody's figure.
 
 Ranks must not depend on [order] and [assumed]: a test perturbs all latencies and bandwidths by
@@ -33,10 +36,11 @@ class Machine:
 
     fp32 to uniform: how long a warp's instruction occupies its pipe; matrix_at_least: an HMMA of
     16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes per cycle
-    and SM; l2_burst_bytes: the same for one tile while other SMs load nothing; memory_share: the
-    share of the target's bandwidth that streams reach. *_late: from issue, or from the end of the
-    transfer, to the result. sustained: the share of the boost clock held under matrix work. known:
-    whether estimates of this architecture were validated.
+    and SM; l2_burst_bytes: the same for one tile while other SMs load nothing, and the most that an
+    SM gets while others are idle; memory_share: the share of the target's bandwidth that streams
+    reach. *_late: from issue, or from the end of the transfer, to the result. matrix_slows: the
+    share of the boost clock that is lost with all matrix pipes full. known: whether estimates of
+    this architecture were validated.
     """
 
     fp32: float
@@ -67,7 +71,7 @@ class Machine:
     stack_late: float = 40.0  # [assumed] a spill that stays in L1
     stack_l2_late: float = 260.0  # [order] one that does not
     l1_bytes: int
-    sustained: float = 1.0
+    matrix_slows: float = 0.0
     known: bool
 
 
@@ -106,13 +110,13 @@ MACHINES: dict[str, Machine] = {
     "sm_90": Machine(
         fp32=1.0,  # [guide] 128 a cycle
         matrix_at_least=6.0,  # [ptxas] wgmma alone reaches the peak, which would be 4
-        l2_bytes=32.0,  # [assumed] as sm_80
+        l2_bytes=56.0,  # [gemm]
         l2_burst_bytes=64.0,  # [held]
         load_late=420.0,  # [held]
         copy_late=450.0,  # [held]
         tma_late=530.0,  # [assumed] a copy, and the unit that makes its addresses
         l1_bytes=256 * KIB,  # [paper]
-        sustained=0.93,  # [seen] 1.70 of 1.83 GHz under power
+        matrix_slows=0.3,  # [fa3]
         known=True,
     ),
 }
@@ -142,6 +146,16 @@ def from_memory(machine: Machine) -> Machine:
         copy_late=machine.copy_late + machine.memory_late,
         tma_late=machine.tma_late + machine.memory_late,
     )
+
+
+def held_clock_mhz(machine: Machine, gpu: Gpu, flops_per_cycle: float) -> float:
+    """The clock of a GPU whose SMs together do this many 16-bit matrix operations a cycle: power
+    holds it down in proportion.
+    """
+    assert gpu.clock_mhz is not None  # machine_of() has seen
+    assert gpu.matrix_flops_per_clock is not None  # both
+    full = min(flops_per_cycle / (gpu.sms * gpu.matrix_flops_per_clock), 1.0)
+    return gpu.clock_mhz * (1.0 - machine.matrix_slows * full)
 
 
 def hmma_cycles(machine: Machine, gpu: Gpu) -> float:

@@ -103,6 +103,7 @@ class Scoreboard:
             raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
         self._cycles: dict[int, tuple[float, ...]] = {}
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
+        self._trips: dict[tuple[int, int], float] = {}
         self._check_replay()
 
     @cached_property
@@ -134,6 +135,17 @@ class Scoreboard:
                 self._replay(self._program(phase, residents), residents) for phase in self.phases
             )
         return self._cycles[residents]
+
+    def lone_cycles(self) -> tuple[float, ...]:
+        """Cycles of one trip of each phase by one block, while other SMs leave L2 to it."""
+        grown = self.machine.l2_bytes / self.machine.l2_burst_bytes
+        found = []
+        for phase in self.phases:
+            made = self._program(phase, 1)
+            busy = self._busy(made)
+            busy[MEMORY] *= grown
+            found.append(max(self._steady(made, 1), *busy.values()))
+        return tuple(found)
 
     def usage(self, phase: int, residents: int) -> Usage:
         """What limits a phase at this occupancy."""
@@ -253,8 +265,15 @@ class Scoreboard:
         """Cycles in which all resident blocks do one steady trip."""
         # If a pipe is full, some blocks run ahead of others, which then look as fast.
         # All SMs together get less from L2 than one does while the others compute.
-        trip = steady_cycles(made, residents, self.machine)
+        trip = self._steady(made, residents)
         return max(trip, residents * max(self._busy(made).values()))
+
+    def _steady(self, made: Program, residents: int) -> float:
+        """steady_cycles of one of the board's programs, replayed once."""
+        known = (id(made), residents)
+        if known not in self._trips:
+            self._trips[known] = steady_cycles(made, residents, self.machine)
+        return self._trips[known]
 
 
 def steady_cycles(made: Program, residents: int, machine: Machine) -> float:
@@ -289,7 +308,7 @@ def _loads(each: Row) -> int:
     return int(each.kind in (loop_program.COPY, loop_program.LOAD))
 
 
-REPLAY = 6
+REPLAY = 7
 """Version of the contents of a Replay; other versions are not reused."""
 
 
@@ -298,15 +317,17 @@ class Replay:
     """The result of replaying one kernel on one target; all its times follow from it.
 
     phases: numbers of the main loops, in order of address, that run at the same time. cycles: by
-    blocks on an SM, from 1 to residents, the cycles of a trip of each phase. usage: of each phase,
-    with the SM full. For a block's trip of each main loop, block_flops: of its matrix instructions;
-    least_cycles: for which it occupies the busiest arithmetic pipe of the SM. outside: instructions
-    that a warp runs only once. firm: whether kernels of this type were validated.
+    blocks on an SM, from 1 to residents, the cycles of a trip of each phase. lone_cycles: the same
+    of one block while few SMs are busy. usage: of each phase, with the SM full. For a block's trip
+    of each main loop, block_flops: of its matrix instructions; least_cycles: for which it occupies
+    the busiest arithmetic pipe of the SM. outside: instructions that a warp runs only once. firm:
+    whether kernels of this type were validated.
     """
 
     residents: int
     phases: tuple[tuple[int, ...], ...]
     cycles: tuple[tuple[float, ...], ...]
+    lone_cycles: tuple[float, ...]
     usage: tuple[Usage, ...]
     block_flops: tuple[int, ...]
     least_cycles: tuple[float, ...]
@@ -356,6 +377,7 @@ def replay_cubin(
         residents=full,
         phases=board.phases,
         cycles=tuple(board.trip_cycles(number) for number in range(1, full + 1)),
+        lone_cycles=board.lone_cycles(),
         usage=tuple(board.usage(phase, full) for phase in range(len(board.phases))),
         block_flops=tuple(board.matrix_flops(loop) for loop in range(len(board.main))),
         least_cycles=tuple(board.least_cycles(loop) for loop in range(len(board.main))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def replayed(*cycles: tuple[float, ...], **fields: Any) -> Replay:
             "residents": len(cycles),
             "phases": tuple((loop,) for loop in range(loops)),
             "cycles": cycles,
+            "lone_cycles": cycles[0],
             "usage": (USAGE,) * loops,
             "block_flops": (1000,) * loops,
             "least_cycles": (0.0,) * loops,
@@ -144,17 +146,34 @@ def test_what_memory_must_move_is_a_bound() -> None:
     assert moved.median_us == pytest.approx(1e6 + LAUNCH_US)
 
 
-def test_power_lowers_the_clock_of_hopper() -> None:
+def test_power_lowers_the_clock_of_hopper_as_its_matrix_pipes_fill() -> None:
     assert H200.clock_mhz is not None
-    spent = (time_of(replayed((500.0,)), [(400,)], H200).median_us - LAUNCH_US) * H200.clock_mhz
-    assert spent == pytest.approx((START + 100 + 400 * 500) / 0.93)
+    assert H200.matrix_flops_per_clock is not None
+    clocks = []
+    for full in (0.0, 0.5, 1.0):
+        work = round(full * 500 * H200.matrix_flops_per_clock)
+        found = replayed((500.0,), block_flops=(work,), outside=0)
+        spent = time_of(found, [(10**6,)] * H200.sms, H200).median_us - LAUNCH_US
+        clocks.append(10**6 * 500 / spent / H200.clock_mhz)
+    assert clocks == pytest.approx([1.0, 0.85, 0.7], rel=1e-4)
+    few = replayed((500.0,), block_flops=(500 * H200.matrix_flops_per_clock,), outside=0)
+    spent = time_of(few, [(10**6,)] * (H200.sms // 4), H200).median_us - LAUNCH_US
+    assert 10**6 * 500 / spent / H200.clock_mhz == pytest.approx(1 - 0.3 / 4, rel=1e-4)
 
 
-@pytest.mark.parametrize(("firm", "band"), [(True, BAND), (False, WIDE_BAND)])
-def test_the_band_is_wide_where_nothing_was_measured(firm: bool, band: tuple[float, float]) -> None:
-    timing = time_of(replayed((500.0,), firm=firm), [(40,)], A100)
+def test_idle_sms_leave_their_share_of_l2_to_the_others() -> None:
+    found = replayed((800.0,), lone_cycles=(500.0,))
+    for busy, trip in ((1.0, 800), (0.75, 600), (0.5, 500), (0.01, 500)):
+        blocks = [(100,)] * math.ceil(busy * A100.sms)
+        assert cycles_of(found, blocks) == pytest.approx(START + 100 + 100 * trip)
+
+
+@pytest.mark.parametrize("firm", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_band_is_wide_unless_such_kernels_were_validated(firm: bool, known: bool) -> None:
+    timing = time_of(replayed((500.0,), firm=firm), [(40,)], A100, firm=known)
     ratios = (timing.low_us / timing.median_us, timing.high_us / timing.median_us)
-    assert ratios == pytest.approx(band)
+    assert ratios == pytest.approx(BAND if firm and known else WIDE_BAND)
     assert timing.samples == 0
 
 

@@ -34,6 +34,7 @@ def replayed(cycles: float, residents: int = 1) -> Replay:
         residents=residents,
         phases=((0,), (1,)),
         cycles=((cycles, cycles),) * residents,
+        lone_cycles=(cycles, cycles),
         usage=(usage, usage),
         block_flops=(1000, 1000),
         least_cycles=(1.0, 1.0),
@@ -111,7 +112,8 @@ def test_what_a_window_hides_costs_nothing() -> None:
     """Nor does it count for the splits, of which the merging kernel reads every one."""
     usage = replayed(1.0).usage[0]
     found = replace(
-        replayed(3000.0), phases=((0,), (1,), (2,)), cycles=((3000.0,) * 3,), usage=(usage,) * 3,
+        replayed(3000.0), phases=((0,), (1,), (2,)), cycles=((3000.0,) * 3,),
+        lone_cycles=(3000.0,) * 3, usage=(usage,) * 3,
         block_flops=(1000,) * 3, least_cycles=(1.0,) * 3,
     )  # fmt: skip
     spec, config = replace(SPEC, window=True), make_config(16, 64, split_keys=256)

@@ -16,11 +16,12 @@ A100, H200 = TARGETS["nvidia_a100_sxm4_40gb"], TARGETS["nvidia_h200"]
 
 @pytest.mark.parametrize("arch", MACHINES)
 def test_every_rate_and_latency_is_a_positive_number(arch: str) -> None:
-    may_be_none = {"known", "matrix_at_least", "tma_late"}
+    may_be_none = {"known", "matrix_at_least", "matrix_slows", "tma_late"}
     for field in fields(MACHINES[arch]):
         value = getattr(MACHINES[arch], field.name)
         assert value > 0 or field.name in may_be_none, field.name
     assert (MACHINES[arch].tma_late > 0) == (arch == "sm_90")
+    assert MACHINES[arch].l2_bytes <= MACHINES[arch].l2_burst_bytes
 
 
 @pytest.mark.parametrize("slug", ["nvidia_b200", "nvidia_geforce_rtx_5090", "amd_instinct_mi300x"])

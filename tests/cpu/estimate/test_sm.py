@@ -66,6 +66,20 @@ def test_a_chain_on_a_scoreboard_barrier_takes_the_latency() -> None:
     assert trip(code) == SM80.exp2 + SM80.exp2_late + 4 + BACK
 
 
+def test_a_copy_holds_up_shared_memory_for_its_addresses_alone() -> None:
+    """Its data is written between the reads of others, and counts where shared memory is full."""
+    copy = line("LDGSTS.E.BYPASS.128 [R2], desc[UR4][R4.64]", stall=1)
+    rest = [line("MOV R2, R3", stall=15)] * 20
+    read = (line("LDS R1, [R1]", stall=1, write=0), line("MOV R2, R3", waits=(0,)), *rest)
+
+    def waiting(copies: int) -> float:
+        return trip(loop(*[copy] * copies, *read, HMMA))
+
+    assert waiting(8) - waiting(4) == 4 * sm_clock.COPY_ADDRESSES
+    full = trip(loop(*[copy] * 8, HMMA), num_warps=4, blocks=4)
+    assert full >= 4 * 4 * 8 * 512 / SM80.shared_bytes
+
+
 def test_a_barrier_on_the_operands_falls_before_that_on_the_result() -> None:
     waiting = line("MOV R2, R3", stall=4, waits=(0,))
     assert trip(loop(line(EXP2, stall=1, read=0), waiting)) == sm_clock.READ_OTHER + 4 + BACK
@@ -248,14 +262,17 @@ def ring(ahead: int, *, loads: int = 1) -> Listing:
     )
 
 
-def test_a_tile_loaded_by_tma_comes_a_latency_after_its_transfer() -> None:
+def test_a_tile_loaded_by_tma_comes_a_latency_after_its_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loaded = 8192 / SM90.l2_burst_bytes + SM90.tma_late
     begun = 1  # EXPECT goes first
     after = SM90.mbarrier_late + 4 + BACK
     assert trip(ring(0), H200) == begun + loaded + after
     assert trip(ring(1), H200) == pytest.approx((begun + loaded + after) / 2, rel=0.02)
     # From some depth on the transfers bound it: those of all SMs, which get less than one.
-    assert (begun + loaded + after) / 4 < 8192 / SM90.l2_bytes == trip(ring(3), H200)
+    monkeypatch.setitem(machines.MACHINES, "sm_90", replace(SM90, l2_bytes=32.0))
+    assert (begun + loaded + after) / 4 < 8192 / 32 == trip(ring(3), H200)
 
 
 def test_the_second_load_of_a_tile_need_not_wait_for_the_first() -> None:
@@ -439,7 +456,11 @@ def test_a_deeper_ring_does_no_harm(equal: Scoreboard) -> None:
     assert deeper.trip_cycles(1)[0] <= equal.trip_cycles(1)[0]
 
 
-def test_a_loop_bound_by_its_loads_takes_the_time_of_the_transfer() -> None:
+def test_a_loop_bound_by_its_loads_takes_the_time_of_the_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = replace(SM90, l2_bytes=32.0)
+    monkeypatch.setitem(machines.MACHINES, "sm_90", slow)
     bound = of(cubins.roles(keys=64, dim=128, stages=4), H200)
-    transfer = 2 * 64 * 128 * 2 / SM90.l2_bytes
+    transfer = 2 * 64 * 128 * 2 / slow.l2_bytes
     assert 1 <= bound.trip_cycles(1)[0] / transfer < 1.2
