@@ -43,7 +43,8 @@ def tflops(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> float:
 def tuned(gpu: Gpu, head_dim: int, mask: Any) -> tuple[AttentionSpec, KernelConfig]:
     """What the tables choose there."""
     spec = make_spec("bfloat16", head_dim, mask)
-    bc, order = 32 if gpu is A100 else 16, "longest_first" if spec.causal else "plain"
+    bc = {(A100, 256): 32, (A100, 192): 64, (RTX_4090, 256): 16, (RTX_4090, 192): 32}[gpu, head_dim]
+    order = "longest_first" if spec.causal else "plain"
     config = make_config(128, bc, num_warps=8, num_stages=3, order=order, whole_rows=True)
     assert config in seed_configs(spec, gpu)
     return spec, config
@@ -82,7 +83,7 @@ def test_rows_stay_in_a_warp(gpu: Gpu, head_dim: int, mask: Any) -> None:
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(
     ("gpu", "head_dim", "least_tflops"),
-    [(A100, 256, 160), (A100, 192, 150), (RTX_4090, 256, 140), (RTX_4090, 192, 135)],
+    [(A100, 256, 160), (A100, 192, 180), (RTX_4090, 256, 140), (RTX_4090, 192, 135)],
     ids=lambda value: getattr(value, "slug", str(value)),
 )
 def test_estimates(gpu: Gpu, head_dim: int, least_tflops: int, mask: Any) -> None:

@@ -96,7 +96,7 @@ WRONG = {
     "GQA": (D256, "kv_head = head // group", "kv_head = head * 0"),
     "sums of lanes": (D256, "gl.sum(row_sum, 1)", "gl.max(row_sum, 1)"),
     "V is awaited": (D256, WAIT, "        v_ptrs +="),
-    "K is awaited": (D256, "        async_copy.wait_group(0)\n        async_copy.async_copy_global_to_shared(v0", "        async_copy.async_copy_global_to_shared(v0"),
+    "K is awaited": (D256, "        async_copy.wait_group(0)\n        copy_async(v0", "        copy_async(v0"),
     "the last copy is awaited": (D256, "    async_copy.wait_group(0)\n    # A row", "    # A row"),
     "V takes the place of K": (D256, "(v1, v_ptrs", "(k1, v_ptrs"),
 }  # fmt: skip
