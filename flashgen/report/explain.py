@@ -21,6 +21,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Outcome, Status
 from flashgen.spec.problem import workload
+from flashgen.spec.space import seed_configs
 from flashgen.table.entry import Entry
 from flashgen.table.show import Package
 from flashgen.table.table import Table
@@ -215,6 +216,8 @@ def explanation(
         yield ""
         whole = dissect(choice.spec, choice.config, problem, gpu, cache)
         yield from _indented(_figures(whole, entry, choice.config, gpu))
+        if entry is not None:
+            yield from _indented(_hopper(entry, gpu, cache))
         if table is not None and entry is not None:
             yield ""
             yield from _indented(_others(question.out, table, entry, whole, cache))
@@ -293,6 +296,23 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
     if history.configs:
         yield f"its log has {history.tally()}"
     yield from notes
+
+
+def _hopper(entry: Entry, gpu: Gpu, cache: Path) -> Iterator[str]:
+    """What the model says of schedule hopper, which a table takes only as measured."""
+    if entry.result.source == "measured":
+        return
+    seeds = seed_configs(entry.spec, gpu, on_gpu=True)
+    config = next((each for each in seeds if each.schedule == "hopper"), None)
+    if config is None:
+        return
+    its = dissect(entry.spec, config, entry.result.problem, gpu, cache)
+    yield f"not a candidate without a GPU: {config.label}"
+    if its.estimate is None:
+        yield f"  no estimate: {its.unknown}"
+        return
+    low, high = its.estimate.low_us, its.estimate.high_us
+    yield f"  the estimator gives it {its.estimate.median_us:.1f} us (band {low:.1f} to {high:.1f})"
 
 
 def _losers(

@@ -373,7 +373,12 @@ class TestExplanation:
 
         def told(spec: Any, config: KernelConfig, *_: Any) -> Anatomy:
             replayed: Any = SimpleNamespace(residents=1)
-            return Anatomy(replay=replayed, usage=found.get(config, BUSY))
+            timing = Timing(median_us=80.0, low_us=48.0, high_us=160.0)
+            return Anatomy(
+                replay=replayed,
+                usage=found.get(config, BUSY),
+                estimate=timing if config.schedule == "hopper" else None,
+            )
 
         monkeypatch.setattr(explain, "dissect", told)
 
@@ -419,6 +424,13 @@ class TestExplanation:
         )
         assert f"  rival: {OTHERS[2].label}\n    spills: so many\n" in text
         assert said[-1] == "  its log has 4 configs: 3 timed, 1 spills"
+
+    def test_schedule_hopper_is_estimated_beside_what_was_not_measured(self, lines) -> None:
+        said = lines(entry(), [])
+        place = next(n for n, each in enumerate(said) if "not a candidate without a GPU" in each)
+        assert "_hopper_" in said[place]
+        assert said[place + 1] == "    the estimator gives it 80.0 us (band 48.0 to 160.0)"
+        assert not any("_hopper_" in each for each in lines(entry("measured"), []))
 
     def test_runners_up_are_listed_fastest_first(self, lines) -> None:
         """A table keeps the order of choice, in which a tie goes to the one with fewer registers."""
