@@ -17,22 +17,37 @@ __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+def _like(method: Method, function: Callable[..., Any]) -> Method:
+    """A function with the name, signature and documentation of a method, as a name of flashgen."""
+    functools.update_wrapper(function, method)
+    function.__module__ = "flashgen"
+    function.__qualname__ = method.__name__
+    return cast(Method, function)
+
+
 def _following(method: Method) -> Method:
     """The method of this name of whichever dispatcher is current at the call."""
     name = method.__name__
 
-    @functools.wraps(method)
     def function(*args: Any, **kwargs: Any) -> Any:
         return getattr(registry.current(), name)(*args, **kwargs)
 
-    function.__module__ = "flashgen"
-    function.__qualname__ = name
-    return cast(Method, function)
+    return _like(method, function)
+
+
+def _attention(
+    q: Any, k: Any, v: Any, *, causal: Any = False, scale: Any = None, **others: Any
+) -> Any:
+    """As _following(), but a call of the most frequent kind is spared what ** takes."""
+    serving = registry.current()
+    if others:
+        return serving.attention(q, k, v, causal=causal, scale=scale, **others)
+    return serving.attention(q, k, v, causal=causal, scale=scale)
 
 
 _first = cast(Dispatcher, registry.current())
 
-attention = _following(_first.attention)
+attention = _like(_first.attention, _attention)
 decode = _following(_first.decode)
 digest = _following(_first.digest)
 explain = _following(_first.explain)

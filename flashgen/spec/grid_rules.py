@@ -8,6 +8,7 @@ graph is replayed with other lengths but with the same grid.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -47,6 +48,7 @@ NEAR_BEST = 0.85
 """Of the best efficiency of a wave; fewer splits that reach so much are preferred."""
 
 
+@functools.lru_cache(maxsize=1024)
 def split_count(blocks: int, tiles: int, sms: int) -> int:
     """The splits of a launch that has `blocks` programs without, each of `tiles` tiles of keys.
 
