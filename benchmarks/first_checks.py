@@ -48,7 +48,7 @@ Pair = tuple[AttentionSpec, KernelConfig]
 HEAD_DIMS, MASKS = (128, 64, 256), ("causal", "none")
 EACH = 3
 """Configs of a schedule, at one head dim and mask."""
-SCHEDULES: tuple[Schedule, ...] = ("hopper", "s_ahead", "fa2", "auto", "fa1")
+SCHEDULES: tuple[Schedule, ...] = ("hopper", "ampere", "s_ahead", "fa2", "auto", "fa1")
 """The most promising first; no search tries the last."""
 SEQ = 1024
 LATE = 4
