@@ -30,6 +30,8 @@ COPIED = (
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
     f"{RESULTS}/search_efficiency.png",
+    f"{RESULTS}/search_peers.md",
+    f"{RESULTS}/search_peers.png",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
 WIDE = "---\nhide: [toc]\n---\n"

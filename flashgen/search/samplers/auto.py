@@ -58,6 +58,9 @@ sample that these are drawn from: the corners are left out. With fewer central p
 learns sooner, but a wide valley traps it more often.
 """
 
+PART = 4
+"""One in so many points of a small space is such a point at most, but START are."""
+
 POOL = 400
 """Random points among the candidates; all points of a space that has no more than WHOLE."""
 
@@ -99,6 +102,8 @@ class AutoProposer(Proposer):
         self._likely_first = method.likely_first
         self._random = RandomState(method.seed)
         self._guesses = guesses
+        plain = guesses is None and not method.likely_first
+        self._start = min(MIDDLE + SPREAD, max(START, space.size // PART)) if plain else START
         self._logarithms: dict[int, float] = {}  # of guesses
         self._neighbours: dict[int, list[int]] = {}
         self._processes = {
@@ -125,9 +130,7 @@ class AutoProposer(Proposer):
     def _next(self) -> tuple[int, float | None] | None:
         """A new point, with the height that is expected of it if any is; None if there is none."""
         known = sum(value is not None for value in self._learnt.values())
-        plain = self._guesses is None and not self._likely_first
-        start = MIDDLE + SPREAD if plain else START
-        missing = max(start - len(self._learnt), LEAST_KNOWN - known)
+        missing = max(self._start - len(self._learnt), LEAST_KNOWN - known)
         if not known or missing > len(self._pending):
             found = self._first()
         else:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "search_efficiency.py"
 LANDSCAPES = sorted((ROOT / "benchmarks" / "landscapes").glob("*.json*"))
 RESULTS = ROOT / "benchmarks" / "results" / "search_efficiency.json"
+PEERS = ROOT / "benchmarks" / "results" / "search_peers.json"
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +318,40 @@ class TestShipped:
             found = [each["contenders"][place]["median"] for each in record["landscapes"]]
             figures = [f"{100 * median[19]:.1f}" for median in found]
             assert f"| {contender['name']} | {' | '.join(figures)} |" in page
+
+
+class TestPeersResults:
+    """What --peers found: docs/searching.md."""
+
+    RECORD: ClassVar[dict[str, Any]] = json.loads(PEERS.read_text())
+
+    def test_all_contenders_searched_all_landscapes(self, program: ModuleType) -> None:
+        names = [each.name for each in program.PEERS]
+        assert self.RECORD["evaluations"] == [5, 10, 20, 40, 80, 160, 320]
+        assert len(self.RECORD["landscapes"]) == 10
+        for landscape in self.RECORD["landscapes"]:
+            runs = {each["name"]: each["runs"] for each in landscape["contenders"]}
+            assert runs == dict.fromkeys(names, 30)
+        for suffix in (".md", ".png"):
+            assert PEERS.with_suffix(suffix).exists()
+
+    def test_the_page_has_its_summary(self, program: ModuleType) -> None:
+        page = (ROOT / "docs" / "searching.md").read_text()
+        for which in ("all", "measured"):
+            record = self.RECORD["summary"][which]
+            assert program.summary_table(record, self.RECORD["evaluations"]) in page
+
+    def test_auto_is_below_both_strategies_after_any_number_of_evaluations(self) -> None:
+        """And its worst median after 80 is at most 20 %."""
+        for which in ("all", "measured"):
+            of = {each["contender"]: each for each in self.RECORD["summary"][which]}
+            auto = of.pop("auto")
+            strategies = [each for name, each in of.items() if name.startswith("kernel tuner")]
+            assert len(strategies) == 2
+            assert auto["worst"] <= 0.2
+            for each in strategies:
+                pairs = zip(auto["geometric_mean"], each["geometric_mean"], strict=True)
+                assert all(ours < theirs or ours == theirs == 0.001 for ours, theirs in pairs)
 
 
 def run(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:

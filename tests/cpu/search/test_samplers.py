@@ -282,6 +282,19 @@ class TestAuto:
                      for at, b in enumerate(drawn)]  # fmt: skip
             assert all(min(gaps) >= 2 for gaps in apart[MIDDLE:])
 
+    @pytest.mark.parametrize(("size", "count"), [(9, START), (32, 8), (64, MIDDLE + SPREAD)])
+    def test_a_small_space_has_a_short_start(
+        self, size: int, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else most of it would be evaluated before anything is learnt."""
+        rated: list[int] = []
+        monkeypatch.setattr(AutoProposer, "_expected_best", lambda made: rated.append(made))
+        made = AutoProposer(ListedSpace([{"x": x, "y": x % 3} for x in range(size)]), Method())
+        for done in range(count + 1):
+            (number,) = made.propose(1)
+            assert bool(rated) == (done == count)
+            made.learn(number, 1.0 + number)
+
     def test_elites_are_good_and_differ_in_enough_parameters(self) -> None:
         points = list(itertools.product(range(3), repeat=4))
         space = ListedSpace([dict(zip("abcd", point, strict=True)) for point in points])
