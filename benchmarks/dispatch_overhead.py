@@ -13,10 +13,13 @@ many batches:
                      directly
     second call      the same of a kind that was met once, which is kept for the next
     call             attention() as a whole, of a kind that was met
+    window           the same with a window
+    ALiBi            the same with slopes, a tensor: launched directly, and not kept
     torch SDPA       scaled_dot_product_attention as it is
     call, graph      the same two where q requires gradients
     SDPA, graph
     decode           decode() over a cache in pages: a kernel of splits, and the one that merges
+    decode, window   the same with a window
     flash_attn       flash_attn_func of flashgen.runtime.flash_attn, as "call"
     kvcache          flash_attn_with_kvcache, as "decode", its lengths a tensor
 
@@ -161,6 +164,11 @@ def costs() -> list[Cost]:
         rows.append(cost("call by Triton", call))
     calls = served.calls
     rows += [cost("new kind", as_new), cost("second call", as_second), cost("call", call)]
+    slopes = torch.ones(1, device=q.device)
+    rows += [
+        cost("window", lambda: served.attention(q, k, v, causal=True, window=(4, 0))),
+        cost("ALiBi", lambda: served.attention(q, k, v, causal=True, alibi_slopes=slopes)),
+    ]
     rows.append(cost("torch SDPA", lambda: sdpa(q, k, v)))
     with torch.enable_grad():
         q.requires_grad_()
@@ -190,7 +198,12 @@ def decoding(served: Dispatcher) -> list[Cost]:
     def decode() -> object:
         return served.decode(q, pool, pool, lengths=lengths, block_table=pages)
 
-    return [cost("decode", decode), cost("kvcache", step)]
+    def windowed() -> object:
+        return served.decode(q, pool, pool, lengths=lengths, block_table=pages, window=(4096, 0))
+
+    return [
+        cost("decode", decode), cost("decode, window", windowed), cost("kvcache", step),
+    ]  # fmt: skip
 
 
 def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Cost]:

@@ -22,7 +22,7 @@ from flashgen.runtime import kv_cache, registry, torch_modes
 from flashgen.runtime.call import check_tensors
 from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import UNBOUNDED, Given, Window, limits_of, window_of
+from flashgen.spec.features import NO_LIMITS, UNBOUNDED, Given, Window, limits_of, window_of
 from flashgen.spec.from_call import check_scale
 from flashgen.spec.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
@@ -371,7 +371,9 @@ def flash_attn_with_kvcache(
         cache_batch_idx is not None or cache_leftpad is not None or alibi_slopes is not None
     ):  # fmt: skip
         where = (lengths,) if block_table is None else (lengths, block_table)
-        limits = limits_of(window, cap, causal=bool(causal))
+        limits = NO_LIMITS
+        if window is not None or cap is not None:
+            limits = limits_of(window, cap, causal=bool(causal))
         options = bool(causal), scale, "ieee"
         found = decoder.again((queries, keys, values, *where), options, limits)
     o, lse = found or decoder.decode(

@@ -11,7 +11,7 @@ import pytest
 from tests.driver.programs import command
 
 MOST = 1.3
-"""Times SDPA's flash path. 1.18 to 1.24 were seen on the recording driver (Triton 3.7.1, torch 2.13); 2.6 while each call
+"""Times SDPA's flash path. 1.14 to 1.21 were seen on the recording driver (Triton 3.7.1, torch 2.13); 2.6 while each call
 encoded its tensor maps."""
 
 

@@ -27,10 +27,13 @@ def measured(file: Path) -> dict[str, float]:
         "new kind",
         "second call",
         "call",
+        "window",
+        "ALiBi",
         "torch SDPA",
         "call, graph",
         "SDPA, graph",
         "decode",
+        "decode, window",
         "flash_attn",
         "kvcache",
     ]
@@ -46,6 +49,7 @@ def faults(run: dict[str, float]) -> list[str]:
         "one of a kind that was met holds far less than one that was not": 1.5 * run["call"]
         < run["new kind"]
         < run["second call"],
+        "calls with a window are kept": run["window"] < 1.5 * run["call"],
         "calls of flash_attn are kept": run["flash_attn"] < run["new kind"],
         "calls with a cache are kept": run["kvcache"] < 3 * run["decode"],
         "what a direct launch leaves out is most of a launch": run["direct launch"]

@@ -6,6 +6,7 @@
 //   memory     the launch returns that memory ran out
 //   illegal    the kernel accesses memory illegally: everything fails from the next wait on
 //   hang       the kernel never ends
+//   slow       the clock of all devices drops to half, for good
 //   lost       the device is lost: everything fails from the next wait on, and new processes whose
 //              RECORDING_CUDA_LOG is the same find no device
 #include "recorder.h"
@@ -63,6 +64,7 @@ Ordered ordered(const std::string &kernel) {
     if (order.kind == "memory") result.at_launch = OUT_OF_MEMORY;
     if (order.kind == "illegal") result.later = ILLEGAL_ADDRESS;
     if (order.kind == "hang") result.hangs = true;
+    if (order.kind == "slow") slow_down();
     if (order.kind == "lost") {
       result.later = UNKNOWN;
       if (FILE *file = fopen(marker().c_str(), "w")) fclose(file);

@@ -92,6 +92,7 @@ double device_is_done(int device);                // second of CLOCK_MONOTONIC
 void enqueue(int device, double seconds);         // waits where the launch queue is full
 void wait_until(double second);
 double kernel_seconds(const std::string &name, u64 blocks);
+void slow_down();  // halves the clock of all devices
 
 // ---- captures
 

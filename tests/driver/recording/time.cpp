@@ -1,9 +1,11 @@
 // The time of devices: what is queued on a device, on any stream, runs one after another.
 //
 // A kernel takes RECORDING_CUDA_US microseconds (5) and RECORDING_CUDA_US_PER_BLOCK (0) for each of
-// its blocks on an SM. The clock is CLOCK_MONOTONIC: who waits for the device sleeps.
+// its blocks on an SM; twice as long after slow_down(). The clock is CLOCK_MONOTONIC: who waits for
+// the device sleeps.
 #include "recorder.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <deque>
@@ -25,6 +27,7 @@ struct Queue {
 
 std::mutex mutex;
 std::map<int, Queue> queues;
+std::atomic<int> slower{1};
 
 double now() {
   timespec time;
@@ -62,9 +65,11 @@ void enqueue(int device, double seconds) {
   wait_until(room);
   std::lock_guard<std::mutex> guard(mutex);
   Queue &queue = queues[device];
-  queue.done = std::fmax(queue.done, now() + LATENCY_S) + seconds;
+  queue.done = std::fmax(queue.done, now() + LATENCY_S) + slower * seconds;
   queue.pending.push_back(queue.done);
 }
+
+void slow_down() { slower = 2; }
 
 double kernel_seconds(const std::string &, u64 blocks) {
   static const double fixed_us = variable("RECORDING_CUDA_US", 5);
