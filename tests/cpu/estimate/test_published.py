@@ -235,11 +235,10 @@ def test_draws_change_the_estimates(
 LIBRARIES = PUBLISHED["tile_choices"]
 WITHIN = 1.35
 MISSES = {
-    # Library, head dim, arch, mask. The bar is not met here: with Triton 3.7.1, 1.37 and 1.46 are
-    # seen, and a hair above that is allowed, so that nothing gets worse unseen: FlashAttention-2's
-    # kernels keep in registers what ours spill at this tile.
-    ("flash_attention_2", 128, "sm_80", "none"): 1.39,
-    ("flash_attention_2", 128, "sm_90", "causal"): 1.48,
+    # Library, head dim, arch, mask. The bar is not met here: with Triton 3.7.1, 1.43 is seen, and a
+    # hair above that is allowed, so that nothing gets worse unseen: FlashAttention-2's kernels keep
+    # in registers what ours spill at this tile.
+    ("flash_attention_2", 128, "sm_90", "causal"): 1.45,
 }
 """FlashAttention-3's other tiles are no powers of two, and Triton cannot make them."""
 
