@@ -24,12 +24,12 @@ PANEL_INCHES, PANELS_A_ROW = 5.0, 3
 COLOURS = (
     "#56B4E9", "#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000",
 )  # fmt: skip
-MARKERS = "vPos^DX<"
+MARKERS = "vPos^DX<>"
 _ESTIMATED = [direction for direction in get_args(Direction) if direction not in DECODING]
 _FAMILIES = product(_ESTIMATED, get_args(Schedule), get_args(Loads))
 LOOKS = {
-    # There are eight of each; used up, the colours come again, each with the next marker.
-    family_of(*family): (COLOURS[n % 8], MARKERS[(n + n // 8) % 8])
+    # Eight colours used up, they come again, each with the next marker.
+    family_of(*family): (COLOURS[n % 8], MARKERS[(n % 8 + n // 8) % 9])
     for n, family in enumerate(_FAMILIES)
 }
 """Colour and marker of each family, the same in every plot."""
