@@ -17,7 +17,7 @@ import pytest
 from flashgen.table.table import load
 from tests.driver import events
 from tests.driver.events import Fault, Unmodelled
-from tests.driver.programs import command
+from tests.driver.programs import command, run
 
 ONE = "--head-dim 64 --causal --dtype bf16 --seq 512".split()
 TIME = {"RECORDING_CUDA_US": "400", "RECORDING_CUDA_US_PER_BLOCK": "1"}
@@ -60,6 +60,24 @@ def test_bench_times_the_tuned_kernel_beside_its_peers(tuned: Path) -> None:
     assert json.loads((out / "bench.json").read_text())
     assert os.path.exists(out / "bench.md")
 
+
+def test_warmup_compiles_what_a_call_launches(tuned: Path, tmp_path: Path) -> None:
+    cache = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "FLASHGEN_GENERATED": str(tuned)}
+    words = [sys.executable, "-W", "ignore", "-m", "flashgen", "warmup"]
+    done, _ = command([*words, "--out", str(tuned), "--jobs", "1"], tmp_path, **cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done, _ = run(CALLED, tmp_path, **cache)
+    assert done.stdout == "True\n", done.stderr
+
+
+CALLED = """
+    import torch, flashgen
+    from triton import knobs
+    knobs.compilation.listener = lambda **facts: print(facts["cache_hit"])
+    flashgen.attention(
+        *(torch.empty(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv"), causal=True
+    )
+"""
 
 SMALL_BENCH = "bench --head-dim 64 --seq 512 --causal --direction forward --contender flashgen --contender default"
 
