@@ -395,24 +395,30 @@ class TestKilled:
         real = real_goal()
         trials = len(real.first) + 3 * BATCH
 
-        def once(folder: str, best: KernelConfig | None, goal: Goal) -> tuple[Found, FakeEvaluator]:
+        def once(
+            folder: str, order: int, best: KernelConfig | None, goal: Goal
+        ) -> tuple[Found, FakeEvaluator]:
             evaluator = guided(
                 us=lambda c: 60.0 if c == best else area(c),
-                # of the made-up orders, one in which the winner waits
-                guess=lambda c: 100.0 + 40.0 * random.Random("0" + c.label).random(),
+                guess=lambda c: 100.0 + 40.0 * random.Random(f"{order}{c.label}").random(),
                 band=(0.1, 1.0),
             )
             return run(tmp_path / folder, evaluator, goal=goal, trials=trials), evaluator
 
-        _, probe = once("probe", None, real)
-        second = len(real.first) + BATCH
-        proposed = probe.configs("compile")[len(real.first) :][: BATCH * LOOK_AHEAD]
-        measured = probe.configs("check")[second : second + BATCH]
-        best = next(config for config in measured if config in proposed)
-        first, evaluator = once("a", best, real)
+        def waiting(order: int) -> tuple[KernelConfig | None, FakeEvaluator]:
+            _, probe = once(f"probe {order}", order, None, real)
+            second = len(real.first) + BATCH
+            proposed = probe.configs("compile")[len(real.first) :][: BATCH * LOOK_AHEAD]
+            measured = probe.configs("check")[second : second + BATCH]
+            return next((config for config in measured if config in proposed), None), probe
+
+        # Of made-up orders, the first in which one waits.
+        orders = ((order, *waiting(order)) for order in range(20))
+        order, best, probe = next(each for each in orders if each[1])
+        first, evaluator = once("a", order, best, real)
         assert first.winner.config == best
         assert evaluator.configs("compile")[:60] == probe.configs("compile")[:60]
-        again, evaluator = once("a", best, replace(real, incumbent=best))
+        again, evaluator = once("a", order, best, replace(real, incumbent=best))
         assert evaluator.asked == []
         assert again.winner == first.winner
 

@@ -260,7 +260,7 @@ def test_all_examples_are_tested() -> None:
 )
 def test_decode_finds_what_a_model_was_tuned_for(features: Features) -> None:
     """What a causal attention tunes for decode is what decode(causal=True) asks the table for."""
-    forward = make_spec("bfloat16", 64, "causal", **fields_of(features))
+    forward = make_spec("bfloat16", 64, "causal", **fields_of(features.key))
     q = torch.zeros(2, 4, 1, 64, dtype=torch.bfloat16)
     pool, pages = torch.zeros(2, 16, 2, 64, dtype=torch.bfloat16), torch.zeros(2, 4).int()
     cache = decode.check_call(q, pool, pool, CacheArguments(lengths=pages[:, 0], block_table=pages))
