@@ -135,9 +135,9 @@ def check_kernel(
             "a kernel is checked on the CPU in Triton's interpreter: "
             "start the process with TRITON_INTERPRET=1"
         )
-    if device == "cpu" and config.needs_gpu:
-        raise ToolchainError(not_checkable(config))
     if device == "cpu" and not config.interpretable:
+        if config.needs_gpu:
+            raise ToolchainError(not_checkable(config))
         model = GluonModel(rendered.source, rendered.name)
         return check_loaded(model, spec, config, device=device, seed=seed, cases=cases)
     with temporary_folder("check") as folder:
