@@ -351,10 +351,10 @@ def source_of(kernel: Any, spec: AttentionSpec, config: KernelConfig, *, whole: 
     """A loaded kernel as Triton compiles it, with the types of a launch of aligned tensors. whole:
     as compile_signature has it.
     """
-    if config.schedule in ("hopper", "ampere"):
-        from triton.experimental.gluon._runtime import GluonASTSource as Source
-    else:
+    if config.interpretable:
         from triton.compiler import ASTSource as Source
+    else:
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
     signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
     return Source(
         fn=kernel,

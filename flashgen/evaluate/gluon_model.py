@@ -153,8 +153,10 @@ class GluonModel:
         return {module.__name__: module for module in (root, gluon, gl, nvidia, ampere)}
 
     def _language(self) -> dict[str, Any]:
-        layouts = ("NVMMADistributedLayout", "DistributedLinearLayout", "DotOperandLayout")
-        layouts += ("SliceLayout", "BlockedLayout", "SwizzledSharedLayout")  # type: ignore[assignment]
+        layouts = (
+            "NVMMADistributedLayout", "DistributedLinearLayout", "DotOperandLayout",
+            "SliceLayout", "BlockedLayout", "SwizzledSharedLayout",
+        )  # fmt: skip
         return dict.fromkeys(layouts, lambda *_, **__: None) | {
             "constexpr": lambda value: value,
             "static_range": range,

@@ -180,7 +180,7 @@ _IN_WHOLE_ROWS = KernelConfig(
     br=64, bc=16, num_warps=4, num_stages=2, head_dims="padded", whole_rows=True
 )
 """Before default_config, where mma.sync multiplies. Compiled with Triton 3.7.1 for sm_80 and sm_89
-at head dim 256, it spills with no feature and takes 52 KiB of shared memory at most."""
+at head dim 256, no feature makes it spill, and it takes 52 KiB of shared memory at most."""
 
 WIDEST_DECODE = 64
 """Rows that a default of decode takes together at most: beyond, a second program reads the keys

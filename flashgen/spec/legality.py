@@ -24,7 +24,10 @@ from flashgen.spec.config import (
 )
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import DECODING, MAX_BACKWARD_HEAD_DIM, padded
-from flashgen.spec.whole_rows import AMPERE_WARPS, MMA_SYNC, k_parts, o_parts, why_no_rows
+from flashgen.spec.whole_rows import MMA_SYNC, k_parts, o_parts, why_no_rows
+
+AMPERE_WARPS = (4, 8)
+"""Warps of schedule ampere, 16 rows each."""
 
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 """The most 32-bit registers a thread can name, by vendor."""

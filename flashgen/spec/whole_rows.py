@@ -16,9 +16,6 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, padded
 
-AMPERE_WARPS = (4, 8)
-"""Warps of schedule ampere, 16 rows each."""
-
 MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")
 """Architectures of NVIDIA whose products are mma.sync in every tile."""
 

@@ -215,7 +215,7 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper(
         assert sum(loop.spills for loop in compiled.loops) == 0
         if config.schedule == "s_ahead":
             assert compiled.loop is not None
-            least = 0.85 if direction == "forward" else 0.8  # a rank by now: docs/tuning.md
+            least = 0.85 if direction == "forward" else 0.84  # a rank by now: docs/tuning.md
             assert (compiled.loop.exp2_under_matrix or 0) >= least
         if runs[entry.run].triton == triton.__version__:
             facts = (compiled.registers, compiled.shared_bytes)
