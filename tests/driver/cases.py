@@ -1,6 +1,8 @@
-"""Kernels of every direction, schedule, load and order that are legal on an H200, and calls of them on the device."""
+"""Kernels of every direction, schedule, load and order that are legal on the first device, and calls of them there."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 from torch import Tensor
@@ -17,7 +19,12 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.space import legal_configs
 from tests.makers import make_spec
 
-H200 = TARGETS["nvidia_h200"]
+SLUGS = {
+    "h200": "nvidia_h200",
+    "a100": "nvidia_a100_sxm4_80gb",
+    "rtx4090": "nvidia_geforce_rtx_4090",
+}
+GPU = TARGETS[SLUGS[os.environ.get("RECORDING_CUDA_DEVICES", "h200")]]
 BATCH, HEADS, KV_HEADS, SEQ, DIM = 2, 4, 2, 256, 64
 SCALE = 0.125
 
@@ -43,7 +50,7 @@ def kernels() -> dict[str, Kernel]:
     ]
     found: dict[str, Kernel] = {}
     for spec in specs:
-        grid = legal_configs(spec, H200, on_gpu=True)
+        grid = legal_configs(spec, GPU, on_gpu=True)
         for by in (
             lambda config: (config.schedule, config.loads),
             lambda config: (config.order, f"persistent {config.persistent}"),
@@ -76,7 +83,7 @@ def call_of(spec: AttentionSpec) -> KernelCall[object]:
         case "decode":
             cache = Cache(k=k, v=v, lengths=lengths)
             return Decode(
-                q=q[:, :, :1].contiguous(), cache=cache, scale=SCALE, sms=H200.sms, splits=3
+                q=q[:, :, :1].contiguous(), cache=cache, scale=SCALE, sms=GPU.sms, splits=3
             )
         case "combine":
             parts, *_ = tensors(3, BATCH, HEADS, 1, DIM, count=1, dtype=torch.float32)

@@ -13,7 +13,7 @@ from flashgen.evaluate.gpu_state import Conditions, clocks_and_power
 from tests.driver import events
 from tests.driver.cases import tensors
 from tests.driver.events import Fault, Launch, Recording
-from tests.driver.programs import run
+from tests.driver.programs import command, run
 
 
 def test_a_launch_goes_to_the_current_stream(recording: Recording) -> None:
@@ -95,6 +95,21 @@ def test_other_gpus_are_served(tmp_path: Path, device: str, said: str) -> None:
     assert events.of(Fault, found) == []
     assert len(events.of(Launch, found)) == 4
     assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "schedules"),
+    [("a100", ("ampere", "fa2", "s_ahead")), ("rtx4090", ("ampere", "fa2", "s_ahead"))],
+)
+def test_every_kernel_of_other_gpus_is_launched(
+    tmp_path: Path, device: str, schedules: tuple[str, ...]
+) -> None:
+    words = [sys.executable, "-m", "pytest", "-v", "tests/driver/test_launches.py"]
+    done, _ = command(words, tmp_path, RECORDING_CUDA_DEVICES=device)
+    assert done.returncode == 0, done.stdout
+    passed = [line for line in done.stdout.splitlines() if line.rstrip().endswith("%]")]
+    for schedule in schedules:
+        assert any(schedule in line and "PASSED" in line for line in passed), done.stdout
 
 
 def test_without_nvml_conditions_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flashgen.table.table import load
+from flashgen.table.table import load, save
 from tests.driver import events
-from tests.driver.events import Fault, Unmodelled
+from tests.driver.events import Fault, Launch, Unmodelled
 from tests.driver.programs import command, run
 
 ONE = "--head-dim 64 --causal --dtype bf16 --seq 512".split()
@@ -59,6 +60,20 @@ def test_bench_times_the_tuned_kernel_beside_its_peers(tuned: Path) -> None:
     assert "measured" in done.stdout
     assert json.loads((out / "bench.json").read_text())
     assert os.path.exists(out / "bench.md")
+
+
+def test_verify_runs_an_entry_on_the_gpu(tuned: Path, tmp_path: Path) -> None:
+    table = load(tuned / "configs" / "nvidia_h200.yaml")
+    measured = tuple(each for each in table.entries if each.result.source == "measured")
+    save(replace(table, entries=measured), tmp_path / "configs" / "nvidia_h200.yaml")
+    words = ["--gpu", "--out", str(tmp_path), "--jobs", "1"]
+    assert flashgen(tmp_path, "generate", "--out", str(tmp_path))[0].returncode == 0
+    done, found = flashgen(tmp_path, "verify", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 entries hold" in done.stdout
+    assert events.of(Fault, found) == []
+    (entry,) = measured
+    assert any(entry.config.label in each.kernel for each in events.of(Launch, found))
 
 
 def test_warmup_compiles_what_a_call_launches(tuned: Path, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from flashgen.table.export_flex import options_of
 from flashgen.table.table import load_with_evidence
-from tests.driver.cases import H200, tensors
+from tests.driver.cases import GPU, tensors
 from tests.driver.events import Launch, Recording
 
 SEQ = 2048
-TABLE = Path(__file__).resolve().parents[2] / "configs" / f"{H200.slug}.yaml"
+TABLE = Path(__file__).resolve().parents[2] / "configs" / f"{GPU.slug}.yaml"
 
 
 def distinct() -> dict[str, dict[str, Any]]:

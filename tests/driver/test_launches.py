@@ -14,7 +14,7 @@ from flashgen.kernels import launch
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import kernel_files
 from flashgen.spec.config import KernelConfig
-from tests.driver.cases import H200, Kernel, call_of, kernels
+from tests.driver.cases import GPU, Kernel, call_of, kernels
 from tests.driver.events import Launch, Load, Recording, TensorMap
 
 KERNELS = kernels()
@@ -95,10 +95,10 @@ def test_it_hands_over_what_the_cubin_declares(
         assert launched.broken == ""
         assert launched.grid == (blocks, 1, 1)
         assert launched.threads == 32 * config.block_warps <= loaded.threads_that_fit
-        assert launched.dynamic_shared <= H200.shared_per_block
+        assert launched.dynamic_shared <= GPU.shared_per_block
         assert launched.cluster == 0
     if config.persistent:
-        assert launches[0].grid[0] <= H200.sms
+        assert launches[0].grid[0] <= GPU.sms
     maps = recording.of(TensorMap)
     assert bool(maps) == (config.loads == "descriptor")
     for each in maps:

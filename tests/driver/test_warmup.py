@@ -19,7 +19,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.table.table import Table
 from flashgen.tune import precompile
-from tests.driver.cases import H200, call_of, kernels
+from tests.driver.cases import GPU, call_of, kernels
 from tests.makers import make_config, make_spec
 
 SPEC = make_spec(head_dim=64, direction="decode")
@@ -31,7 +31,7 @@ KERNELS = kernels()
 def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All kernels, compiled ahead of time."""
     folder = tmp_path_factory.mktemp("packaged") / "aot"
-    list(precompile.package(Table(gpu=H200), list(KERNELS.values()), folder, jobs=2))
+    list(precompile.package(Table(gpu=GPU), list(KERNELS.values()), folder, jobs=2))
     return folder
 
 
@@ -39,7 +39,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Triton's cache after all kernels were warmed up."""
     folder = tmp_path_factory.mktemp("warm")
-    made = list(precompile.precompile(list(KERNELS.values()), H200, cache=folder, jobs=2))
+    made = list(precompile.precompile(list(KERNELS.values()), GPU, cache=folder, jobs=2))
     assert [each.failure for each in made if each.failure] == []
     return folder
 
@@ -61,14 +61,14 @@ def decoded(spec: AttentionSpec, config: KernelConfig, *, splits: int) -> None:
     lengths = torch.full((2,), 128, dtype=torch.int32, device="cuda")
     cache = Cache(k=k, v=v, lengths=lengths)
     plan = launch.bind(kernel_files.rendered(spec, config), spec, config)
-    parts = decode(plan, Decode(q=q, cache=cache, scale=0.1, sms=H200.sms, splits=splits))
+    parts = decode(plan, Decode(q=q, cache=cache, scale=0.1, sms=GPU.sms, splits=splits))
     assert parts.whole == (splits == 1)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_decode_finds_what_was_warmed_up(hits: list[bool], tmp_path: Path, splits: int) -> None:
     kernel_files._rendered.clear()
-    made = list(precompile.precompile([(SPEC, CONFIG)], H200, cache=tmp_path / "cache", jobs=1))
+    made = list(precompile.precompile([(SPEC, CONFIG)], GPU, cache=tmp_path / "cache", jobs=1))
     assert [each.failure for each in made] == [""]
     decoded(SPEC, CONFIG, splits=splits)
     assert hits == [True]
@@ -80,7 +80,7 @@ def test_a_decode_finds_what_was_packaged(
 ) -> None:
     kernel_files._rendered.clear()
     kernel_files.binaries.cache_clear()
-    list(precompile.package(Table(gpu=H200), [(SPEC, CONFIG)], tmp_path / "aot", jobs=1))
+    list(precompile.package(Table(gpu=GPU), [(SPEC, CONFIG)], tmp_path / "aot", jobs=1))
     monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path / "aot"))
     assert kernel_files.offer(kernel_name(SPEC, CONFIG)) == 2
     decoded(SPEC, CONFIG, splits=splits)
