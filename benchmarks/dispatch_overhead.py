@@ -20,6 +20,7 @@ many batches:
     SDPA, graph
     decode           decode() over a cache in pages: a kernel of splits, and the one that merges
     decode, window   the same with a window
+    decode, sinks    the same with sinks, a tensor that is given anew
     flash_attn       flash_attn_func of flashgen.runtime.flash_attn, as "call"
     kvcache          flash_attn_with_kvcache, as "decode", its lengths a tensor
 
@@ -188,6 +189,7 @@ def decoding(served: Dispatcher) -> list[Cost]:
     pool = torch.zeros((128, 64, 1, 64), dtype=q.dtype, device=q.device)
     pages = torch.arange(128, dtype=torch.int32, device=q.device)[None]
     lengths = torch.full((1,), 8192, dtype=torch.int32, device=q.device)
+    sinks = torch.zeros(q.shape[1], device=q.device)
     of_step = q.transpose(1, 2).contiguous()
 
     def step() -> object:
@@ -201,8 +203,12 @@ def decoding(served: Dispatcher) -> list[Cost]:
     def windowed() -> object:
         return served.decode(q, pool, pool, lengths=lengths, block_table=pages, window=(4096, 0))
 
+    def with_sinks() -> object:
+        return served.decode(q, pool, pool, lengths=lengths, block_table=pages, sinks=sinks)
+
     return [
-        cost("decode", decode), cost("decode, window", windowed), cost("kvcache", step),
+        cost("decode", decode), cost("decode, window", windowed),
+        cost("decode, sinks", with_sinks), cost("kvcache", step),
     ]  # fmt: skip
 
 

@@ -181,8 +181,8 @@ class _Maps:
 
 
 DecodeAgain = Callable[..., tuple[Tensor, Tensor] | None]
-"""Takes q, k, v, lengths and, for pages, the block table; gives O and LSE, or None as
-ForwardAgain."""
+"""Takes q, k, v, lengths, block table, sinks and ALiBi slopes, the last three None as in the call
+that is repeated; gives O and LSE, or None as ForwardAgain."""
 
 
 def decode(
@@ -195,18 +195,26 @@ def decode(
     q, cache = call.q, call.cache
     if any(x is not None for x in (cache.rows, cache.leftpad, cache.k_scale)):
         return None
-    if not call.features.only_limits:
+    if not call.features.only_numbers:
         return None
     if not _repeatable(plan, q, cache.k, cache.v, call.scale):
         return None
-    table = () if cache.block_table is None else (cache.block_table,)
-    if _misaligned(q, cache.k, cache.v, cache.lengths, *table, parts.o, parts.lse, *result):
+    named = {
+        "lengths_ptr": cache.lengths,
+        "table_ptr": cache.block_table,
+        "sinks_ptr": call.features.sinks,
+        "slopes_ptr": call.features.slopes,
+    }
+    others = {name: x for name, x in named.items() if x is not None}
+    if _misaligned(q, cache.k, cache.v, *others.values(), parts.o, parts.lse, *result):
         return None
     from flashgen.kernels.launch_cache import combine_arguments, decode_arguments
 
-    given = ["q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr", "lengths_ptr"]
-    given += ["table_ptr"] * len(table)
-    split, merge = _repeated(plan, q, *decode_arguments(plan, call, parts), given), None
+    blocks, arguments = decode_arguments(plan, call, parts)
+    if any(arguments[name].data_ptr() != x.data_ptr() for name, x in others.items()):
+        return None  # one was copied
+    given = ["q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr", *others]
+    split, merge = _repeated(plan, q, blocks, arguments, given), None
     if merging is not None:
         given = ["part_o_ptr", "part_lse_ptr", "o_ptr", "lse_ptr"]
         merge = _repeated(merging, q, *combine_arguments(parts, *result), given)
@@ -221,12 +229,21 @@ def _decode(
     new_o, new_lse = maker(parts.o), maker(parts.lse)
     new_result, new_rows = maker(result[0]), maker(result[1])
 
-    def again(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, Tensor] | None:
+    def again(
+        q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        at = [x.data_ptr() for x in others]
-        if (at_q | at_k | at_v | at[0] | at[-1]) & ALIGNED or (stream := split.stream()) is None:
+        at = []
+        bits = at_q | at_k | at_v
+        for x in others:
+            if x is not None:
+                at.append(address := x.data_ptr())
+                bits |= address
+                if x.is_neg():
+                    return None
+        if bits & ALIGNED or (stream := split.stream()) is None:
             return None
-        if q.is_neg() or k.is_neg() or v.is_neg() or others[0].is_neg() or others[-1].is_neg():
+        if q.is_neg() or k.is_neg() or v.is_neg():
             return None
         o, lse = new_o(), new_lse()
         at_o, at_lse = o.data_ptr(), lse.data_ptr()

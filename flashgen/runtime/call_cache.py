@@ -159,14 +159,18 @@ def keep_attention(
         calls.keep(key, BoundAttention(bound, passes, call, forward.features))
 
 
-def decode_key(tensors: tuple[Tensor, ...], options: Options, limits: Limits) -> Key | None:
-    """The key of a call of q, k, v, lengths and, for pages, the block table; None for what is no
-    tensor, or has no strides. Written out, because a loop takes longer.
+Decoded = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""q, k, v, lengths, block table, sinks and ALiBi slopes of a call of decode()."""
+
+
+def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None:
+    """The key of a call; None for what is no tensor, or has no strides. Written out, because a loop
+    takes longer.
     """
     try:
-        q, k, v, lengths, *table = tensors
+        q, k, v, lengths, *others = tensors
         causal, scale, precision = options
-        key = (
+        key: Key = (
             q.shape, k.shape, v.shape, lengths.shape,
             q.stride(), k.stride(), v.stride(), lengths.stride(),
             q.dtype, k.dtype, v.dtype, lengths.dtype,
@@ -174,10 +178,9 @@ def decode_key(tensors: tuple[Tensor, ...], options: Options, limits: Limits) ->
             type(q), type(k), type(v), type(lengths),
             causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
         )  # fmt: skip
-        if not table:
-            return key
-        (pages,) = table
-        return (*key, pages.shape, pages.stride(), pages.dtype, pages.device, type(pages))
+        for x in others:
+            key += (None,) if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
+        return key
     except (AttributeError, RuntimeError, TypeError):
         return None
 
@@ -185,7 +188,7 @@ def decode_key(tensors: tuple[Tensor, ...], options: Options, limits: Limits) ->
 def keep_decode(
     calls: CallCache,
     key: Key,
-    tensors: tuple[Tensor, ...],
+    tensors: Decoded,
     call: Decode,
     launchers: tuple[Launcher, Launcher],
     made: tuple[Parts, tuple[Tensor, Tensor]],
@@ -194,8 +197,8 @@ def keep_decode(
     decode and combine; made: the parts, and what they were merged to.
     """
     cache = call.cache
-    held = (call.q, cache.k, cache.v, cache.lengths, cache.block_table)
-    if any(x is None or x.data_ptr() != y.data_ptr() for x, y in zip(held, tensors, strict=False)):
+    held = (call.q, cache.k, cache.v, cache.lengths)
+    if any(x.data_ptr() != y.data_ptr() for x, y in zip(held, tensors[:4], strict=True)):
         return  # one was copied
     if not calls.occurred(key):
         return

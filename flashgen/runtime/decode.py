@@ -20,7 +20,7 @@ from flashgen.reference import cache as reference_cache
 from flashgen.reference.cache import Cache
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
-from flashgen.runtime.call_cache import CallCache, Options, decode_key, holds, keep_decode
+from flashgen.runtime.call_cache import CallCache, Decoded, Options, decode_key, holds, keep_decode
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
@@ -79,11 +79,6 @@ class CacheArguments:
         others = (self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale)
         return self.lengths is not None and all(x is None for x in others)
 
-    @property
-    def where(self) -> tuple[Tensor, ...]:
-        """Lengths and the block table, if given."""
-        return tuple(x for x in (self.lengths, self.block_table) if x is not None)
-
     def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
         """The features of a call. Raises InvalidArgument, naming the argument."""
         given = self.given.tensors
@@ -108,15 +103,15 @@ class Decoder:
         self._calls = calls
 
     def again(
-        self, tensors: tuple[Tensor, ...], options: Options, limits: Limits
+        self, tensors: Decoded, options: Options, limits: Limits
     ) -> tuple[Tensor, Tensor] | None:
-        """O and LSE by the bound launch of a call of q, k, v, lengths and, for pages, the block
-        table; None, with nothing launched, where there is none, or a torch mode is on.
+        """O and LSE by the bound launch of a call; None, with nothing launched, where there is
+        none, or a torch mode is on.
         """
         if torch_modes.special(tensors[0]):
             return None
         bound = self._calls.find(decode_key(tensors, options, limits))
-        if bound is None or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors[:3])):
+        if bound is None or (torch.is_grad_enabled() and _requires_grad(tensors)):
             return None
         found: tuple[Tensor, Tensor] | None = bound(*tensors)
         return found
@@ -157,13 +152,16 @@ class Decoder:
         )  # fmt: skip
         parts = decode(call)
         result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
-        plain = arguments.plain and features.only_limits
+        plain = arguments.plain and features.only_numbers
         if plain and splits is None and holds(causal, scale):
-            tensors, launchers = (q, k, v, *arguments.where), (decode, combine)
+            given, launchers = arguments.given, (decode, combine)
+            tensors = (
+                q, k, v, arguments.lengths, arguments.block_table, given.sinks, given.alibi_slopes,
+            )  # fmt: skip
             limits = features.window, features.softcap or None
             key = decode_key(tensors, (causal, scale, precision), limits)  # type: ignore[arg-type]
             if key is not None:
-                keep_decode(self._calls, key, tensors, call, launchers, (parts, result))
+                keep_decode(self._calls, key, tensors, call, launchers, (parts, result))  # type: ignore[arg-type]
         return result
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
@@ -192,6 +190,14 @@ class Decoder:
         decode = resolver.kept(spec, device, (bucket_of(capacity), rows), make)
         combine = resolver.kept(merging, device, None, make_combine)
         return decode, combine, resolver.served_as(device)[1].sms
+
+
+def _requires_grad(tensors: Decoded) -> bool:
+    """Whether one does of those that decode() has no gradients of."""
+    q, k, v, _, _, sinks, slopes = tensors
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return True
+    return any(x is not None and x.requires_grad for x in (sinks, slopes))
 
 
 @functools.lru_cache(maxsize=1024)

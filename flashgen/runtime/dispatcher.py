@@ -240,11 +240,11 @@ class Dispatcher:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
         if lengths is not None and not (
             cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
-            or v_scale is not None or bias is not None or alibi_slopes is not None
-            or sinks is not None or chunk is not None or chunk_start is not None
+            or v_scale is not None or bias is not None or chunk is not None
+            or chunk_start is not None
         ):  # fmt: skip
-            where = (lengths,) if block_table is None else (lengths, block_table)
-            found = self.decoder.again((q, k, v, *where), (causal, scale, precision), limits)
+            tensors = q, k, v, lengths, block_table, sinks, alibi_slopes
+            found = self.decoder.again(tensors, (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]
         from flashgen.runtime.decode import CacheArguments

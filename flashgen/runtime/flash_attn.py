@@ -367,15 +367,14 @@ def flash_attn_with_kvcache(
         queries, lengths = rotated, lengths.clamp(0, capacity) + k.shape[1]
     decoder, scale = registry.current().decoder, check_scale(softmax_scale, q.shape[3])
     found = None
-    if num_splits == 0 and lengths is not None and not (
-        cache_batch_idx is not None or cache_leftpad is not None or alibi_slopes is not None
-    ):  # fmt: skip
-        where = (lengths,) if block_table is None else (lengths, block_table)
+    plain = lengths is not None and cache_batch_idx is None and cache_leftpad is None
+    if plain and num_splits == 0:
+        tensors = queries, keys, values, lengths, block_table, None, alibi_slopes
         limits = NO_LIMITS
         if window is not None or cap is not None:
             limits = limits_of(window, cap, causal=bool(causal))
         options = bool(causal), scale, "ieee"
-        found = decoder.again((queries, keys, values, *where), options, limits)
+        found = decoder.again(tensors, options, limits)
     o, lse = found or decoder.decode(
         queries, keys, values,
         CacheArguments(

@@ -63,6 +63,7 @@ class Feature:
     diagonal       whether it counts from the causal diagonal, masked or not
     first_keys     whether it hides the first keys from a row, so that a kernel begins later
     limit          whether a call brings numbers alone, and no tensor
+    per_head       whether it brings one small tensor alone, of a number for each head
     arguments      of the kernels that have scores, in the order in which templates declare them
     """
 
@@ -84,6 +85,7 @@ class Feature:
     diagonal: bool = False
     first_keys: bool = False
     limit: bool = False
+    per_head: bool = False
     arguments: tuple[Argument, ...] = ()
 
     @property
@@ -122,7 +124,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="alibi", word="alibi", suffix="_alibi", short="_ali", header=", ALiBi",
-        scores=True, positions=True, diagonal=True,
+        scores=True, positions=True, diagonal=True, per_head=True,
         given=lambda call: call.slopes is not None,
         arguments=(
             Argument(name="slopes_ptr", type="*fp32", note="(batch, heads) float32"),
@@ -188,7 +190,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="sink", word="sink", suffix="_sink", short="_sink", header=", sink", scores=True,
-        given=lambda call: call.sinks is not None,
+        per_head=True, given=lambda call: call.sinks is not None,
         directions=("forward", "decode"),
         goes="direction forward and decode, for a backward kernel knows a sink by its LSE",
         arguments=(Argument(name="sinks_ptr", type="*fp32", note="(heads) contiguous"),),
@@ -278,6 +280,10 @@ _OF_CALLS = tuple(row for row in FEATURES if row.word or row.field == "paged")
 _GIVEN = tuple(row.given for row in _OF_CALLS)
 _beyond_limits = operator.itemgetter(*(i for i, row in enumerate(_OF_CALLS) if not row.limit))
 """Of a key of Features, what says which features are on that are no limits."""
+_beyond_heads = operator.itemgetter(
+    *(i for i, row in enumerate(_OF_CALLS) if not (row.limit or row.per_head))
+)
+"""The same for features that are neither limits nor numbers per head."""
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
     "fp8": ("float8_e4m3", "head"),
     "fp8-page": ("float8_e4m3", "page"),
@@ -420,6 +426,11 @@ class Features:
     def only_limits(self) -> bool:
         """Whether nothing is on but limits: numbers, which a repeated launch keeps."""
         return not any(_beyond_limits(self.key))
+
+    @property
+    def only_numbers(self) -> bool:
+        """Whether nothing is on but limits, ALiBi and sinks: numbers for the call or for a head."""
+        return not any(_beyond_heads(self.key))
 
     def with_tensors(self, tensors: Sequence[Any], sequences: Sequences | None) -> Features:
         """The same with other TENSORS and packed sequences: of the same kind, or none at all while

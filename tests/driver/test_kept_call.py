@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -97,21 +99,23 @@ def test_it_hands_over_what_triton_hands_over(
     assert launches[-1] in launches[:-1]
 
 
+@pytest.mark.parametrize("heads_bring", [(), ("sinks", "alibi_slopes")], ids=["plain", "per head"])
 @pytest.mark.parametrize("batch", [1, 256])
 def test_a_kept_decode_hands_over_what_triton_hands_over(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, batch: int
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, batch: int, heads_bring: tuple[str, ...]
 ) -> None:
     """Of several splits, which are merged, and of one."""
     q = torch.empty(batch, 8, 1, 128, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.empty(batch, 8, 1024, 128, device="cuda", dtype=torch.bfloat16) for _ in "kv")
     lengths = torch.full((batch,), 1024, dtype=torch.int32, device="cuda")
+    given: dict[str, Any] = {name: torch.zeros(8, device="cuda") for name in heads_bring}
     names = []
     for number in range(5):
         if number == 4:
             monkeypatch.setenv("FLASHGEN_DIRECT", "0")
         begin = len(recording.of(Launch))
         calls = len(recording.of(Call))
-        flashgen.decode(q, k, v, lengths=lengths)
+        flashgen.decode(q, k, v, lengths=lengths, **given)
         names.append(recording.of(Launch)[begin:])
         if number == 3:
             assert recording.of(Call)[calls:] == []

@@ -34,6 +34,7 @@ def measured(file: Path) -> dict[str, float]:
         "SDPA, graph",
         "decode",
         "decode, window",
+        "decode, sinks",
         "flash_attn",
         "kvcache",
     ]
@@ -50,6 +51,7 @@ def faults(run: dict[str, float]) -> list[str]:
         < run["new kind"]
         < run["second call"],
         "calls with a window are kept": run["window"] < 1.5 * run["call"],
+        "calls with sinks are kept": run["decode, sinks"] < 1.5 * run["decode"],
         "calls of flash_attn are kept": run["flash_attn"] < run["new kind"],
         "calls with a cache are kept": run["kvcache"] < 3 * run["decode"],
         "what a direct launch leaves out is most of a launch": run["direct launch"]

@@ -88,8 +88,17 @@ CALLS: dict[str, dict[str, Any]] = {
     "softcap": but(flat(), softcap=5.0),
     "another softcap": but(flat(), softcap=6.0),
     "window and softcap": but(flat(), window=(5, 0), softcap=5.0),
+    "sinks": but(flat(), sinks=torch.zeros(8)),
+    "sinks of q's dtype": but(flat(), sinks=torch.zeros(8, dtype=BF16)),
+    "sinks beside pages and a window": but(paged(), sinks=torch.zeros(8), window=(5, 0)),
+    "slopes": but(flat(), alibi_slopes=torch.zeros(8)),
+    "slopes of the batch": but(flat(), alibi_slopes=torch.zeros(2, 8)),
+    "slopes and sinks": but(paged(), alibi_slopes=torch.zeros(8), sinks=torch.zeros(8)),
 }
-ONE_SPLIT = ("one split", "window", "window of pages", "window and softcap")  # five keys are few
+ONE_SPLIT = (  # five keys are few
+    "one split", "window", "window of pages", "window and softcap",
+    "sinks beside pages and a window",
+)  # fmt: skip
 NEVER: dict[str, dict[str, Any]] = {
     "q base": but(flat(), q=moved),
     "k base": but(flat(), k=moved),
@@ -103,8 +112,11 @@ NEVER: dict[str, dict[str, Any]] = {
     "rows": but(flat(), cache_batch_idx=torch.zeros(2, dtype=torch.int32)),
     "leftpad": but(flat(), cache_leftpad=torch.zeros(2, dtype=torch.int32)),
     "lengths apart": but(flat(), lengths=lambda x: torch.stack([x, x], 1)[:, 0]),
-    "sinks": but(flat(), sinks=torch.zeros(8)),
-    "slopes": but(flat(), alibi_slopes=torch.zeros(8)),
+    "sinks apart": but(flat(), sinks=torch.zeros(16)[::2]),
+    "sinks base": but(flat(), sinks=moved(torch.zeros(8))),
+    "slopes base beside sinks": but(
+        flat(), alibi_slopes=moved(torch.zeros(8)), sinks=torch.zeros(8)
+    ),
     "chunk": but(flat(), chunk=64),
     "bias": but(flat(), bias=torch.zeros(1, 1, 1, 4096)),
     "int8": but(
@@ -201,7 +213,7 @@ def by_launch_count(own: Dispatcher, call: dict[str, Any], times: int) -> int:
     return len(runs)
 
 
-@pytest.mark.parametrize("name", ["flat", "paged", "seq_q"])
+@pytest.mark.parametrize("name", ["flat", "paged", "seq_q", "slopes"])
 def test_flash_attn_with_kvcache_is_kept(
     name: str, driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +237,7 @@ def test_flash_attn_with_kvcache_is_kept(
             results = flash_attn.flash_attn_with_kvcache(
                 turned["q"], turned["k"], turned["v"], cache_seqlens=call["lengths"],
                 block_table=call.get("block_table"), causal=True, return_softmax_lse=True,
+                alibi_slopes=call.get("alibi_slopes"),
                 **options,
             )  # fmt: skip
         return chain(driver.launches[before:], results), len(runs)  # type: ignore[arg-type]
@@ -239,10 +252,15 @@ def test_flash_attn_with_kvcache_is_kept(
     assert [each[:3] for each in plain[0]] == [each[:3] for each in made[0][0]]
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "lengths", "block_table"])
+def per_head() -> dict[str, Any]:
+    """A call with all that the heads may bring."""
+    return but(paged(), sinks=torch.zeros(8), alibi_slopes=torch.zeros(8))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "lengths", "block_table", "sinks", "alibi_slopes"])
 def test_a_view_of_negatives_is_made_plain(name: str, driver: Written, own: Dispatcher) -> None:
-    by_launch(driver, own, paged(), 3)
-    call = paged()
+    by_launch(driver, own, per_head(), 3)
+    call = per_head()
     by_launch(driver, own, call, 1)
     before = len(driver.launches)
     _, repeated = by_launch(driver, own, but(call, **{name: torch._neg_view}), 1)
@@ -271,6 +289,11 @@ WRONG: dict[str, Callable[[], dict[str, Any]]] = {
     "q gradient": lambda: but(flat(), q=lambda x: x.requires_grad_()),
     "v gradient": lambda: but(flat(), v=lambda x: x.requires_grad_()),
     "q list": lambda: but(flat(), q=lambda x: x.tolist()),
+    "sinks": lambda: but(per_head(), sinks=lambda x: x[:4]),
+    "sinks list": lambda: but(per_head(), sinks=lambda x: x.tolist()),
+    "sinks gradient": lambda: but(per_head(), sinks=lambda x: x.requires_grad_()),
+    "slopes dtype": lambda: but(per_head(), alibi_slopes=lambda x: x.half()),
+    "slopes gradient": lambda: but(per_head(), alibi_slopes=lambda x: x.requires_grad_()),
 }
 
 
@@ -279,7 +302,7 @@ def test_a_wrong_call_is_refused_as_ever(
     name: str, driver: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = dispatcher(monkeypatch)
-    for call in (flat(), paged()):
+    for call in (flat(), paged(), per_head()):
         for _ in range(3):
             own.decode(**call)
     said = []

@@ -25,6 +25,7 @@ from flashgen.table import emit
 from flashgen.table.entry import NO_EVIDENCE, Entry
 from flashgen.table.evidence import evidence_file
 from flashgen.table.table import Table, load_with_evidence
+from flashgen.tune.workloads import load
 from tests.compiled import compile_all
 
 SHIPPED = (
@@ -36,6 +37,7 @@ SHIPPED = (
     "nvidia_geforce_rtx_5090",
     "nvidia_b200",
 )
+WORKLOADS = sorted((Path(__file__).resolve().parents[3] / "examples" / "workloads").glob("*.yaml"))
 HEAD_DIMS = (64, 96, 128, 192, 256)
 
 
@@ -56,6 +58,14 @@ def test_a_table_is_complete(slug: str) -> None:
         assert held[direction] >= expected, direction
     # A delta kernel sees no mask.
     assert held["backward_delta"] >= {key for key in expected if "none" in key}
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+@pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.stem)
+def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
+    table = table_of(slug)
+    missing = [piece.key for piece in load(file).pieces if table.find(*piece.key) is None]
+    assert missing == []
 
 
 @pytest.mark.parametrize("slug", SHIPPED)
