@@ -91,6 +91,12 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s1_fa2_ptr": (
         "sha256:47970bedfba8fb9c857c0325ea5a2683cf1164fccf5e9045fc691324804f419e"
     ),
+    "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:3f621b50d136e40bc174051d773348c29a5155ad1b790fb14bc6b1eea48a0965"
+    ),
+    "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:78a06e5c2f9d5d8c58544c0146d290aaa9bbbddaeef216d68eb4346e8454331d"
+    ),
     "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:2c874d6bace75315f5c737cd724439cfe0d0ad9d42653ea15c961b7196b66aee"
     ),
@@ -100,6 +106,12 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d256_br64_bc64_w8_s1_fa2_ptr": (
         "sha256:601906c6c06582268bef7c038a352c20d86c4ded76631815fe2d8654c87b4b14"
     ),
+    "bwd_dkv_bf16_d256_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:c456d8d467cfc85f778c07ed10f6384f0df9521b94d8e09376806ca9157181af"
+    ),
+    "bwd_dkv_bf16_d256_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:4d2a8b179ab2a0403fe47aebefe16a30c24ee5890139a62b75650bd3ac78790c"
+    ),
     "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:12a8eb6b55608d8e49d13b82a0442fb1eabd53c074a75ea55565c9784729e6c9"
     ),
@@ -108,6 +120,12 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s1_fa2_ptr": (
         "sha256:7de17ef68c3ff5e2bf1acb4f7e8b9840115c76583687999f4fcda1763d524d5f"
+    ),
+    "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:4346b5076259b095c0a297b3f9db0680ffc99a4ca30dddfe2f97c6f957d5bb18"
+    ),
+    "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:ac422ead7905a84753817d8f17702e3803dc00790ddf18385076b2705f2b8dcc"
     ),
     "bwd_dkv_bf16_d64_br32_bc128_w4_s3_fa2_ptr": (
         "sha256:f840ec386669ae34246d88ff28dec978090c27ea1f6ebca736435476db317493"
@@ -136,6 +154,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:b1b363c7b65b86fb85fe07164bae1ed8744147bb43b59479313cd09e3bb05a0e"
     ),
+    "bwd_dkv_bf16_d64_causal_dropout_br32_bc64_w4_s2_fa2_ptr": (
+        "sha256:31aceb46171b915658090db423645fec2ab84b27389d5618cdf11dc8a677b8a4"
+    ),
     "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:4c68f5893536b62429e5b4d0e70bce332a1abd6007fd2f57046646d1c68f168f"
     ),
@@ -157,8 +178,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:eff043b86c8bc5d9c595a6182c54f3d08934d7b7857b74313b148fc85782594a"
     ),
+    "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:78b63f4f15238a23ffd72b327bd6baac7ad9bb86a92a5ae6255ea23c0e36083f"
+    ),
     "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:b92a70bab94ad9befa36911d27ba6f637b3b4c183579afb60a6e0566230c8cce"
+    ),
+    "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:b254d155745e268bf34bc1b72faa7fa3f7cd3ba4088b3aca3ed094cbbc46eb72"
     ),
     "bwd_dkv_fp16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:d483ca09bbaf15069e9f5e59a3a3117b2d32429e0c0596e77fbca79ef1512841"
@@ -265,8 +292,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:5f052769d3cf02e3293ddf74d10aa45e912d5e664afba482a4e2161efd100a2f"
     ),
+    "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:e5a6c852aa4fc4c336b7a883d7a9c725a244dd854c250f5aa6f97d75c4092b17"
+    ),
     "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:df28ea7282e98432794e7ba25111be339f7fe41799348f7c6a43f4cd34ae9d1a"
+    ),
+    "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:bfcc5b82800f36a7e5b2ce07b6de194e7b2949c56318a5cd3789daed44a9f0f9"
     ),
     "bwd_dq_bf16_d128_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:3c1e8ebb630df52fc9a4748dd046dcb839318fe632691f631149af29fe0a8a08"
@@ -402,6 +435,12 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:e1a247e006063380705bd9827f95e1030911e520d44bc1915adcffb8e4f195e1"
+    ),
+    "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:fa270407f8b63aae139e26e3f74593fd1e1ae2db6877e4c7e3ceb50ae655c84b"
+    ),
+    "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:2855df406ba27e2208d081aa19551868ca57e3973d2dcc599eefe3a7cdec9470"
     ),
     "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:7447407b5f79cd36e9c8a928bd1150a6035a0515537b7101d54e4104a122fb99"
@@ -655,14 +694,14 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_ptr": (
         "sha256:ba16df80abf3966716af6090abb026aa1b507b73376bfa153688a57c9144f289"
     ),
-    "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_ptr": (
-        "sha256:429ec7e29acb009797f3514c4b77be289210aa14141bf90b2cc04e7a8c306155"
-    ),
     "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_ptr": (
         "sha256:e8f18afbd8608339c216768caa205b32b6af86483e98533e8ffc185c0b6a54be"
     ),
     "bwd_fused_bf16_d256_br16_bc64_w8_s2_fa2_ptr": (
         "sha256:be478b99931b40680bf7ff2a3ca1a2cd46e152546f59df6dfc798958a67d0969"
+    ),
+    "bwd_fused_bf16_d256_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:d170b2e5bac1e09451bef01d4545e65656a13d34590d4c674df4a900c9b0603c"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:63fd08b4a20da39c3c988c310d70db0547646ad74dc66136c6e9c551bda9edc6"
@@ -697,6 +736,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:8b6ae1f4451628edc7aba56aa40b065db05982d088c228c10a93e41814e98927"
     ),
+    "bwd_fused_bf16_d64_causal_dropout_br32_bc64_w4_s1_fa2_ptr": (
+        "sha256:3827c536fbf9ad09c16c7262acb05c12f417d5cdcef025aa2d08bed60a690194"
+    ),
     "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:b5d03e3b2447e6d2f48e9d4d9863c6ec99fb977f80889c36c132e38dbbbe2124"
     ),
@@ -705,6 +747,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a1846283b8d6882b28896d015b6eaa4d954e2f0ac3314ffa96623f19cfa3b2b0"
+    ),
+    "bwd_fused_bf16_d96_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:b825a20ff15b5624a36d3e95c691c8cd1bced859f1ec8228eb101d6a615752b6"
     ),
     "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:0eb6d1c9dfce5d2c1da031c0686bd7d8f25d3d895dff16ea30758bcd449c5994"
@@ -817,6 +862,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:e12078eaebc0de8ce9fb11504a84ab0fb05e9d07d0bcd2b300ddac80af7377f0"
     ),
+    "bwd_fused_fp16_d96_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:7bf10e28964bc3426082971aab3168f96d2610ca074eec73865a3e01ebe1b050"
+    ),
     "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:699aafd3572997b3751320f27af2882b99c388cb16f6dc75c2b72e18957399e3"
     ),
@@ -828,6 +876,45 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a475a538921e8c633fa9855fa0455e978704a46a05882ab89c2cd1cd4ffa2c48"
+    ),
+    "decode_bf16_d128_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:70118ac80b936909b794998a0bec899a9ebd4fbb1bbc4013a9186d21b622037d"
+    ),
+    "decode_bf16_d128_causal_chunk_paged_br16_bc128_w4_s4_fa2_ptr": (
+        "sha256:a313d0f431bcbe74c498cfe31bf0f582394b7827102e513f3c5311ed02ec7272"
+    ),
+    "decode_bf16_d128_paged_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:91829820a1b287bc16d72c19e4db0d8b94d5b8242c6304a6cfb1967ec54364f5"
+    ),
+    "decode_bf16_d128_window_paged_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:5c2eb0823613e8106b2d54bce6fa1cd1a81800a0bdde5f25fd4cdd98570187ba"
+    ),
+    "decode_bf16_d192v128_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:8cb5035fb4688ecd9b17cd238251612bc23cd32f120b7a612726d2e35acd7484"
+    ),
+    "decode_bf16_d256_br16_bc64_w8_s3_fa2_ptr": (
+        "sha256:b49139c4afa8ca402ea6b330cb1a4edbe19fe30edadb57b75cfc706f83f1b793"
+    ),
+    "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:5b935721a3309efaa5e639a639a63fe697c01b460d5d9e071c4c555c9ec83033"
+    ),
+    "decode_bf16_d256_softcap_paged_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:c2feb71b3609d2c714ea4d04b8b0e8b5ee5c077c1257f3ab421c66915e00334e"
+    ),
+    "decode_bf16_d256_win_cap_pg_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:c689912316115a9ae86bde48fff75817ec210059ae31ee0cc59fd47f6b56271c"
+    ),
+    "decode_bf16_d256_window_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:4efb403a63547c6d4f86542a5d754f85a31305f78d45d310c2d67991e52f81b8"
+    ),
+    "decode_bf16_d64_br16_bc32_w4_s4_fa2_ptr": (
+        "sha256:b279b70deb0e8888a645ec789ede51abae1a9fbdfe2d7b4548b5e75ec20b896b"
+    ),
+    "decode_bf16_d64_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
+        "sha256:8c428306b87bdd41c172e6218b1c5aa1f6546d54de2bc19d2e33ef72c234fbeb"
+    ),
+    "decode_bf16_d64_window_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
+        "sha256:67165b237a87f9ad4c801e56d7dbc86ef0ef9a0059d32463d2d4f95b94b0a390"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
@@ -855,6 +942,12 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:36dccf6abd5d2f933378fedaddd82a0cd04fa86979eaad88355afe2cca51d50d"
+    ),
+    "fwd_bf16_d128_causal_chunk_br64_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:6b634f8683a4f704448fc4e7a33f9bc71ddd5f2ac9ffb056c96f5a91a49f0816"
+    ),
+    "fwd_bf16_d128_causal_window_br64_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:6ea82ebfcd9a54e04e6ec645ea0f84dd917302d6373ee3c3d4abb6ea19ef5b27"
     ),
     "fwd_bf16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
         "sha256:eff29b61639250f1623c5faa113ca9a1ce29389d5a3b93f24ccdf36ee5bef9f7"
@@ -898,6 +991,12 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
         "sha256:7688a95cffd0c23da61dc4f8cf7e448d4e2adeda87a4a91aa2354ecfceee2618"
     ),
+    "fwd_bf16_d192v128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:52eff154a0f2f2792531d6fe9828cd832e853d4c17f4158b97a6c4666bc4d70c"
+    ),
+    "fwd_bf16_d192v128_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:2d3b536c9945e93c350d3c08f169185dbc9d73f1545672018048b50be214e2db"
+    ),
     "fwd_bf16_d256_br128_bc16_w8_s3_fa2_ptr_rows": (
         "sha256:9ca9f07a60a63d242a5eb76653f411253f3b27db2a167faffc00f42129f18482"
     ),
@@ -927,6 +1026,24 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
+    ),
+    "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:2cde24e58b3651f9e5dbd9cb83a33925cc25e6b1dfc57283d8a59a3d31ea92ac"
+    ),
+    "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_tma_lpt": (
+        "sha256:f84cb3322492f88177351cb9eee751289d7a034851560beca762429e4dbdc33a"
+    ),
+    "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:c14d341d1055e73c7d4ae7bbd8dce96a0edf3bea2219fd2ed7470e405ba5b077"
+    ),
+    "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_tma_lpt": (
+        "sha256:7d1f89d6111e7b982e3c875f8cbdd5c9d1f1a0ce8f4e271cde35030a2b36b3a4"
+    ),
+    "fwd_bf16_d256_causal_window_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:0fce5deaf0a3e401008b1ebd8cd986caf766a3cc05e8e84af33fc89d21f6e814"
+    ),
+    "fwd_bf16_d256_causal_window_br128_bc64_w8_s2_fa2_tma_lpt": (
+        "sha256:756f397c83a9ef57a0b7a2169da809a70bd725a15e73db53b29954c623a7f23f"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
@@ -963,6 +1080,24 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:b8e075979da83b0d8f64f000b12055766cfa518013498da82ddd021bd236d31d"
+    ),
+    "fwd_bf16_d64_causal_drop_br128_bc64_w8_s3_fa2_tma_lpt_r128": (
+        "sha256:71972366ad91d2281f313a804c5c78cfb1aceb81c235b194d2fac7cb38d6af3a"
+    ),
+    "fwd_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:01ba159b2e20b4536af1121a815868f3690dc24ce21a7399326e3e87e628520e"
+    ),
+    "fwd_bf16_d64_causal_sink_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:97f24d239418f90982cf248d16624eaec9c8931824616b28a6aa27f528b5a3dd"
+    ),
+    "fwd_bf16_d64_causal_sink_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:e5ba30ab1862de8c092aeb08e4dae403732e944280ea8e6fadef1546792734e4"
+    ),
+    "fwd_bf16_d64_causal_window_sink_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:eb5dbacca77b43741d4a9b51a45a68d09d4715af2d9daca263f2695536c132cf"
+    ),
+    "fwd_bf16_d64_causal_window_sink_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:6e3be5b5400657341b069868ffcf20e5c0a2ca7ad470401970b1ba0bebfeaf84"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1edb1f048cb242e5f581bb03770066381568a5452d6b2d98cd0dcacf136aad16"
