@@ -88,9 +88,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s3_fa2_ptr": (
         "sha256:323d2ac471fcf206514d66cc9aea89141c9c4087de834a5e98cdbb9a8af0dbb6"
     ),
-    "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s1_fa2_ptr": (
-        "sha256:47970bedfba8fb9c857c0325ea5a2683cf1164fccf5e9045fc691324804f419e"
-    ),
     "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s2_fa2_ptr": (
         "sha256:3f621b50d136e40bc174051d773348c29a5155ad1b790fb14bc6b1eea48a0965"
     ),
@@ -156,6 +153,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d64_causal_dropout_br32_bc64_w4_s2_fa2_ptr": (
         "sha256:31aceb46171b915658090db423645fec2ab84b27389d5618cdf11dc8a677b8a4"
+    ),
+    "bwd_dkv_bf16_d64_causal_dropout_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:1a31315a4778b6af56b0a636daa26822a76d2252378aed80a13949e93cd022b2"
     ),
     "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:4c68f5893536b62429e5b4d0e70bce332a1abd6007fd2f57046646d1c68f168f"
@@ -223,8 +223,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s3_fa2_ptr": (
         "sha256:d2e1538c1ec3581d0416e253183f4f8ccbd8dee36d9e9a24f824a225c5f0ba01"
     ),
-    "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s1_fa2_ptr": (
-        "sha256:9fcce5487b2702fd9a4d290b555c53b5a2cc020af9e71c26415d819fc2f40a88"
+    "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:3d79a945468ab57314e4ff1cfc77c57c95db744152599ab59896c73471521e2d"
     ),
     "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:d11b522712ab3aeeeea626cbfd96222cdecde973afef20b9fa233e1ed9276920"
@@ -442,6 +442,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:2855df406ba27e2208d081aa19551868ca57e3973d2dcc599eefe3a7cdec9470"
     ),
+    "bwd_dq_bf16_d64_causal_dropout_br64_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:94a5ebacd8d47342c31e2ec75a27da2dcd9866c57eecd667f9e4594730b2a2c2"
+    ),
     "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:7447407b5f79cd36e9c8a928bd1150a6035a0515537b7101d54e4104a122fb99"
     ),
@@ -474,9 +477,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:ad52afbcc47fbada06bca85cb5b7c1328f74446c7ab5723bf14eabfb12a97a31"
-    ),
-    "bwd_dq_bf16_d96_causal_br64_bc64_w4_s3_fa2_ptr_lpt": (
-        "sha256:4b1599a57d4b6b4bdef0fb63287f2a48289a945d6d9d3983a0820ea7ba86f363"
     ),
     "bwd_dq_fp16_d128_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:9aa187aab2143cb52aa3accd1d0111e1bcbcc4587c6331ac4fc4ef157ca5577a"
@@ -646,9 +646,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:fcc88a0d8bcfbd641147f6a40e56db19f77dd595648c9e8a0927b02fa147d239"
     ),
-    "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_ptr_lpt": (
-        "sha256:67faaefdcd30d463ea565dab9e20bdef64e470b8823752621c9b63dc570e830f"
-    ),
     "bwd_fused_bf16_d128_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:f0ccb4233516da1fddf8d3cd2964ee71a59e6ba4d7c7dd4267daa559296f9035"
     ),
@@ -679,6 +676,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d192_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:66edf2dced8d424c44b3ecef88f21b154f83cac6276880d36fea5df2c750490c"
     ),
+    "bwd_fused_bf16_d192_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:8894fde32d5a73cc017a2296a8a74f1ea027e2ef7e3d7482f9361867b4a5bf4d"
+    ),
     "bwd_fused_bf16_d192_causal_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:d17b432e0064b176d349f0f7c0f013456dd2c410b40cc96c7eb830376f668915"
     ),
@@ -691,9 +691,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d192_causal_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:7ede0a865bf5bfc2921e2c362321a7b62789d0717becaac6f6658cb7e6346d09"
     ),
-    "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_ptr": (
-        "sha256:ba16df80abf3966716af6090abb026aa1b507b73376bfa153688a57c9144f289"
-    ),
     "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_ptr": (
         "sha256:e8f18afbd8608339c216768caa205b32b6af86483e98533e8ffc185c0b6a54be"
     ),
@@ -702,6 +699,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d256_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:d170b2e5bac1e09451bef01d4545e65656a13d34590d4c674df4a900c9b0603c"
+    ),
+    "bwd_fused_bf16_d256_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:b5ca12dfcbff0ab213efb39a24f3122379cb5477d427630dda29bd55daf0278c"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:63fd08b4a20da39c3c988c310d70db0547646ad74dc66136c6e9c551bda9edc6"
@@ -738,6 +738,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d64_causal_dropout_br32_bc64_w4_s1_fa2_ptr": (
         "sha256:3827c536fbf9ad09c16c7262acb05c12f417d5cdcef025aa2d08bed60a690194"
+    ),
+    "bwd_fused_bf16_d64_causal_dropout_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:62781261b744ebf5b601d212ed717be1e91f43bf9ff92aa13f74a838dbcf1637"
     ),
     "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:b5d03e3b2447e6d2f48e9d4d9863c6ec99fb977f80889c36c132e38dbbbe2124"
@@ -784,9 +787,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:da1d06458750845f0c77751d5236f1de3ea0bddd5abe56d207cb36432bdfc400"
     ),
-    "bwd_fused_fp16_d192_br16_bc32_w4_s2_fa2_ptr": (
-        "sha256:b4782821c9523db658f19d40ad7fceefbbfab4f96901056e6fe647407ecff198"
-    ),
     "bwd_fused_fp16_d192_br16_bc32_w8_s1_fa2_ptr": (
         "sha256:6a2e1daa723638c0d02a23e432189337b3779a244852bbd1be33635f1d4942be"
     ),
@@ -795,6 +795,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d192_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:651d3f24f41e7914a962bd808848bbacfb1ff074e07cf5d13603d83e87923b5f"
+    ),
+    "bwd_fused_fp16_d192_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:68016fa74c67b5735d2aaaf898bc0b61e2d5967667dc35d4f2c025a0d26019bf"
     ),
     "bwd_fused_fp16_d192_causal_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:f28ee77548430d2fa4c07159f404a37bcc5e985229525bc0347c79fb6c85a449"
@@ -808,9 +811,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d192_causal_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:2cb3606e278115fab6ff08033d1ec9c403804bcb2305db0a98ffe25e571d7c72"
     ),
-    "bwd_fused_fp16_d256_br16_bc32_w4_s1_fa2_ptr": (
-        "sha256:20cf62982b30fe22a3cfda1ffc3a708229b6af3e53d32e7529b47fcd28c7524d"
-    ),
     "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_ptr": (
         "sha256:c1fc1716916d3d06b8a2e395440d3a386e138403f63e63182d531fbcb8220a3f"
     ),
@@ -819,6 +819,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d256_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:ae10934399f1875670d093634ec6bc37defb54da7cc50ad7588d701ac8db240e"
+    ),
+    "bwd_fused_fp16_d256_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:ed1793f89fa62b162fa3e6d6ece85a5f1a9b11452eb5fe3e7cc22cda7909fb02"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:d3bee1b35f7aa40b8768f202be5f5de3148a1af0395a9237530281e64f992f60"
@@ -880,11 +883,23 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:70118ac80b936909b794998a0bec899a9ebd4fbb1bbc4013a9186d21b622037d"
     ),
+    "decode_bf16_d128_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:d257faf2d4a0f83cda5008b09f6b5cebadc65f1234424f7601a18aa36e869f99"
+    ),
     "decode_bf16_d128_causal_chunk_paged_br16_bc128_w4_s4_fa2_ptr": (
         "sha256:a313d0f431bcbe74c498cfe31bf0f582394b7827102e513f3c5311ed02ec7272"
     ),
+    "decode_bf16_d128_causal_chunk_paged_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:1f7df5e0c2cf30d2df4050139460cb6989a8655b3ec8c29740d99d0daaac5167"
+    ),
+    "decode_bf16_d128_paged_br16_bc16_w4_s3_fa2_ptr": (
+        "sha256:7c6413a0b99a3e596cdb31f1b03183a9e481b665f0e8d3c31ed6054d4515d296"
+    ),
     "decode_bf16_d128_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:91829820a1b287bc16d72c19e4db0d8b94d5b8242c6304a6cfb1967ec54364f5"
+    ),
+    "decode_bf16_d128_window_paged_br16_bc128_w8_s4_fa2_ptr": (
+        "sha256:30cb9c7ba04842bccbdbcfde92af74d5dfa7089ec4cd01802ec12ba4fad44433"
     ),
     "decode_bf16_d128_window_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:5c2eb0823613e8106b2d54bce6fa1cd1a81800a0bdde5f25fd4cdd98570187ba"
@@ -892,20 +907,38 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d192v128_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:8cb5035fb4688ecd9b17cd238251612bc23cd32f120b7a612726d2e35acd7484"
     ),
+    "decode_bf16_d192v128_paged_br16_bc64_w2_s4_fa2_ptr": (
+        "sha256:ee8e656b21fed0572917a13d0d34b16024df7e5afe656c3b4239f33566944d12"
+    ),
     "decode_bf16_d256_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:b49139c4afa8ca402ea6b330cb1a4edbe19fe30edadb57b75cfc706f83f1b793"
+    ),
+    "decode_bf16_d256_paged_br16_bc128_w8_s4_fa2_ptr": (
+        "sha256:6858b1a6f6289c8703cebe456d367a123e828dd2738ff4e003c39ffae1079e81"
     ),
     "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:5b935721a3309efaa5e639a639a63fe697c01b460d5d9e071c4c555c9ec83033"
     ),
+    "decode_bf16_d256_softcap_paged_br16_bc128_w8_s4_fa2_ptr": (
+        "sha256:5e1771f93767aa6fdb91b4b2ac306a87bdf43acb9bf4b9652397ce57568bbd3f"
+    ),
     "decode_bf16_d256_softcap_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c2feb71b3609d2c714ea4d04b8b0e8b5ee5c077c1257f3ab421c66915e00334e"
+    ),
+    "decode_bf16_d256_win_cap_pg_br16_bc128_w8_s4_fa2_ptr": (
+        "sha256:b130b0edfbc1e9054ff0e749f042c6f7d2d7814762e47ad11d7f3357a9d7fefc"
     ),
     "decode_bf16_d256_win_cap_pg_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c689912316115a9ae86bde48fff75817ec210059ae31ee0cc59fd47f6b56271c"
     ),
+    "decode_bf16_d256_window_paged_br16_bc128_w8_s4_fa2_ptr": (
+        "sha256:91537246b1602b0d7d73dcffb3c6dda4d7f62fe6d1c1cf26c430682dbac01e4b"
+    ),
     "decode_bf16_d256_window_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:4efb403a63547c6d4f86542a5d754f85a31305f78d45d310c2d67991e52f81b8"
+    ),
+    "decode_bf16_d64_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:4233f2c9ad08d7ba1e54053eb9c2c0cdbd80675dc46b54a51d7919a0399bb0e3"
     ),
     "decode_bf16_d64_br16_bc32_w4_s4_fa2_ptr": (
         "sha256:b279b70deb0e8888a645ec789ede51abae1a9fbdfe2d7b4548b5e75ec20b896b"
@@ -913,8 +946,20 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:8c428306b87bdd41c172e6218b1c5aa1f6546d54de2bc19d2e33ef72c234fbeb"
     ),
+    "decode_bf16_d64_sink_paged_br16_bc64_w4_s5_fa2_ptr": (
+        "sha256:1ee5ddfb390bf8bb5ed590a832b974729acfa975685e61f1b96df03ae6f7adf2"
+    ),
+    "decode_bf16_d64_win_sink_pg_br16_bc64_w4_s5_fa2_ptr_split256": (
+        "sha256:f717073396f08bb2356deb8fbfc856a5796a6406a5f438cee61c55f55f6e9e53"
+    ),
     "decode_bf16_d64_window_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:67165b237a87f9ad4c801e56d7dbc86ef0ef9a0059d32463d2d4f95b94b0a390"
+    ),
+    "decode_bf16_d64_window_sink_paged_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:ebf5d999626ab4d923994781edbec0ca926cbe961a1727f681c583ff2b3a7ee4"
+    ),
+    "fwd_bf16_d128_br128_bc128_w8_s1_ampere_ptr": (
+        "sha256:de1fee9add2356d1dbe93458afdd4b5a0aaad7c7dda471053b240647ee4fbc8c"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
@@ -922,14 +967,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:2c7af8bbab26766bb3b4fa99d9422f2167cff5c8266c9f46b97db6c0820236a0"
     ),
-    "fwd_bf16_d128_br128_bc32_w4_s4_fa2_ptr": (
-        "sha256:e1cb691c12d299cd2a0dc0c2ba210bf3804f340ed9d4ffee2a61d06248fda401"
-    ),
     "fwd_bf16_d128_br128_bc64_w8_s3_fa2_ptr": (
         "sha256:d89d17e0bde621a9045c61331efe7bbe7df6eb58cd6f041fe7aab2ae04b9cbc3"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
         "sha256:83f7a9a3fc96418c91c986b8dc513aa926108338ee9f8b2909f5b95458f17e4e"
+    ),
+    "fwd_bf16_d128_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:43a01153a47b7f8efc2307c2ebc0c9403561a7d52882851ea3f97dbb469869f1"
+    ),
+    "fwd_bf16_d128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
+        "sha256:e1f5d0dedc4732348fdc7f9c8b620c1845a54cdd0ed20bbad45ef5bb84cbc755"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:b9ee07d65b5b9c079c4d6f285a7f30ddce5c1b0ba85b4bf8e4e848f5a90a75e0"
@@ -943,11 +991,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:36dccf6abd5d2f933378fedaddd82a0cd04fa86979eaad88355afe2cca51d50d"
     ),
+    "fwd_bf16_d128_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:7f5b3c22d65dbab8a4a4958e23ddae3f661d630d6cdcf765f9e5fecbd92a0ed6"
+    ),
+    "fwd_bf16_d128_causal_chunk_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:707787a5e18c0cab3d049f92521e92a9fb6b922039b610b6e7f0e559f8e0b32b"
+    ),
     "fwd_bf16_d128_causal_chunk_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:6b634f8683a4f704448fc4e7a33f9bc71ddd5f2ac9ffb056c96f5a91a49f0816"
     ),
     "fwd_bf16_d128_causal_window_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:6ea82ebfcd9a54e04e6ec645ea0f84dd917302d6373ee3c3d4abb6ea19ef5b27"
+    ),
+    "fwd_bf16_d128_causal_window_br64_bc64_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:ba2aea1960654a738da737325fae4503222716a722bb1a475288cf555f80e975"
     ),
     "fwd_bf16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
         "sha256:eff29b61639250f1623c5faa113ca9a1ce29389d5a3b93f24ccdf36ee5bef9f7"
@@ -958,11 +1015,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:e9f283def8ce5e18d33903f9847cbdb154617a820ea596e0d962358be2586314"
     ),
-    "fwd_bf16_d192_br128_bc64_w8_s3_fa2_ptr_rows": (
-        "sha256:9449a722de1d03dcf9efc08c318c7a4ec3d412dadeb037055a3a077308256c1f"
-    ),
     "fwd_bf16_d192_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:6afc8e432bbdb2a2cb9ae9e84c2fb6d1bb5ce2e04b9ca03e4f45f8127b90cded"
+    ),
+    "fwd_bf16_d192_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:52daecce1cfaf0f9e1b607d4b2cbf9f4249a05f742f852c4edb42f2d73b500da"
+    ),
+    "fwd_bf16_d192_br64_bc64_w4_s1_ampere_ptr": (
+        "sha256:30a67e52438a89747c2b67955f297c07c6e65414112ee7b982a886d3dbdf4da9"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:8712ab24be86197af9a6e18460bb767557b31058e8b580d2e1b76a3440abac82"
@@ -979,11 +1039,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:29e97b13a4a4083738df1afb68852048eceb12a179ec0376dedc76ad5e4c37ad"
     ),
-    "fwd_bf16_d192_causal_br128_bc64_w8_s3_fa2_ptr_lpt_rows": (
-        "sha256:89ddfcaab4d926435753452cf1cc831afb6c036e2a4315f12e3144e3139e79b4"
-    ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:547a0a8a4f8ed6bc3297f6efa3edc2014cca759c262e9391a319f5cf7e8dcf4a"
+    ),
+    "fwd_bf16_d192_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:7256007a791501654adb68e3a0ae5f2f89553cc685936362cb9f3a16a818c660"
+    ),
+    "fwd_bf16_d192_causal_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:7833d7377a2e69799970c7a59df0a86cb2e82526024708bca448b1cc7e962a0c"
+    ),
+    "fwd_bf16_d192_causal_br64_bc64_w4_s1_ampere_ptr_lpt": (
+        "sha256:75f16dac36282084449cf3d44b2f520a1feaf337e3aca748bb713c9d3dd5e455"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
         "sha256:27772aea5fc7757ee5e017a24e61283fa15cd18ffdbcab0931c8ea0ef001138b"
@@ -991,17 +1057,23 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
         "sha256:7688a95cffd0c23da61dc4f8cf7e448d4e2adeda87a4a91aa2354ecfceee2618"
     ),
+    "fwd_bf16_d192v128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
+        "sha256:0a7f8a39949051e2c619d785855c2755f7adb4ced90cb10701f64836c0c3716a"
+    ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:52eff154a0f2f2792531d6fe9828cd832e853d4c17f4158b97a6c4666bc4d70c"
     ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:2d3b536c9945e93c350d3c08f169185dbc9d73f1545672018048b50be214e2db"
     ),
+    "fwd_bf16_d192v128_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:f06c08d79c45a7f59c9af65e3e4ef95e8e48849abe53bbfd3a93944f5ba54929"
+    ),
     "fwd_bf16_d256_br128_bc16_w8_s3_fa2_ptr_rows": (
         "sha256:9ca9f07a60a63d242a5eb76653f411253f3b27db2a167faffc00f42129f18482"
     ),
-    "fwd_bf16_d256_br128_bc32_w8_s3_fa2_ptr_rows": (
-        "sha256:326bade028e51f0c8e2a77b2f4a151cbbc476fd599d923412043e2e7f545e0a7"
+    "fwd_bf16_d256_br128_bc64_w8_s1_ampere_ptr": (
+        "sha256:d5f664dc26cba1541cea799251a8713969260e26e7c5e8f6dd151338e2fb7f2e"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:87ce4d6c523c367464452d6153317528af88a867465020df81ab1d37df7df4c1"
@@ -1015,8 +1087,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:577ff4fddd626aed2e53219c5365ded606f0f9f219e93286e9797c23ca9a3b04"
     ),
-    "fwd_bf16_d256_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
-        "sha256:e828e843f21e847bc88292bdc2a279bd88a3c2fcd308b88d668d51740ad8cfb7"
+    "fwd_bf16_d256_causal_br128_bc64_w8_s1_ampere_ptr_lpt": (
+        "sha256:6631bba6106d81a4d71bc0a44baed9c433aa7517c6ed94885cfbe82e08d98f6d"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
@@ -1027,11 +1099,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
     ),
+    "fwd_bf16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:c36abb483d41f9328d4ebf66c244a27d0342063d283a3ea7d4bcb74879cb35b3"
+    ),
+    "fwd_bf16_d256_causal_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:88788428589d3ab9bbc106b3f0cda1fb6d6871500fbc4106f8cdc8dc8d1c0a97"
+    ),
     "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:2cde24e58b3651f9e5dbd9cb83a33925cc25e6b1dfc57283d8a59a3d31ea92ac"
     ),
     "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_tma_lpt": (
         "sha256:f84cb3322492f88177351cb9eee751289d7a034851560beca762429e4dbdc33a"
+    ),
+    "fwd_bf16_d256_causal_win_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:1dd5a7565a310da7b3eb295140cc0c1b9150f168f85ef98d41e6436443db4794"
     ),
     "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:c14d341d1055e73c7d4ae7bbd8dce96a0edf3bea2219fd2ed7470e405ba5b077"
@@ -1044,6 +1125,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_window_br128_bc64_w8_s2_fa2_tma_lpt": (
         "sha256:756f397c83a9ef57a0b7a2169da809a70bd725a15e73db53b29954c623a7f23f"
+    ),
+    "fwd_bf16_d256_causal_window_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:257f30e0cbdf243cb5aeea65cfead2dc5d1b2895c75a60aa29394ac612afe4d3"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
@@ -1087,11 +1171,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:01ba159b2e20b4536af1121a815868f3690dc24ce21a7399326e3e87e628520e"
     ),
+    "fwd_bf16_d64_causal_dropout_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:2e347b75e2e8c686343d74977352e0d888d7736b407114952fa5c264b88732b4"
+    ),
+    "fwd_bf16_d64_causal_sink_br128_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:6a685a1001a32b086a483ef7060edc26f21b7c5dda68d68eb32ce96243ff21c5"
+    ),
     "fwd_bf16_d64_causal_sink_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:97f24d239418f90982cf248d16624eaec9c8931824616b28a6aa27f528b5a3dd"
     ),
     "fwd_bf16_d64_causal_sink_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:e5ba30ab1862de8c092aeb08e4dae403732e944280ea8e6fadef1546792734e4"
+    ),
+    "fwd_bf16_d64_causal_window_sink_br128_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:8e573731f88392743ba6272156f7d9cf815bd8b81c95ace0d26863861606f968"
     ),
     "fwd_bf16_d64_causal_window_sink_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:eb5dbacca77b43741d4a9b51a45a68d09d4715af2d9daca263f2695536c132cf"
@@ -1144,20 +1237,26 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:f8bbabdbb266670d89c854c758ff00216c92cc22d845e633c53207e619f28de2"
     ),
+    "fwd_fp16_d128_br128_bc128_w8_s1_ampere_ptr": (
+        "sha256:f8d451faec57ab10a311510fe78f39a26b11c43a55cdf6f4cfbf6329f51888e8"
+    ),
     "fwd_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1e69f6b087acd224140dd6a7742ba8dcfd4759ae1053e0470edb23f9858ff92e"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:71861e3a5f342172bfb09f8ebb55b15dbd33fefbad80fa1082e7227d2d8fe8b7"
     ),
-    "fwd_fp16_d128_br128_bc32_w4_s4_fa2_ptr": (
-        "sha256:8dad3caa80958bfc6267b333bdbdaa0a026359d265961b22c741ab5292e322e2"
-    ),
     "fwd_fp16_d128_br128_bc64_w8_s3_fa2_ptr": (
         "sha256:80d35d0f4905c26417f3c672a848705a78d508f18edcf9ecae04e015c4a5f873"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
         "sha256:6eb6f9292b1448036a04c499bb66f5c89ae136eb5135e2421f74211ba73442ab"
+    ),
+    "fwd_fp16_d128_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:405ae4ddd7a090c1bf460e0ab406effcf7204b9a5e2a35c7430fff9f685d3dfe"
+    ),
+    "fwd_fp16_d128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
+        "sha256:4fd8080420c8dbe82abeed722f7407082e8ef5ecb775b42a346630820c5343d0"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:f055bf9a48452e3b3c87cc16bf648d5100a9c0ed2d5c24e327a86c2f01685628"
@@ -1171,6 +1270,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:3a8a21888bfafe12d16b2286625d1ba2c78df28d6e6c7b9f3a41a9d6fcddc5f0"
     ),
+    "fwd_fp16_d128_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:026e0617eb0111ae9d36663414b75dc5643c292dec6421d8420420f58e1b6579"
+    ),
     "fwd_fp16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
         "sha256:ee294b2cc88ba76aac48930d760b85bd4b615fc939661cbbbd53d72cc15d1fc5"
     ),
@@ -1180,11 +1282,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:4c7c67cc01f33460b8e7ce6697709e244ec17766acc10e4105513b5d752f60f8"
     ),
-    "fwd_fp16_d192_br128_bc64_w8_s3_fa2_ptr_rows": (
-        "sha256:48be79e7d2c58df020bfa6d8f06d9d63a48aed112113b8167976dfe902b01f42"
-    ),
     "fwd_fp16_d192_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:24c7f39adce22f7874810075e8cf3dda9c8bfbdead28c5fbe39c0c6ac26c0821"
+    ),
+    "fwd_fp16_d192_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:161fdbb4836251fb47a15b38091c8419db4f4eb22d3b89d0227a7af46a8bc0d6"
+    ),
+    "fwd_fp16_d192_br64_bc64_w4_s1_ampere_ptr": (
+        "sha256:89a81df7ec47c62d0316bfc67baa7db46f7f03ac0c55769073d49d893b2778a0"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:d799525494c521ab2e4cf5d9625642c1e14911661c16132ae290279c25af7672"
@@ -1201,11 +1306,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:5b745538320951617e1db7c63dabd128469f9adeea433ec30f6c2b8d617a6ac6"
     ),
-    "fwd_fp16_d192_causal_br128_bc64_w8_s3_fa2_ptr_lpt_rows": (
-        "sha256:f05256d956145314c1f64a117b4b819976e5cdfe24aa1c87c3077441bafb402b"
-    ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:538a0d56be162783588c976d08045d278395193d898bebaaeb0c4c340391c459"
+    ),
+    "fwd_fp16_d192_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:657ecb51c61609681fefd5fbf3a2a02b21a6403a67255c5bbaed266994af3462"
+    ),
+    "fwd_fp16_d192_causal_br64_bc64_w4_s1_ampere_ptr_lpt": (
+        "sha256:6c571dcf0d012e37a6122324c5931f9204b9655ad18dab267eafd738a12382e5"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
         "sha256:c4b2656fb3bb1f3a7da3555be1656c0bc8b939428af7746fc4bf65d76f24d445"
@@ -1216,8 +1324,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_br128_bc16_w8_s3_fa2_ptr_rows": (
         "sha256:b5b2a076db41fd65ff5037f2271ecd56ef51c3f327906f7d86b4eed701a7893d"
     ),
-    "fwd_fp16_d256_br128_bc32_w8_s3_fa2_ptr_rows": (
-        "sha256:d760eb2d1861ff194fcb777d3d404fa8fce37cea56b929dfa9fc098464101d22"
+    "fwd_fp16_d256_br128_bc64_w8_s1_ampere_ptr": (
+        "sha256:a63b70d49c11b78e4ec506ab955b0f9cc35df8b9ed03ccb8b4854017e284052e"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:a07cb6d7899c7406701e30ae7a1c061368b54a5457985c68c1013b4502f409a0"
@@ -1231,8 +1339,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:d400fb636a29847df0f46b553859dde8a6e3a972708e714ce4af4a40d90f13cf"
     ),
-    "fwd_fp16_d256_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
-        "sha256:243a3e2d198bce256c8a29f2a525eb25fce8f4a3b26f84009ff46c27be45aae9"
+    "fwd_fp16_d256_causal_br128_bc64_w8_s1_ampere_ptr_lpt": (
+        "sha256:1efd7b8bce8f88e11c13c9ef3cd7b5cec520293a75aa5fea786103bd0129821f"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"
@@ -1242,6 +1350,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
+    ),
+    "fwd_fp16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:f60b339fd3b22e34712268118e3af35192eff022a4034ce949ca74bd3f06d373"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
         "sha256:0d36ebff40374bc60d03a437c0b0c43cb468a652321a434b089334c91d8591aa"
