@@ -741,9 +741,30 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         ),
         *serve(
             "fwd_bf16_d256_causal_window_softcap",
-            estimated(1, "br128_bc32_w8_s3_fa2_ptr_lpt_rows", 131072, 255, 328.06),
-            estimated(1024, "br128_bc32_w8_s3_fa2_ptr_lpt_rows", 131072, 255, 1032.7),
-            estimated(4096, "br128_bc32_w8_s3_fa2_ptr_lpt_rows", 131072, 255, 2764.9),
+            estimated(
+                1,
+                "br128_bc32_w8_s3_fa2_ptr_lpt_rows",
+                131072,
+                255,
+                328.06,
+                digest="sha256:1dd5a7565a31",
+            ),
+            estimated(
+                1024,
+                "br128_bc32_w8_s3_fa2_ptr_lpt_rows",
+                131072,
+                255,
+                1032.7,
+                digest="sha256:1dd5a7565a31",
+            ),
+            estimated(
+                4096,
+                "br128_bc32_w8_s3_fa2_ptr_lpt_rows",
+                131072,
+                255,
+                2764.9,
+                digest="sha256:1dd5a7565a31",
+            ),
         ),
         *serve(
             "fwd_fp16_d64",

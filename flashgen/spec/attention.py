@@ -76,9 +76,12 @@ class AttentionSpec:
         return self._plain_name + "".join(row.suffix for row in features_on(self))
 
     @property
-    def short_name(self) -> str:
-        """The same with its features abbreviated, for names of kernels that would be long."""
-        return self._plain_name + "".join(row.short for row in features_on(self))
+    def short_names(self) -> tuple[str, str]:
+        """The same with its features abbreviated, and its mask too, for names of kernels that would
+        be long.
+        """
+        short = self._plain_name + "".join(row.short for row in features_on(self))
+        return short, short.replace("_causal", "_caus")
 
     @property
     def _plain_name(self) -> str:

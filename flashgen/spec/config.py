@@ -294,5 +294,5 @@ def shares_keys(spec: AttentionSpec) -> bool:
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
     """The one name of a kernel: its file, its function, in the profiler and in every error."""
-    name = f"{spec.name}_{config.label}"
-    return name if len(name) <= LONGEST_NAME else f"{spec.short_name}_{config.label}"
+    names = [f"{name}_{config.label}" for name in (spec.name, *spec.short_names)]
+    return next((name for name in names if len(name) <= LONGEST_NAME), names[-1])

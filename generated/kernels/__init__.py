@@ -1084,6 +1084,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:abb22cee8bd77540644cff96102c28f17c67dd7c7f2935ea74545c28ef087d9c"
     ),
+    "fwd_bf16_d256_caus_win_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:8ef49cf8945e7611bb22f72409458d816d7360e1dc4befd476e8e182b3623111"
+    ),
     "fwd_bf16_d256_causal_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:577ff4fddd626aed2e53219c5365ded606f0f9f219e93286e9797c23ca9a3b04"
     ),
@@ -1110,9 +1113,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_tma_lpt": (
         "sha256:f84cb3322492f88177351cb9eee751289d7a034851560beca762429e4dbdc33a"
-    ),
-    "fwd_bf16_d256_causal_win_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
-        "sha256:1dd5a7565a310da7b3eb295140cc0c1b9150f168f85ef98d41e6436443db4794"
     ),
     "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:c14d341d1055e73c7d4ae7bbd8dce96a0edf3bea2219fd2ed7470e405ba5b077"
