@@ -15,10 +15,11 @@ from flashgen.kernels.launch_cache import Append
 from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import LONGEST_NAME, kernel_name
 from flashgen.spec.features import PLAIN, Features, Fp8, window_of
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.packed import from_bounds
-from tests.makers import make_spec
+from tests.makers import make_config, make_spec
 
 
 def spec_of(**features: Any) -> AttentionSpec:
@@ -166,3 +167,14 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
     (call,) = asked
     assert call.rotation is not None
     plain([call.cache.lengths, call.rotation.cos, call.rotation.sin], 3)
+
+
+def test_a_kernel_has_the_longest_name_that_is_short_enough() -> None:
+    plain = make_config(64, 64)
+    wide = make_config(
+        br=128, bc=32, num_warps=8, num_stages=3, order="longest_first", whole_rows=True
+    )
+    both = make_spec(head_dim=256, mask="causal", window=True, softcap=True)
+    assert kernel_name(both, plain) == "fwd_bf16_d256_causal_win_cap_br64_bc64_w4_s2_fa2_ptr"
+    assert kernel_name(both, wide) == "fwd_bf16_d256_caus_win_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows"
+    assert len(kernel_name(both, wide)) == LONGEST_NAME
