@@ -959,7 +959,7 @@ DIGESTS: dict[str, str] = {
         "sha256:ebf5d999626ab4d923994781edbec0ca926cbe961a1727f681c583ff2b3a7ee4"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s1_ampere_ptr": (
-        "sha256:de1fee9add2356d1dbe93458afdd4b5a0aaad7c7dda471053b240647ee4fbc8c"
+        "sha256:8283bff3a7ffdd2210056e90d73079ce7932c3c2c0b5096a5ebdb88faab223cb"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
@@ -977,7 +977,7 @@ DIGESTS: dict[str, str] = {
         "sha256:43a01153a47b7f8efc2307c2ebc0c9403561a7d52882851ea3f97dbb469869f1"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
-        "sha256:e1f5d0dedc4732348fdc7f9c8b620c1845a54cdd0ed20bbad45ef5bb84cbc755"
+        "sha256:524ee14f098eacdc2197d5078c2d485ecc8a65bcd23b7c9dba5d6b896353e827"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:b9ee07d65b5b9c079c4d6f285a7f30ddce5c1b0ba85b4bf8e4e848f5a90a75e0"
@@ -1022,7 +1022,7 @@ DIGESTS: dict[str, str] = {
         "sha256:52daecce1cfaf0f9e1b607d4b2cbf9f4249a05f742f852c4edb42f2d73b500da"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s1_ampere_ptr": (
-        "sha256:30a67e52438a89747c2b67955f297c07c6e65414112ee7b982a886d3dbdf4da9"
+        "sha256:c54ce81b66e072a5893e18c734c7383366b81b6080575a5a6447dddd1af079b7"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:8712ab24be86197af9a6e18460bb767557b31058e8b580d2e1b76a3440abac82"
@@ -1049,7 +1049,7 @@ DIGESTS: dict[str, str] = {
         "sha256:7833d7377a2e69799970c7a59df0a86cb2e82526024708bca448b1cc7e962a0c"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s1_ampere_ptr_lpt": (
-        "sha256:75f16dac36282084449cf3d44b2f520a1feaf337e3aca748bb713c9d3dd5e455"
+        "sha256:26e1c441afc8a408849b93e5373857a8c20e95a9b6c7419d3c7d94f8ab5d04c8"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
         "sha256:27772aea5fc7757ee5e017a24e61283fa15cd18ffdbcab0931c8ea0ef001138b"
@@ -1058,7 +1058,7 @@ DIGESTS: dict[str, str] = {
         "sha256:7688a95cffd0c23da61dc4f8cf7e448d4e2adeda87a4a91aa2354ecfceee2618"
     ),
     "fwd_bf16_d192v128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
-        "sha256:0a7f8a39949051e2c619d785855c2755f7adb4ced90cb10701f64836c0c3716a"
+        "sha256:29ff554c859923cdd5942696cbf1ad3414d64b966bb259139634540789e5ba6a"
     ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:52eff154a0f2f2792531d6fe9828cd832e853d4c17f4158b97a6c4666bc4d70c"
@@ -1073,7 +1073,7 @@ DIGESTS: dict[str, str] = {
         "sha256:9ca9f07a60a63d242a5eb76653f411253f3b27db2a167faffc00f42129f18482"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s1_ampere_ptr": (
-        "sha256:d5f664dc26cba1541cea799251a8713969260e26e7c5e8f6dd151338e2fb7f2e"
+        "sha256:3732b6b7f303c09e30923b78915833a8c594940f8ad38eae326a82d5f0dce519"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:87ce4d6c523c367464452d6153317528af88a867465020df81ab1d37df7df4c1"
@@ -1091,7 +1091,7 @@ DIGESTS: dict[str, str] = {
         "sha256:577ff4fddd626aed2e53219c5365ded606f0f9f219e93286e9797c23ca9a3b04"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s1_ampere_ptr_lpt": (
-        "sha256:6631bba6106d81a4d71bc0a44baed9c433aa7517c6ed94885cfbe82e08d98f6d"
+        "sha256:23c6dfee89b5f2c3095d213d8a506cbb03ccbef46910e3dc34a831519eb91d53"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
@@ -1238,7 +1238,7 @@ DIGESTS: dict[str, str] = {
         "sha256:f8bbabdbb266670d89c854c758ff00216c92cc22d845e633c53207e619f28de2"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s1_ampere_ptr": (
-        "sha256:f8d451faec57ab10a311510fe78f39a26b11c43a55cdf6f4cfbf6329f51888e8"
+        "sha256:2ed33717f507493e592e7ffa42c0fbfbb2eba7c9a92aaef10e67daa4b236a201"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1e69f6b087acd224140dd6a7742ba8dcfd4759ae1053e0470edb23f9858ff92e"
@@ -1256,7 +1256,7 @@ DIGESTS: dict[str, str] = {
         "sha256:405ae4ddd7a090c1bf460e0ab406effcf7204b9a5e2a35c7430fff9f685d3dfe"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
-        "sha256:4fd8080420c8dbe82abeed722f7407082e8ef5ecb775b42a346630820c5343d0"
+        "sha256:9d9884c1043752173f75cb571caf1b04eeefb66b484711e6b0ba5853092bdd03"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:f055bf9a48452e3b3c87cc16bf648d5100a9c0ed2d5c24e327a86c2f01685628"
@@ -1289,7 +1289,7 @@ DIGESTS: dict[str, str] = {
         "sha256:161fdbb4836251fb47a15b38091c8419db4f4eb22d3b89d0227a7af46a8bc0d6"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s1_ampere_ptr": (
-        "sha256:89a81df7ec47c62d0316bfc67baa7db46f7f03ac0c55769073d49d893b2778a0"
+        "sha256:0328738c0fe39c293135ab05f99a6795a6313d7f5d59f75380a3ba490014a97e"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:d799525494c521ab2e4cf5d9625642c1e14911661c16132ae290279c25af7672"
@@ -1313,7 +1313,7 @@ DIGESTS: dict[str, str] = {
         "sha256:657ecb51c61609681fefd5fbf3a2a02b21a6403a67255c5bbaed266994af3462"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s1_ampere_ptr_lpt": (
-        "sha256:6c571dcf0d012e37a6122324c5931f9204b9655ad18dab267eafd738a12382e5"
+        "sha256:4898ef66bdfbea8f6ab4dbb22f76d020c03dfa75ad8560a2b1e7541cef017dd2"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
         "sha256:c4b2656fb3bb1f3a7da3555be1656c0bc8b939428af7746fc4bf65d76f24d445"
@@ -1325,7 +1325,7 @@ DIGESTS: dict[str, str] = {
         "sha256:b5b2a076db41fd65ff5037f2271ecd56ef51c3f327906f7d86b4eed701a7893d"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s1_ampere_ptr": (
-        "sha256:a63b70d49c11b78e4ec506ab955b0f9cc35df8b9ed03ccb8b4854017e284052e"
+        "sha256:e67c8d10ab114c40fe0cc2d128db4622b2aa92ded3c124e25f38f6dcf72d99e5"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:a07cb6d7899c7406701e30ae7a1c061368b54a5457985c68c1013b4502f409a0"
@@ -1340,7 +1340,7 @@ DIGESTS: dict[str, str] = {
         "sha256:d400fb636a29847df0f46b553859dde8a6e3a972708e714ce4af4a40d90f13cf"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s1_ampere_ptr_lpt": (
-        "sha256:1efd7b8bce8f88e11c13c9ef3cd7b5cec520293a75aa5fea786103bd0129821f"
+        "sha256:ab962d0d201ed092fa0775e512e5cf68d50aeaff6a0a6198c921373916fe9d16"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"

@@ -50,12 +50,24 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
         spec = default_spec(make_spec("float32", 64, mask, precision=precision))
         found.append((spec, default_config(spec)))
-    return found + hopper_variants() + backward_variants() + decoding_variants()
+    return found + hopper_variants() + ampere_variants() + backward_variants() + decoding_variants()
 
 
 @functools.cache
 def rendered_variants() -> tuple[render.Rendered, ...]:
     return tuple(render.render(*variant) for variant in variants())
+
+
+def ampere_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The same of schedule ampere: with each number of parts, and longest first."""
+    way: dict[str, Any] = {"schedule": "ampere", "num_warps": 8, "num_stages": 1}
+    return [
+        (
+            make_spec("bfloat16", d, mask),
+            make_config(128, 64, order="longest_first" if mask == "causal" else "plain", **way),
+        )
+        for d, mask in itertools.product((64, 128, 192, 256), ("none", "causal"))
+    ]
 
 
 def hopper_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
@@ -197,6 +209,7 @@ GOLDENS = [
     (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 256, "causal"), make_config(128, 64, num_warps=8, num_stages=1, schedule="ampere", order="longest_first")),
     (make_spec("bfloat16", 64, "causal"), make_config(192, 64, num_warps=12, schedule="hopper", loads="descriptor", order="grouped", persistent=True)),
     (make_spec("float16", 96, "none"), make_config(128, 64)),
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,8 @@ def test_a_kernel_has_the_longest_name_that_is_short_enough() -> None:
         br=128, bc=32, num_warps=8, num_stages=3, order="longest_first", whole_rows=True
     )
     both = make_spec(head_dim=256, mask="causal", window=True, softcap=True)
-    assert kernel_name(both, plain) == "fwd_bf16_d256_causal_win_cap_br64_bc64_w4_s2_fa2_ptr"
+    longer = replace(plain, order="longest_first")
+    assert kernel_name(both, plain) == "fwd_bf16_d256_causal_window_softcap_br64_bc64_w4_s2_fa2_ptr"
+    assert kernel_name(both, longer) == "fwd_bf16_d256_causal_win_cap_br64_bc64_w4_s2_fa2_ptr_lpt"
     assert kernel_name(both, wide) == "fwd_bf16_d256_caus_win_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows"
     assert len(kernel_name(both, wide)) == LONGEST_NAME
