@@ -745,9 +745,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:b5d03e3b2447e6d2f48e9d4d9863c6ec99fb977f80889c36c132e38dbbbe2124"
     ),
-    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_tma": (
-        "sha256:a5fae0103202bbce9990c4f389e83c5da19fa9d85fc0df14e305462da0e7bafa"
-    ),
     "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a1846283b8d6882b28896d015b6eaa4d954e2f0ac3314ffa96623f19cfa3b2b0"
     ),
@@ -859,9 +856,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:892b237c1050ecbc6c44fbc75169076a011e7b90d88c0b5dde23375508fe84b6"
     ),
-    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_tma": (
-        "sha256:ca35239aece077c5d28c9778457159f87aeefe0a14b83111b2c8e869b94a357d"
-    ),
     "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:e12078eaebc0de8ce9fb11504a84ab0fb05e9d07d0bcd2b300ddac80af7377f0"
     ),
@@ -919,11 +913,17 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:5b935721a3309efaa5e639a639a63fe697c01b460d5d9e071c4c555c9ec83033"
     ),
+    "decode_bf16_d256_paged_br16_bc64_w8_s3_fa2_ptr": (
+        "sha256:8dbb48f9d37ac9d361f3c2412e56bf19366bc769688dbec2a185ec83db678257"
+    ),
     "decode_bf16_d256_softcap_paged_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:5e1771f93767aa6fdb91b4b2ac306a87bdf43acb9bf4b9652397ce57568bbd3f"
     ),
     "decode_bf16_d256_softcap_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c2feb71b3609d2c714ea4d04b8b0e8b5ee5c077c1257f3ab421c66915e00334e"
+    ),
+    "decode_bf16_d256_softcap_paged_br16_bc64_w8_s3_fa2_ptr": (
+        "sha256:4a6ed63c38b5cb7ccd1d29e1ba657c38513df88e4c7bdd098055e395eeec50ad"
     ),
     "decode_bf16_d256_win_cap_pg_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:b130b0edfbc1e9054ff0e749f042c6f7d2d7814762e47ad11d7f3357a9d7fefc"
@@ -931,11 +931,17 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_win_cap_pg_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c689912316115a9ae86bde48fff75817ec210059ae31ee0cc59fd47f6b56271c"
     ),
+    "decode_bf16_d256_win_cap_pg_br16_bc64_w8_s3_fa2_ptr": (
+        "sha256:53360a921a1064381da67be8f7b4bc6d78abe2d4001e49cb079f5e24cfdb73fb"
+    ),
     "decode_bf16_d256_window_paged_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:91537246b1602b0d7d73dcffb3c6dda4d7f62fe6d1c1cf26c430682dbac01e4b"
     ),
     "decode_bf16_d256_window_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:4efb403a63547c6d4f86542a5d754f85a31305f78d45d310c2d67991e52f81b8"
+    ),
+    "decode_bf16_d256_window_paged_br16_bc64_w8_s3_fa2_ptr": (
+        "sha256:8f590bf320c13aa093764ad843e5a59f1433ccbcfdf49abed871b1573b2db43c"
     ),
     "decode_bf16_d64_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:4233f2c9ad08d7ba1e54053eb9c2c0cdbd80675dc46b54a51d7919a0399bb0e3"
@@ -943,11 +949,17 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_br16_bc32_w4_s4_fa2_ptr": (
         "sha256:b279b70deb0e8888a645ec789ede51abae1a9fbdfe2d7b4548b5e75ec20b896b"
     ),
+    "decode_bf16_d64_br16_bc64_w8_s3_fa2_ptr": (
+        "sha256:3878c15d553fd18e088555ddbd0b6b821a4eb8d7ce7c3537b67a857e788c6dd9"
+    ),
     "decode_bf16_d64_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:8c428306b87bdd41c172e6218b1c5aa1f6546d54de2bc19d2e33ef72c234fbeb"
     ),
     "decode_bf16_d64_sink_paged_br16_bc64_w4_s5_fa2_ptr": (
         "sha256:1ee5ddfb390bf8bb5ed590a832b974729acfa975685e61f1b96df03ae6f7adf2"
+    ),
+    "decode_bf16_d64_sink_paged_br16_bc64_w8_s5_fa2_ptr": (
+        "sha256:c340d4f002c4c25735efd6094cf29ddd7ff3b07640cb85076167c13ae8aa4ea8"
     ),
     "decode_bf16_d64_win_sink_pg_br16_bc64_w4_s5_fa2_ptr_split256": (
         "sha256:f717073396f08bb2356deb8fbfc856a5796a6406a5f438cee61c55f55f6e9e53"
@@ -957,6 +969,9 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d64_window_sink_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:ebf5d999626ab4d923994781edbec0ca926cbe961a1727f681c583ff2b3a7ee4"
+    ),
+    "decode_bf16_d64_window_sink_paged_br16_bc64_w8_s5_fa2_ptr": (
+        "sha256:9d020bffcf7c6ff279dbfd278e4a6a686df085832320b9d58ced24bd65d1247b"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s1_ampere_ptr": (
         "sha256:8283bff3a7ffdd2210056e90d73079ce7932c3c2c0b5096a5ebdb88faab223cb"
