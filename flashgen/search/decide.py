@@ -11,9 +11,10 @@ Order on a GPU, a pure function of outcomes:
   - A config cannot win where the lower edge of its band, times the least measured/estimated ratio
     so far, lies above the best measured time.
 
-Choice without a GPU: among configs within TIE of the best estimate, those that spill nothing come
-first, then those that most neighbours share, then those with fewer registers, then the lower
-estimate. The rest follow by estimate, and configs without an estimate come last.
+Choice without a GPU: among configs within TIE of the best estimate, those that Triton's interpreter
+can run come first, because a model of Gluon is weaker proof. Then those that spill nothing, those
+that most neighbours share, those with fewer registers, and the lower estimate. The rest follow by
+estimate, and configs without an estimate come last.
 
 The rule of the final round: a challenger is chosen only if it beats both the incumbent and the
 default significantly; among several, the one with the least median. Otherwise the default is chosen
@@ -243,6 +244,12 @@ def by_estimate(timed: Sequence[Outcome], neighbours: Sequence[KernelConfig] = (
     def robust(outcome: Outcome) -> tuple[float, ...]:
         registers = math.inf if outcome.registers is None else outcome.registers
         shared_by = neighbours.count(outcome.config)
-        return bool(outcome.spill_bytes), -shared_by, registers, median_us(outcome.timing)
+        return (
+            not outcome.config.interpretable,
+            bool(outcome.spill_bytes),
+            -shared_by,
+            registers,
+            median_us(outcome.timing),
+        )
 
     return sorted(tied, key=robust) + ordered[len(tied) :]

@@ -125,6 +125,14 @@ class TestByEstimate:
         assert self.order(*tied, neighbours=(B,)) == [B, A, C]
         assert self.order(*tied, neighbours=(B, C, C)) == [C, B, A]
 
+    def test_what_the_interpreter_runs_comes_before_all_else(self) -> None:
+        modelled = replace(A, schedule="ampere", num_stages=1)
+        assert not modelled.interpretable
+        spills = outcome(B, 105.0, spill_bytes=8)
+        assert self.order(outcome(modelled, 100.0), spills, neighbours=(modelled,)) == [B, modelled]
+        beyond = outcome(B, 105.1)
+        assert self.order(outcome(modelled, 100.0), beyond) == [modelled, B]
+
     def test_no_spill_comes_before_neighbours(self) -> None:
         spills = outcome(A, 100.0, spill_bytes=8)
         assert self.order(spills, outcome(B, 104.0), neighbours=(A, A)) == [B, A]
