@@ -67,6 +67,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:22b56c6e0ae94b888cde9cad4cd6158d9f874fffc773173ee40a664ce68d3ebc"
     ),
+    "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:5db4fb330e0cedd4f2f4812e5f94c5a97a869c069fd2ef812e580776212a5755"
+    ),
     "bwd_dkv_bf16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:03e58f0221d0f38d385860d5919ca57ab9a597a297941593934c16ccab4d59ab"
     ),
@@ -201,6 +204,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:c07504d39e5b5e95d699c18b08f600fb42e5b23149d6f6ad73b76006f09bace6"
+    ),
+    "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:ed1a71aac4539eb7886cf35f8686738153a220b1ff2c7a9c8e070c4c3f0e45b7"
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:f2f071c58e0fb6ed511f5669facfe68a1134d6bbc7c98185fbe30b3ce8a86684"
@@ -441,6 +447,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:2855df406ba27e2208d081aa19551868ca57e3973d2dcc599eefe3a7cdec9470"
+    ),
+    "bwd_dq_bf16_d64_causal_dropout_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:3dbae4d091d2390e819eaf4dc536b6ec744550624046935c9ea74d3adb61c06a"
     ),
     "bwd_dq_bf16_d64_causal_dropout_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:94a5ebacd8d47342c31e2ec75a27da2dcd9866c57eecd667f9e4594730b2a2c2"
@@ -715,9 +724,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:ced585683d20348eaaf29580aa457015c0e25ee27408cf09a80a7e55c1060f5d"
     ),
-    "bwd_fused_bf16_d64_br32_bc64_w4_s3_fa2_ptr": (
-        "sha256:a52b41d0f9b48c8e6b0b8d864e1064aea2e28bb7d2d0c13c39c708119d60b920"
-    ),
     "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:d1425d621481d81bb4f9afc61819d6cb55ac53fc6a58c393f34ae20d004319c5"
     ),
@@ -832,9 +838,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:b644684d9ed6e555d2007c512a9065754bac11310b756b5eaee30e24a56d88fd"
     ),
-    "bwd_fused_fp16_d64_br32_bc64_w4_s3_fa2_ptr": (
-        "sha256:4556d07a78b095a10a20d6abd7f9c36acd7c30d49665dcb90c6f8f6757dbc6b1"
-    ),
     "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:82fea45ad176b469adb3bd788c1892a09b2ab26b8cb0dabe350309adddd77197"
     ),
@@ -895,6 +898,9 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_window_paged_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:30cb9c7ba04842bccbdbcfde92af74d5dfa7089ec4cd01802ec12ba4fad44433"
     ),
+    "decode_bf16_d128_window_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:89c4d548fac845a1cf8bbc8cde48ce69c2b7f114510309ff3e6698dc9e2a8a56"
+    ),
     "decode_bf16_d128_window_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:5c2eb0823613e8106b2d54bce6fa1cd1a81800a0bdde5f25fd4cdd98570187ba"
     ),
@@ -903,6 +909,9 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d192v128_paged_br16_bc64_w2_s4_fa2_ptr": (
         "sha256:ee8e656b21fed0572917a13d0d34b16024df7e5afe656c3b4239f33566944d12"
+    ),
+    "decode_bf16_d256_br16_bc64_w8_s1_fa2_ptr": (
+        "sha256:3a3255134ba23f7dc27ab3a38e5fbe7616d65e5701dc6fdf8c539f8daae104a7"
     ),
     "decode_bf16_d256_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:b49139c4afa8ca402ea6b330cb1a4edbe19fe30edadb57b75cfc706f83f1b793"
@@ -943,6 +952,9 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_window_paged_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:8f590bf320c13aa093764ad843e5a59f1433ccbcfdf49abed871b1573b2db43c"
     ),
+    "decode_bf16_d64_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:b6d1e170091f727d89c4a8fc508a0f347cac7b4983b9a9a7e9e903687a0eea57"
+    ),
     "decode_bf16_d64_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:4233f2c9ad08d7ba1e54053eb9c2c0cdbd80675dc46b54a51d7919a0399bb0e3"
     ),
@@ -955,6 +967,9 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:8c428306b87bdd41c172e6218b1c5aa1f6546d54de2bc19d2e33ef72c234fbeb"
     ),
+    "decode_bf16_d64_sink_paged_br16_bc32_w4_s5_fa2_ptr": (
+        "sha256:260922d4984266f7ea1e3c0b5b95036ca6911802bd9c0b9cea970db08b2579c4"
+    ),
     "decode_bf16_d64_sink_paged_br16_bc64_w4_s5_fa2_ptr": (
         "sha256:1ee5ddfb390bf8bb5ed590a832b974729acfa975685e61f1b96df03ae6f7adf2"
     ),
@@ -966,6 +981,9 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d64_window_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:67165b237a87f9ad4c801e56d7dbc86ef0ef9a0059d32463d2d4f95b94b0a390"
+    ),
+    "decode_bf16_d64_window_sink_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:ace0b82e9d88d00d5d66b3ce03952c1c34fe0cd54bb1150e4fbb8315be17eacc"
     ),
     "decode_bf16_d64_window_sink_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:ebf5d999626ab4d923994781edbec0ca926cbe961a1727f681c583ff2b3a7ee4"
@@ -1012,8 +1030,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_chunk_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:707787a5e18c0cab3d049f92521e92a9fb6b922039b610b6e7f0e559f8e0b32b"
     ),
+    "fwd_bf16_d128_causal_chunk_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:38c25ffa8dbf7252e586b36ddd72ba2baa77eab45ff8c002823fb165bcdb3b42"
+    ),
     "fwd_bf16_d128_causal_chunk_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:6b634f8683a4f704448fc4e7a33f9bc71ddd5f2ac9ffb056c96f5a91a49f0816"
+    ),
+    "fwd_bf16_d128_causal_window_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:093cd2b861fa77dd464b01e64c17fb7c8334ac8ad2387d6795196d7b21f43632"
     ),
     "fwd_bf16_d128_causal_window_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:6ea82ebfcd9a54e04e6ec645ea0f84dd917302d6373ee3c3d4abb6ea19ef5b27"
@@ -1057,6 +1081,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:547a0a8a4f8ed6bc3297f6efa3edc2014cca759c262e9391a319f5cf7e8dcf4a"
     ),
+    "fwd_bf16_d192_causal_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:c9fac11f6c711f56b755f26cb4f07145be6645f39eb30d1623cc8456356d228b"
+    ),
     "fwd_bf16_d192_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:7256007a791501654adb68e3a0ae5f2f89553cc685936362cb9f3a16a818c660"
     ),
@@ -1074,6 +1101,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d192v128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
         "sha256:29ff554c859923cdd5942696cbf1ad3414d64b966bb259139634540789e5ba6a"
+    ),
+    "fwd_bf16_d192v128_causal_br128_bc32_w8_s1_ampere_ptr_lpt": (
+        "sha256:d137519e97c46552dc7ba2fbd9518329eb0b36081f0a2ef54a032f445cdfd004"
     ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:52eff154a0f2f2792531d6fe9828cd832e853d4c17f4158b97a6c4666bc4d70c"
@@ -1099,6 +1129,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:abb22cee8bd77540644cff96102c28f17c67dd7c7f2935ea74545c28ef087d9c"
     ),
+    "fwd_bf16_d256_caus_win_cap_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:c4fd89cf01bb6f6d5c3f72612ba2bc3cc24dbe9f53a2f587979142a52929d179"
+    ),
     "fwd_bf16_d256_caus_win_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:8ef49cf8945e7611bb22f72409458d816d7360e1dc4befd476e8e182b3623111"
     ),
@@ -1117,17 +1150,26 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
     ),
+    "fwd_bf16_d256_causal_br64_bc32_w4_s1_ampere_ptr_lpt": (
+        "sha256:7b4eec7968e9c3250f0e880a19e7a7d34215eedc7b32c9588d68a5fcf506ef16"
+    ),
     "fwd_bf16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:c36abb483d41f9328d4ebf66c244a27d0342063d283a3ea7d4bcb74879cb35b3"
     ),
     "fwd_bf16_d256_causal_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:88788428589d3ab9bbc106b3f0cda1fb6d6871500fbc4106f8cdc8dc8d1c0a97"
     ),
+    "fwd_bf16_d256_causal_cap_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:017d35949f56daab356c5bc5572bfed206adc27526611cddad6ac4524ba753cb"
+    ),
     "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:2cde24e58b3651f9e5dbd9cb83a33925cc25e6b1dfc57283d8a59a3d31ea92ac"
     ),
     "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_tma_lpt": (
         "sha256:f84cb3322492f88177351cb9eee751289d7a034851560beca762429e4dbdc33a"
+    ),
+    "fwd_bf16_d256_causal_win_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:660c29c8d98b6d3056828b9694bf7e872e110acde8c2b15da5ad71f8414cb2b3"
     ),
     "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:c14d341d1055e73c7d4ae7bbd8dce96a0edf3bea2219fd2ed7470e405ba5b077"
@@ -1144,8 +1186,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_window_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:257f30e0cbdf243cb5aeea65cfead2dc5d1b2895c75a60aa29394ac612afe4d3"
     ),
-    "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
-        "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
+    "fwd_bf16_d64_br128_bc32_w8_s1_ampere_ptr": (
+        "sha256:a86b3049ff6e821e1af1fa7b9ecca43b65f5a395b817b1670af12507aa692542"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s4_fa2_ptr": (
         "sha256:198901d3de21349229d1857d1bf223b170874247857f1f2004e58f56f463fdb9"
@@ -1161,6 +1203,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
         "sha256:c00e145354557c550b4fd0ed0f8defe384ed9705b7a768393a3c67f45c329495"
+    ),
+    "fwd_bf16_d64_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:07ef41ed9aefc32878c10a1fd8ae584fbc055b8618367e0b87795ec26fd0cb28"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:da9172c2f530f94af9fba9f2e74334c3cbace25ccd6d46a8228fa7c230e83f8b"
@@ -1198,6 +1243,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_sink_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:e5ba30ab1862de8c092aeb08e4dae403732e944280ea8e6fadef1546792734e4"
     ),
+    "fwd_bf16_d64_causal_sink_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:b2e2fd0d0172054239ec6266e858761e7a23ebf6aa5b431be322b07719447e39"
+    ),
     "fwd_bf16_d64_causal_window_sink_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:8e573731f88392743ba6272156f7d9cf815bd8b81c95ace0d26863861606f968"
     ),
@@ -1206,6 +1254,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_causal_window_sink_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:6e3be5b5400657341b069868ffcf20e5c0a2ca7ad470401970b1ba0bebfeaf84"
+    ),
+    "fwd_bf16_d64_causal_window_sink_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:dfaa9ff8fe14ca5ca344c11565bbde4328705e53f376abbf960604abc90ead0b"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1edb1f048cb242e5f581bb03770066381568a5452d6b2d98cd0dcacf136aad16"
@@ -1243,14 +1294,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:72209c679c97bbfe6b1d6a5938b30cac640f5318b9da950f351fa779553aa20c"
     ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:cf2090653b893acd9629bf04f92e61a7894cd86afb9edbef0028adad70951232"
-    ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:70e3f735a079073245d47cf33f9abaef3a6ca30175c94891973d5e9755974581"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:f8bbabdbb266670d89c854c758ff00216c92cc22d845e633c53207e619f28de2"
+    ),
+    "fwd_bf16_d96_causal_br64_bc32_w4_s3_fa2_ptr_rows": (
+        "sha256:e849e9e10a194d63a1de457494d1b48c5daea283936b2e71868724c90c5a2f9d"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s1_ampere_ptr": (
         "sha256:2ed33717f507493e592e7ffa42c0fbfbb2eba7c9a92aaef10e67daa4b236a201"
@@ -1324,6 +1375,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
         "sha256:538a0d56be162783588c976d08045d278395193d898bebaaeb0c4c340391c459"
     ),
+    "fwd_fp16_d192_causal_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:0801b0c3b4d83f4cc330fda7a849dda3e89c1f332843d19cbf440bc9ed177561"
+    ),
     "fwd_fp16_d192_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:657ecb51c61609681fefd5fbf3a2a02b21a6403a67255c5bbaed266994af3462"
     ),
@@ -1366,8 +1420,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
     ),
+    "fwd_fp16_d256_causal_br64_bc32_w4_s1_ampere_ptr_lpt": (
+        "sha256:31b530f160f7ab089b681093bd9e3fb6c8476939574cb7475773658b6e799e39"
+    ),
     "fwd_fp16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:f60b339fd3b22e34712268118e3af35192eff022a4034ce949ca74bd3f06d373"
+    ),
+    "fwd_fp16_d64_br128_bc32_w8_s1_ampere_ptr": (
+        "sha256:d9fef1d730ff10b2b02f8a4db7b0d15e1a958233670c503009af70857b71d39e"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
         "sha256:0d36ebff40374bc60d03a437c0b0c43cb468a652321a434b089334c91d8591aa"
@@ -1384,8 +1444,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
         "sha256:00aa501a859d9b7965b22d15b18a5153b9d9da3923198d55438e508c7ad8d93f"
     ),
-    "fwd_fp16_d64_br64_bc16_w4_s3_fa2_ptr": (
-        "sha256:36d75a3cbf2c9e2edbf1b060cb90b9112fd00544a55ea04f0e3b11cd96ab3a54"
+    "fwd_fp16_d64_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:a46525f63274395f2c3fac88cc8f711ef98adeffeb6205b5510c48f812ae244b"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:40592d06a0862b22fa343486205877c3b957830c06e2fc4cce8aa7d98858fde0"
@@ -1426,6 +1486,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_tma": (
         "sha256:d8d4946f68cc2c00c727e5b6a79c3e2ca4bd06b36770b25a1f5bb7e5444af960"
     ),
+    "fwd_fp16_d96_br64_bc32_w4_s3_fa2_ptr_rows": (
+        "sha256:f1a3eb15098e00bb67c9c71e4a924cf5befdf6afcf1ec8394cdc7a4ceb418042"
+    ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:666596da1964b6ca17038067c4d941cf83518b0dbeb09d6b43ecae8b75df5c67"
     ),
@@ -1441,13 +1504,13 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:6746fd37c695aa90884fe5ecaf323ab5846af1a525c2f8a4f0e0a429fadacf87"
     ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:b0f2962ae5b7b6787d91c921321a4ec9544790f7e44d290eacb12796fa3c47a6"
-    ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:67573df82c2ebffef4d0a48a691a8d7736f5cc4c94f3827b5e5c335dc0cfe26d"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:71efa066ada76c43450bb7eb159771bffbc8c4c7f1a27cc3216cdd3903151a63"
+    ),
+    "fwd_fp16_d96_causal_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:17d424d530f2b17c94f728b7a8527001245cafc6c89775e4a5e1d5dd24fa04e9"
     ),
 }
