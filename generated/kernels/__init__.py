@@ -4,17 +4,32 @@
 
 # The digest of each kernel: the sha256 of the text below the five lines of its header.
 DIGESTS: dict[str, str] = {
+    "bwd_delta_bf16_d128_br128_bc16_w4_s1_fa2_ptr": (
+        "sha256:016773bfb8530de29e37ee3dba27b166db562fb0df0e74c1293f1f335b1f8076"
+    ),
     "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_ptr": (
         "sha256:d29b49737868a06ea1cf2c382b415dd3f05a3f010ded71ba5ff2df6bf12bd57f"
     ),
     "bwd_delta_bf16_d192_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:3379a885d1e3447f7d076f305e713425b11c63b0b3c2386987e1ef83e579cd54"
     ),
+    "bwd_delta_bf16_d192_br64_bc16_w4_s1_fa2_ptr": (
+        "sha256:551f45420f0add0022113798e7bf13a1317f703010b1499dbe11c45a7280ae36"
+    ),
     "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:2d4559dca902e85558d9318c02848c0f57201f23c758c7d2986f843f5123948e"
     ),
+    "bwd_delta_bf16_d256_br64_bc16_w4_s1_fa2_ptr": (
+        "sha256:edba8c69a55c63be9d129a5122f68ff37858bc00d89421c7b0a9c26ff373a407"
+    ),
+    "bwd_delta_bf16_d64_br128_bc16_w4_s1_fa2_ptr": (
+        "sha256:65a17dd4190d2a625def9e1754179b22b06007553e20c6172412276cc10b313a"
+    ),
     "bwd_delta_bf16_d64_br16_bc16_w2_s1_fa2_ptr": (
         "sha256:8303522048093de2a97d51f5e15c52e504fd48dd02ef78b0c41ac546e5b5579a"
+    ),
+    "bwd_delta_bf16_d64_br256_bc16_w4_s1_fa2_ptr": (
+        "sha256:72ec8b7e7818796b6dfb3cb5b6877554feaa8998ecc87dbb39b2350d096006d4"
     ),
     "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_ptr": (
         "sha256:7dfe8d74e068c017c688627c46f7bdecbbfd2cbb6de75464164720be22d884ff"
@@ -22,11 +37,17 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_bf16_d64_br64_bc16_w8_s1_fa2_ptr": (
         "sha256:4d2e575187ddffcaa317012a9c416dc875765aa3d1313ed432973eb0b861f573"
     ),
+    "bwd_delta_bf16_d96_br128_bc16_w4_s1_fa2_ptr": (
+        "sha256:acf3e95e2fbf617cb0a00888f2d96eef3688937ad631dadb07e6676918065750"
+    ),
     "bwd_delta_bf16_d96_br16_bc16_w2_s1_fa2_ptr": (
         "sha256:a9f60cc2e4a681a365e5644353f6600a7a949fcf27015f90025a65066b2c62fa"
     ),
     "bwd_delta_bf16_d96_br32_bc16_w4_s1_fa2_ptr": (
         "sha256:8ca80d90ca33ef39b75aa89d1b63a73fc81eb5b59b233e4ff7851189d07f6014"
+    ),
+    "bwd_delta_fp16_d128_br128_bc16_w4_s1_fa2_ptr": (
+        "sha256:e4a337bc7d2b1b96431c9a4744836a64a3a9b7aea9bd9807019ff90198bef256"
     ),
     "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_ptr": (
         "sha256:3a883c95837a70d7419d47bc80fd113f19b6549c16cc92cbd8a14c9aaed32941"
@@ -34,8 +55,17 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_fp16_d192_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:e926fba0edcae2e2600b0df99f3b3f1889213369be4d7f9f430d4fde6621de85"
     ),
+    "bwd_delta_fp16_d192_br64_bc16_w4_s1_fa2_ptr": (
+        "sha256:e4858b393116df37a4be7bac346b530269d4c4d4c5bacf47f9abc1c22e7eb52e"
+    ),
     "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:04552a33f36fbeecbf783b0930cb4d3eda18b3448053d78e471fbbe894feb35f"
+    ),
+    "bwd_delta_fp16_d256_br64_bc16_w4_s1_fa2_ptr": (
+        "sha256:1285fdf9b8f2b7ed255e8871ba845def621794a42312f591e80c2fe2b2250409"
+    ),
+    "bwd_delta_fp16_d64_br128_bc16_w4_s1_fa2_ptr": (
+        "sha256:7dfb780e027e143f3f686a9ea2233a24778a80a31bfec231d61c7f82dd72c8f0"
     ),
     "bwd_delta_fp16_d64_br16_bc16_w2_s1_fa2_ptr": (
         "sha256:555bbff747d9f34554a026618afcad87b921b8ba3f0d3b93097b7da3a850b812"
@@ -46,20 +76,23 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_fp16_d64_br64_bc16_w8_s1_fa2_ptr": (
         "sha256:c7c0ba4d1ffb32c52de1edd4b142c0f69a59585f5ef4ba0a9fb62e1d8f168864"
     ),
+    "bwd_delta_fp16_d96_br128_bc16_w4_s1_fa2_ptr": (
+        "sha256:b4eec7546e03468b0c42320760fb7983c7801eea5cd5c051eb05a617f13005ed"
+    ),
     "bwd_delta_fp16_d96_br16_bc16_w2_s1_fa2_ptr": (
         "sha256:c8d43e64939290e5e8c9540639e6b4447609f2e19e0f81a451b127cf7aec899f"
     ),
     "bwd_delta_fp16_d96_br32_bc16_w4_s1_fa2_ptr": (
         "sha256:9cb64dc2b2308ec4b20bea31de7c61d245a7b1fee3f95147ae6ea76234df48b0"
     ),
+    "bwd_dkv_bf16_d128_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:2d3c1f9d3859e7c5b331ae6e9233351703cefae36d95135423751b54e5cb7c21"
+    ),
     "bwd_dkv_bf16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:f9b6f951053025af369d81e08eb9a10ed1cc51d065dde6379b456e5e51f8593c"
     ),
     "bwd_dkv_bf16_d128_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:668f0f2a6b27084341d208d1fe046495fd16b1e44c582e9a849d017d0e06b2ee"
-    ),
-    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:cc4736cce10912c3dbc018196ae1543bf94234d2dd824951c40a853afc693224"
     ),
     "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_tma": (
         "sha256:314a9f71e926fc99bbaa0a89f6524dba196da7ba5c356ff3ab7f8817a94cb46f"
@@ -130,6 +163,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_br32_bc128_w4_s3_fa2_ptr": (
         "sha256:f840ec386669ae34246d88ff28dec978090c27ea1f6ebca736435476db317493"
     ),
+    "bwd_dkv_bf16_d64_br32_bc64_w4_s2_fa2_ptr": (
+        "sha256:2044969220b81640157ab78e618c0399d2f2641b5eab86500c9cd19af5139222"
+    ),
     "bwd_dkv_bf16_d64_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:663084e91136e306f3a987eb37d8e4aac239eee8189a04070995937b2277040d"
     ),
@@ -148,8 +184,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:e074edcb53a62be0bed58c46236fcf72866edcde4e9f1e5f43323f0280df3226"
     ),
+    "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:e420b9e5f5ca00bf5a26131d0d29eb5ec4e717fb6fd67537e140b53b95bf3f19"
+    ),
     "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:8d3c18403c13d26e9ad2ae21340eee8b12d391b86d6ac5e2de8ca088ba72028b"
+    ),
+    "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:c4bc7adc85189ed038282993fd692a06586dc8e4d5d3c9fbf2f230d05095d15a"
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:b1b363c7b65b86fb85fe07164bae1ed8744147bb43b59479313cd09e3bb05a0e"
@@ -160,14 +202,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_dropout_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:1a31315a4778b6af56b0a636daa26822a76d2252378aed80a13949e93cd022b2"
     ),
+    "bwd_dkv_bf16_d96_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:7ee0d481d9f07ec173925062ba4db26c7b4cabe5c36b8c99bbaa6a84d20b2eed"
+    ),
     "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:4c68f5893536b62429e5b4d0e70bce332a1abd6007fd2f57046646d1c68f168f"
     ),
     "bwd_dkv_bf16_d96_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:c42dcadc0227f6d06a1fa493a90e47fcbc3ea490ce8aa9ebd82e0a2206f93a4b"
-    ),
-    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:afd5492b0869ee5b42af48ecb2610f893a7f1df57221128f4ed2c50b49627349"
     ),
     "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_tma": (
         "sha256:fd0f30ace431ee6afe217ec280db8438eff312a0bd7e345f88a866981ec81afa"
@@ -190,14 +232,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_tma": (
         "sha256:b254d155745e268bf34bc1b72faa7fa3f7cd3ba4088b3aca3ed094cbbc46eb72"
     ),
+    "bwd_dkv_fp16_d128_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:a10a1cd8876fbcd91d23e2eb2ddf79f8d200549a8a64ee3a16ea2e969e59f221"
+    ),
     "bwd_dkv_fp16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:d483ca09bbaf15069e9f5e59a3a3117b2d32429e0c0596e77fbca79ef1512841"
     ),
     "bwd_dkv_fp16_d128_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:4df0204709cc748637b37ed01fdbe09a11742c839b9d2b1e58abe109e923661c"
-    ),
-    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:2761eee20a18f62605c9df4be19a7aa23a431df964aa537bb51092370e4c2204"
     ),
     "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_tma": (
         "sha256:2fee0f4fe6bd9209bd9c1234e9f16cfeb1d41ba1b2fc9d418734e61712973fd5"
@@ -253,6 +295,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_br32_bc128_w4_s3_fa2_ptr": (
         "sha256:9f24295587b8e52a520d091becdfbfedea35aec327e519e611c090e489688a6b"
     ),
+    "bwd_dkv_fp16_d64_br32_bc64_w4_s2_fa2_ptr": (
+        "sha256:3f62e42e6a12b1f17a0e867e083bf4debde2ee552e1e268c26115c849eebbc25"
+    ),
     "bwd_dkv_fp16_d64_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:378287b8737e3b1bd752645dec711e7f95f08d139e33d50cd3476ffa681be0c7"
     ),
@@ -271,20 +316,26 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:9515d1199038aae91ae6f6381de9cb0180727fabd7bf2b9eb88f0110240ab121"
     ),
+    "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:79d0a73b04850fe08d1f288b88f0b2e7179d7d98c21a1d0901546d0c9f50fd2c"
+    ),
     "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:b4585eb1c55d56d6c1850e0ccf0c9e21f44d5d4ce8993553caae8fd89ddef2fb"
     ),
+    "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:b8e5200e5a07c229704ce046e40c374241d8f1896b52fe807a95152bf21eb6b7"
+    ),
     "bwd_dkv_fp16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:d889956978f6f35e65b37ece641df7c84e9fad5ee427caf2dbc715ea7fa018bc"
+    ),
+    "bwd_dkv_fp16_d96_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:961b0fcadfc27328655f8eb17db7b28e5d997fed82f35ee17490621e31df2d5a"
     ),
     "bwd_dkv_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:bde8e594d94a6b18e4d085fc4f37b3bd17ad47e63097702188b88c44acf64c73"
     ),
     "bwd_dkv_fp16_d96_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:db4c929f3dcccab3e0360a1fd0c1a2cbcf75c2823213298b33379fe473711106"
-    ),
-    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:e560c65f579ec66b2231e25183ab5ee2d45fd42b69c4e71194bd81886ef7600e"
     ),
     "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_tma": (
         "sha256:9a84c2692f9f43efe8664543345c46fc648e3703aba06963e14cf141a40f4012"
@@ -307,6 +358,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_tma": (
         "sha256:bfcc5b82800f36a7e5b2ce07b6de194e7b2949c56318a5cd3789daed44a9f0f9"
     ),
+    "bwd_dq_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:f2dc8ef75ad2dc68a5b3e7d6c2b0b74aba81b6f4e9ba652f1e0093b34ce3a22b"
+    ),
     "bwd_dq_bf16_d128_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:3c1e8ebb630df52fc9a4748dd046dcb839318fe632691f631149af29fe0a8a08"
     ),
@@ -321,6 +375,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:ad266bb1501cb697e6f2b5bda782b00f2459db38014837e78e01444f876ad12e"
+    ),
+    "bwd_dq_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:dc286da076d6bc57fee81b6261916f87b5d7319190ab7e8495f8c741697367b9"
     ),
     "bwd_dq_bf16_d128_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
         "sha256:241162f936476a951d6cdb59a83794919fe5cd16818ac1d6bca24bd59e283c70"
@@ -442,6 +499,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:e1a247e006063380705bd9827f95e1030911e520d44bc1915adcffb8e4f195e1"
     ),
+    "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:dfafbd3c0926fbaecae4a33c7e8c88e8eed8c5656d7a77b3ffe43d2700a83650"
+    ),
     "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:fa270407f8b63aae139e26e3f74593fd1e1ae2db6877e4c7e3ceb50ae655c84b"
     ),
@@ -454,14 +514,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_causal_dropout_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:94a5ebacd8d47342c31e2ec75a27da2dcd9866c57eecd667f9e4594730b2a2c2"
     ),
+    "bwd_dq_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:c694b633ce24a26c9c65da5371b69c5341cd71f6fcb1b7f6334cb46f8909acdd"
+    ),
     "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:7447407b5f79cd36e9c8a928bd1150a6035a0515537b7101d54e4104a122fb99"
     ),
     "bwd_dq_bf16_d96_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:c107b2f52f09f4b2a1dcfe77c00788f0170929bf9fb471c15826666f4c6c802f"
-    ),
-    "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:e83b67f3e1864b0264cce2402fa2484e29b95cac841e4a42529d1b9ec061e077"
     ),
     "bwd_dq_bf16_d96_br128_bc64_w8_s3_s_ahead_tma": (
         "sha256:04a5f2029252155d1910dad815187eaca5de0e0c5ad2bdb6acc6f3e827e1b444"
@@ -471,6 +531,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d96_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:1f13d739cc6fcc88648f21adfae241fec8328777d961005a515e41f4da82d22e"
+    ),
+    "bwd_dq_bf16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:ea0079cfd1b92a12fe711599bba383d23df4b61e1a3289bdb6e741937c3ed122"
     ),
     "bwd_dq_bf16_d96_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
         "sha256:b1612a380e237f23935dfbccd64a1f50befae30589ce7eb9d596a16dc7534019"
@@ -487,6 +550,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:ad52afbcc47fbada06bca85cb5b7c1328f74446c7ab5723bf14eabfb12a97a31"
     ),
+    "bwd_dq_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:66422f0e21ec505e6015b0f4df7ca4a59a4de961053d7a2891b18bc8af25cd7f"
+    ),
     "bwd_dq_fp16_d128_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:9aa187aab2143cb52aa3accd1d0111e1bcbcc4587c6331ac4fc4ef157ca5577a"
     ),
@@ -501,6 +567,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:32488518ce95e6475adc9bd981cf9f29ca0d72b363fff651c96d996e86c56ead"
+    ),
+    "bwd_dq_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:94212043191cab05e0e0115fc65c1773261f86b5513f836cfd807fed8542c846"
     ),
     "bwd_dq_fp16_d128_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
         "sha256:bbb5021472122d8ee5eb2e46bc2296c628f6b3722e12e7a19e7ae89579d41b62"
@@ -622,14 +691,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:d9d3dce03e7d5e3797cf8ee69acadb702f26d564d0eed9d753867cf140b60cb8"
     ),
+    "bwd_dq_fp16_d96_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:8843639d617d9729e8903c49ba165cb099ef3775a576503e984b1618ad452631"
+    ),
     "bwd_dq_fp16_d96_br128_bc32_w8_s2_fa2_ptr": (
         "sha256:f1f32c295a3aa1171aa8e611fc9bf2b6665f0dc3199ab79c1bfadf33bfccc983"
     ),
     "bwd_dq_fp16_d96_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:f5bbae5554420a536cdb52275a4f0c50862873b757ff8b0afdc853cba6fd8ce5"
-    ),
-    "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:b534bb4871fc04045dd87a0d50fcee28295fdcb9e1f0bb389e111dd191a2fddc"
     ),
     "bwd_dq_fp16_d96_br128_bc64_w8_s3_s_ahead_tma": (
         "sha256:1a4847c65d7bf706232c48718836b9efb9c1520f3a63e885f15d60e458437581"
@@ -639,6 +708,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d96_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:4e44e9945ed9c6287c824ddc02bf7676fc0e5ea6de337b439e1e50cbe8ae2d5c"
+    ),
+    "bwd_dq_fp16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:ee6bcade1d353c37d9519d36e78f36d3928267c80c318144630bfda5db2f6286"
     ),
     "bwd_dq_fp16_d96_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
         "sha256:a4d47e0c4da0680e4c48273d61d9a57e7e8275940fa55a0ff19d401bb3430683"
@@ -724,6 +796,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:ced585683d20348eaaf29580aa457015c0e25ee27408cf09a80a7e55c1060f5d"
     ),
+    "bwd_fused_bf16_d64_br32_bc64_w4_s1_fa2_ptr": (
+        "sha256:a992d009cff1d3aa9a08dde9c335dd2485a9c886d2406e9b6ed5da6cdfca82b9"
+    ),
     "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:d1425d621481d81bb4f9afc61819d6cb55ac53fc6a58c393f34ae20d004319c5"
     ),
@@ -733,6 +808,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d64_br64_bc64_w4_s3_fa2_tma": (
         "sha256:5db50e3364c4cdb606c8818a9bd8d8007465efc7f7cca9341eb1e2f2ede01faf"
     ),
+    "bwd_fused_bf16_d64_causal_br32_bc64_w4_s1_fa2_ptr": (
+        "sha256:ffbdcfb0f6256a119b356f0f13ed63d4b771d285a9458985821fc968ba143385"
+    ),
     "bwd_fused_bf16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:aa5783340d7d572ad0913477a8ce579a350141d511a4205a885d9a7a23f6bb6c"
     ),
@@ -741,6 +819,12 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
         "sha256:8b6ae1f4451628edc7aba56aa40b065db05982d088c228c10a93e41814e98927"
+    ),
+    "bwd_fused_bf16_d64_causal_dropout_br32_bc128_w4_s2_fa2_ptr": (
+        "sha256:ce8fb39a2b702acbd8e95d0e99f92f890c45cc567d8918361dc4fe31cd7fd6a2"
+    ),
+    "bwd_fused_bf16_d64_causal_dropout_br32_bc128_w4_s3_fa2_tma": (
+        "sha256:2611b8273fe4559480997dfc7bdd150ff920e57c7c9cbb369cc0b2a4e1084c68"
     ),
     "bwd_fused_bf16_d64_causal_dropout_br32_bc64_w4_s1_fa2_ptr": (
         "sha256:3827c536fbf9ad09c16c7262acb05c12f417d5cdcef025aa2d08bed60a690194"
@@ -838,6 +922,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:b644684d9ed6e555d2007c512a9065754bac11310b756b5eaee30e24a56d88fd"
     ),
+    "bwd_fused_fp16_d64_br32_bc64_w4_s1_fa2_ptr": (
+        "sha256:c69d50a6135354483b40ff5129c0c6b895da9f1293a6a30b949da605eb71d53a"
+    ),
     "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:82fea45ad176b469adb3bd788c1892a09b2ab26b8cb0dabe350309adddd77197"
     ),
@@ -846,6 +933,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d64_br64_bc64_w4_s3_fa2_tma": (
         "sha256:f1bf6e0a79fe600b6d5ee8438d03e344399a7b662fa41a02bea2f533f7d0c291"
+    ),
+    "bwd_fused_fp16_d64_causal_br32_bc64_w4_s1_fa2_ptr": (
+        "sha256:f1108c8814e027bb6c4599c873a4fa1e897246bed6a616dce7176620ab3e1949"
     ),
     "bwd_fused_fp16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:6523a619c638f9008a520257116ee228df84c373e9107718951b68ddca6e62da"
@@ -880,17 +970,29 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_br16_bc32_w4_s2_fa2_ptr": (
         "sha256:70118ac80b936909b794998a0bec899a9ebd4fbb1bbc4013a9186d21b622037d"
     ),
+    "decode_bf16_d128_br16_bc32_w4_s4_fa2_ptr": (
+        "sha256:b323695cb6f8ae83bcda43e5fcf048684cad71821d816e15133a6f54abbf3b30"
+    ),
     "decode_bf16_d128_br16_bc64_w8_s4_fa2_ptr": (
         "sha256:d257faf2d4a0f83cda5008b09f6b5cebadc65f1234424f7601a18aa36e869f99"
     ),
     "decode_bf16_d128_causal_chunk_paged_br16_bc128_w4_s4_fa2_ptr": (
         "sha256:a313d0f431bcbe74c498cfe31bf0f582394b7827102e513f3c5311ed02ec7272"
     ),
+    "decode_bf16_d128_causal_chunk_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:a0d440fbe95cc94bbefa9120c4e440e9964856602c7c3ad0230ff7a4da9a906c"
+    ),
     "decode_bf16_d128_causal_chunk_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:1f7df5e0c2cf30d2df4050139460cb6989a8655b3ec8c29740d99d0daaac5167"
     ),
+    "decode_bf16_d128_causal_chunk_paged_br16_bc64_w2_s4_fa2_ptr": (
+        "sha256:687141d56e49552f7855136de66b2685b8c63879153087ecf3f8c904c156cd44"
+    ),
     "decode_bf16_d128_paged_br16_bc16_w4_s3_fa2_ptr": (
         "sha256:7c6413a0b99a3e596cdb31f1b03183a9e481b665f0e8d3c31ed6054d4515d296"
+    ),
+    "decode_bf16_d128_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:9b31b130585ef086f8efcab855501569d4fe1b80038b89f9cb323a4baaf508ea"
     ),
     "decode_bf16_d128_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:91829820a1b287bc16d72c19e4db0d8b94d5b8242c6304a6cfb1967ec54364f5"
@@ -904,11 +1006,17 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_window_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:5c2eb0823613e8106b2d54bce6fa1cd1a81800a0bdde5f25fd4cdd98570187ba"
     ),
+    "decode_bf16_d128_window_paged_br16_bc64_w2_s4_fa2_ptr": (
+        "sha256:9d2a8f091febe2e173191750c9a60f634780f54edea629209e0ed94b68891f1f"
+    ),
     "decode_bf16_d192v128_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:8cb5035fb4688ecd9b17cd238251612bc23cd32f120b7a612726d2e35acd7484"
     ),
     "decode_bf16_d192v128_paged_br16_bc64_w2_s4_fa2_ptr": (
         "sha256:ee8e656b21fed0572917a13d0d34b16024df7e5afe656c3b4239f33566944d12"
+    ),
+    "decode_bf16_d256_br16_bc64_w4_s2_fa2_ptr": (
+        "sha256:575af410b7b939d941582b46e1ce15a20064406de201b16a35f69b26a9221c03"
     ),
     "decode_bf16_d256_br16_bc64_w8_s1_fa2_ptr": (
         "sha256:3a3255134ba23f7dc27ab3a38e5fbe7616d65e5701dc6fdf8c539f8daae104a7"
@@ -916,11 +1024,20 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:b49139c4afa8ca402ea6b330cb1a4edbe19fe30edadb57b75cfc706f83f1b793"
     ),
+    "decode_bf16_d256_cap_pg_br16_bc64_w4_s3_fa2_ptr_split256": (
+        "sha256:6aa3b1c6f01c3258c9c010e99983e9c0a2803838923774d8a45ef69281dcf34f"
+    ),
     "decode_bf16_d256_paged_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:6858b1a6f6289c8703cebe456d367a123e828dd2738ff4e003c39ffae1079e81"
     ),
     "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:5b935721a3309efaa5e639a639a63fe697c01b460d5d9e071c4c555c9ec83033"
+    ),
+    "decode_bf16_d256_paged_br16_bc64_w4_s3_fa2_ptr_split256": (
+        "sha256:cd9b59e33e30565f2c58f23751eb408796916c9a7b76132b218791ee7e247f6e"
+    ),
+    "decode_bf16_d256_paged_br16_bc64_w4_s4_fa2_ptr": (
+        "sha256:ede282dbc38254c11ae1d2b4c98968f1ecd2abd205a11a5d33205b51f30975e7"
     ),
     "decode_bf16_d256_paged_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:8dbb48f9d37ac9d361f3c2412e56bf19366bc769688dbec2a185ec83db678257"
@@ -931,14 +1048,23 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_softcap_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c2feb71b3609d2c714ea4d04b8b0e8b5ee5c077c1257f3ab421c66915e00334e"
     ),
+    "decode_bf16_d256_softcap_paged_br16_bc64_w4_s4_fa2_ptr": (
+        "sha256:8c8bc63375dcd41d9c658d4faddbbb5c8b963c071d4505047110f47d4f00b457"
+    ),
     "decode_bf16_d256_softcap_paged_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:4a6ed63c38b5cb7ccd1d29e1ba657c38513df88e4c7bdd098055e395eeec50ad"
     ),
     "decode_bf16_d256_win_cap_pg_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:b130b0edfbc1e9054ff0e749f042c6f7d2d7814762e47ad11d7f3357a9d7fefc"
     ),
+    "decode_bf16_d256_win_cap_pg_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:797c8f10e50d0054465adad7a46ffdfa11c4139379af3bcec085a93a72bd0f25"
+    ),
     "decode_bf16_d256_win_cap_pg_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c689912316115a9ae86bde48fff75817ec210059ae31ee0cc59fd47f6b56271c"
+    ),
+    "decode_bf16_d256_win_cap_pg_br16_bc64_w4_s4_fa2_ptr": (
+        "sha256:b1aff53dbbdbb10305ff47997d40a3674334803983bc970b1cba0b5b2bb092f7"
     ),
     "decode_bf16_d256_win_cap_pg_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:53360a921a1064381da67be8f7b4bc6d78abe2d4001e49cb079f5e24cfdb73fb"
@@ -948,6 +1074,9 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d256_window_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:4efb403a63547c6d4f86542a5d754f85a31305f78d45d310c2d67991e52f81b8"
+    ),
+    "decode_bf16_d256_window_paged_br16_bc64_w4_s4_fa2_ptr": (
+        "sha256:8003a6fab0d5eb78884e2d7ec5b5c84cccaf26ccfb986e6fc60c81c72ce2506c"
     ),
     "decode_bf16_d256_window_paged_br16_bc64_w8_s3_fa2_ptr": (
         "sha256:8f590bf320c13aa093764ad843e5a59f1433ccbcfdf49abed871b1573b2db43c"
@@ -967,6 +1096,12 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:8c428306b87bdd41c172e6218b1c5aa1f6546d54de2bc19d2e33ef72c234fbeb"
     ),
+    "decode_bf16_d64_sink_paged_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:aa73da85a7bf5ca890b6825d2e8b0d35ed4b3741b91d22514a958b40039621ad"
+    ),
+    "decode_bf16_d64_sink_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:6a6d0f379890ce72b0a4c99fb30fd40480406d392224fe625fd6b702d639cb80"
+    ),
     "decode_bf16_d64_sink_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:260922d4984266f7ea1e3c0b5b95036ca6911802bd9c0b9cea970db08b2579c4"
     ),
@@ -981,6 +1116,9 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d64_window_sink_paged_br16_bc128_w4_s5_fa2_ptr": (
         "sha256:67165b237a87f9ad4c801e56d7dbc86ef0ef9a0059d32463d2d4f95b94b0a390"
+    ),
+    "decode_bf16_d64_window_sink_paged_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:21c42f5eef94980120ca150f93e1315c21b68f12377b60daa6eee90ffe9f234e"
     ),
     "decode_bf16_d64_window_sink_paged_br16_bc32_w4_s3_fa2_ptr": (
         "sha256:ace0b82e9d88d00d5d66b3ce03952c1c34fe0cd54bb1150e4fbb8315be17eacc"
@@ -1000,6 +1138,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:2c7af8bbab26766bb3b4fa99d9422f2167cff5c8266c9f46b97db6c0820236a0"
     ),
+    "fwd_bf16_d128_br128_bc32_w4_s3_fa2_ptr": (
+        "sha256:f93be13eefebd146b2fe513201ca798f57e3535b9ff8947538dd89d31f4cb2e7"
+    ),
     "fwd_bf16_d128_br128_bc64_w8_s3_fa2_ptr": (
         "sha256:d89d17e0bde621a9045c61331efe7bbe7df6eb58cd6f041fe7aab2ae04b9cbc3"
     ),
@@ -1018,6 +1159,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
         "sha256:ec3f460b9689f794a84e69ad928401403f0f847f74b6f0bbf3e3d8076dc07b18"
     ),
+    "fwd_bf16_d128_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:9d7e272336240469ea1d912e24e54db28f7c86dcc921e59c806802e06ba71efc"
+    ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:ce948e4d13b5ce5a6335c3e3cb0b08e6663be13f0a17cfbac085f912ec203b4e"
     ),
@@ -1027,6 +1171,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:7f5b3c22d65dbab8a4a4958e23ddae3f661d630d6cdcf765f9e5fecbd92a0ed6"
     ),
+    "fwd_bf16_d128_causal_chunk_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:b671c0a9db133a7f032f15a5dc04831036e848785f0418573362038fc2800ddb"
+    ),
     "fwd_bf16_d128_causal_chunk_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:707787a5e18c0cab3d049f92521e92a9fb6b922039b610b6e7f0e559f8e0b32b"
     ),
@@ -1035,6 +1182,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_causal_chunk_br64_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:6b634f8683a4f704448fc4e7a33f9bc71ddd5f2ac9ffb056c96f5a91a49f0816"
+    ),
+    "fwd_bf16_d128_causal_window_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:a23c6892a817b1d68e8d8ffe6711735c2dee7361971851e340a893f60adbe2f7"
     ),
     "fwd_bf16_d128_causal_window_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:093cd2b861fa77dd464b01e64c17fb7c8334ac8ad2387d6795196d7b21f43632"
@@ -1047,6 +1197,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
         "sha256:eff29b61639250f1623c5faa113ca9a1ce29389d5a3b93f24ccdf36ee5bef9f7"
+    ),
+    "fwd_bf16_d192_br128_bc64_w8_s1_ampere_ptr": (
+        "sha256:aed307c99a96c26f13ea0139c5bebe704b07ec1b6302fff93ff5f2f5fe57507a"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:6a9f0a820a0c37b0d151d1365995ee2b779ceffe91985541f30b17582965c9d7"
@@ -1063,14 +1216,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_br64_bc64_w4_s1_ampere_ptr": (
         "sha256:c54ce81b66e072a5893e18c734c7383366b81b6080575a5a6447dddd1af079b7"
     ),
-    "fwd_bf16_d192_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:8712ab24be86197af9a6e18460bb767557b31058e8b580d2e1b76a3440abac82"
-    ),
-    "fwd_bf16_d192_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:1fd7ad3e5559b1cf9a502986e3e89cce33760f7163ce6cfbb3cf0ee1a9da244e"
-    ),
     "fwd_bf16_d192_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:a44840ab7741c87bdbfbfa505f1d0df9e688553affc2e96b1c1b0af05e0ae984"
+    ),
+    "fwd_bf16_d192_causal_br128_bc64_w8_s1_ampere_ptr_lpt": (
+        "sha256:6210c2aec53498a82d742493b8f765be80ea0a62383b149fcb92f1153c497629"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:b546764c40105c9cc4a5148cd2e3515585a58290418c5e43535dbdacdc8751f2"
@@ -1093,12 +1243,6 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br64_bc64_w4_s1_ampere_ptr_lpt": (
         "sha256:26e1c441afc8a408849b93e5373857a8c20e95a9b6c7419d3c7d94f8ab5d04c8"
     ),
-    "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:27772aea5fc7757ee5e017a24e61283fa15cd18ffdbcab0931c8ea0ef001138b"
-    ),
-    "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:7688a95cffd0c23da61dc4f8cf7e448d4e2adeda87a4a91aa2354ecfceee2618"
-    ),
     "fwd_bf16_d192v128_causal_br128_bc128_w8_s1_ampere_ptr_lpt": (
         "sha256:29ff554c859923cdd5942696cbf1ad3414d64b966bb259139634540789e5ba6a"
     ),
@@ -1107,6 +1251,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:52eff154a0f2f2792531d6fe9828cd832e853d4c17f4158b97a6c4666bc4d70c"
+    ),
+    "fwd_bf16_d192v128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:4a773e3a81c93f8cae4a5b36470dda19df0c5fc618cfdd5ba8f06bc24407b0b8"
     ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:2d3b536c9945e93c350d3c08f169185dbc9d73f1545672018048b50be214e2db"
@@ -1156,11 +1303,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:c36abb483d41f9328d4ebf66c244a27d0342063d283a3ea7d4bcb74879cb35b3"
     ),
+    "fwd_bf16_d256_causal_cap_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
+        "sha256:af8dfeb72bf63c7dfa8073f733f8d70142b86da4d48b30bc84068664cb20dbd2"
+    ),
     "fwd_bf16_d256_causal_cap_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:88788428589d3ab9bbc106b3f0cda1fb6d6871500fbc4106f8cdc8dc8d1c0a97"
     ),
     "fwd_bf16_d256_causal_cap_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:017d35949f56daab356c5bc5572bfed206adc27526611cddad6ac4524ba753cb"
+    ),
+    "fwd_bf16_d256_causal_softcap_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:1eb700f3e0cd4c4c9d4fb98f3eaf6b0f7887b3c84671882a6c37dd34db6b08bd"
     ),
     "fwd_bf16_d256_causal_softcap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:2cde24e58b3651f9e5dbd9cb83a33925cc25e6b1dfc57283d8a59a3d31ea92ac"
@@ -1171,11 +1324,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_win_br128_bc16_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:660c29c8d98b6d3056828b9694bf7e872e110acde8c2b15da5ad71f8414cb2b3"
     ),
+    "fwd_bf16_d256_causal_win_cap_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:22431b86c4fd1bc1fefd1991471c79e8d5bd81fea1a71bf0716a5eed128d971f"
+    ),
     "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:c14d341d1055e73c7d4ae7bbd8dce96a0edf3bea2219fd2ed7470e405ba5b077"
     ),
     "fwd_bf16_d256_causal_win_cap_br128_bc64_w8_s2_fa2_tma_lpt": (
         "sha256:7d1f89d6111e7b982e3c875f8cbdd5c9d1f1a0ce8f4e271cde35030a2b36b3a4"
+    ),
+    "fwd_bf16_d256_causal_window_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:2ba5d84bc62991f5b0ffd4bb8b2ebb58d5ff894ed578d8c6c14891d2f25cc8c9"
     ),
     "fwd_bf16_d256_causal_window_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:0fce5deaf0a3e401008b1ebd8cd986caf766a3cc05e8e84af33fc89d21f6e814"
@@ -1186,11 +1345,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_window_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:257f30e0cbdf243cb5aeea65cfead2dc5d1b2895c75a60aa29394ac612afe4d3"
     ),
-    "fwd_bf16_d64_br128_bc32_w8_s1_ampere_ptr": (
-        "sha256:a86b3049ff6e821e1af1fa7b9ecca43b65f5a395b817b1670af12507aa692542"
+    "fwd_bf16_d64_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:18552812c890e857f6f4882035d6167fcb3b3c98ba41f341b67c17351857ae71"
     ),
-    "fwd_bf16_d64_br128_bc32_w8_s4_fa2_ptr": (
-        "sha256:198901d3de21349229d1857d1bf223b170874247857f1f2004e58f56f463fdb9"
+    "fwd_bf16_d64_br128_bc128_w8_s2_fa2_tma": (
+        "sha256:7538a5b844d0e5160db82303464f948ac735e3d49ad8564ca1bd22fe4c5cc88e"
+    ),
+    "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
     ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_ptr": (
         "sha256:862bc7dcf2467dedda06c7971e7071feedbab4790560e7e1f6d0f9426bff6dac"
@@ -1204,8 +1366,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
         "sha256:c00e145354557c550b4fd0ed0f8defe384ed9705b7a768393a3c67f45c329495"
     ),
-    "fwd_bf16_d64_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:07ef41ed9aefc32878c10a1fd8ae584fbc055b8618367e0b87795ec26fd0cb28"
+    "fwd_bf16_d64_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:9c774e7c9df0c179640686f42e29d4f782e374cbe185b3c5ef56d296e5d6d4e7"
+    ),
+    "fwd_bf16_d64_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:08465ef146ca024a600db737ce7287c93adf5809ed16d1249c43fd9778e3cdfa"
+    ),
+    "fwd_bf16_d64_causal_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:984aee20335b60a8dda60c6e69e8929136fd64245649b0d76013aea492ff5a9f"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:da9172c2f530f94af9fba9f2e74334c3cbace25ccd6d46a8228fa7c230e83f8b"
@@ -1228,11 +1396,23 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_drop_br128_bc64_w8_s3_fa2_tma_lpt_r128": (
         "sha256:71972366ad91d2281f313a804c5c78cfb1aceb81c235b194d2fac7cb38d6af3a"
     ),
+    "fwd_bf16_d64_causal_dropout_br128_bc64_w4_s2_fa2_ptr_lpt": (
+        "sha256:7c883ff68029e487c76c46e32af52c06d34878f88f1d9587b59026caba65179e"
+    ),
+    "fwd_bf16_d64_causal_dropout_br128_bc64_w4_s3_fa2_tma_lpt": (
+        "sha256:b9a20b0d6cb3084def264614a91dee3acc1e31f264c6698fdcf8556cd687e3a7"
+    ),
     "fwd_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:01ba159b2e20b4536af1121a815868f3690dc24ce21a7399326e3e87e628520e"
     ),
     "fwd_bf16_d64_causal_dropout_br64_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:2e347b75e2e8c686343d74977352e0d888d7736b407114952fa5c264b88732b4"
+    ),
+    "fwd_bf16_d64_causal_sink_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:f077d6f8db6ac326d1964dd7943b387c8e62b3f599e3ca47d667b70031a925d9"
+    ),
+    "fwd_bf16_d64_causal_sink_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:9fd9638a664e4f7713b421b1843fed846aaf329d20ae61d0778691219bc15ac7"
     ),
     "fwd_bf16_d64_causal_sink_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:6a685a1001a32b086a483ef7060edc26f21b7c5dda68d68eb32ce96243ff21c5"
@@ -1267,17 +1447,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:939fd759c9b6771204542767af1d4488018f783ba596f3f3ae8155bd5922bf0a"
     ),
-    "fwd_bf16_d96_br128_bc32_w8_s3_fa2_ptr": (
-        "sha256:cfc5028b4578aec53ad98a8ca851ab15e939799631a623dc7632395e9546b22d"
-    ),
     "fwd_bf16_d96_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:3e2b74870eabb5a85afb6a2c0a1f87b9d729885f5141775ccd5b622d5eaa9f87"
     ),
-    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:8f8de748ad379491d87091367aa70ff42515dafbf9c9eb38beb12ece2c52e8ca"
-    ),
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_tma": (
         "sha256:1e7ecf7522a12a9bc1ed6091fb5f81b8e6d7a789f151c1d15eb2e9aa7e2c4e72"
+    ),
+    "fwd_bf16_d96_br64_bc32_w4_s3_fa2_ptr_rows": (
+        "sha256:934844d2a5fa3de31be269d3990d88880183082f7909dedd26b0939aeaf0a5e7"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:ed6982d8eb8aa0907af666b5e05e9a210fbd6e7e92d52c62c2e23c69b28b2de9"
@@ -1288,20 +1465,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:65e6cbb3d8eced0c973aa0c6ea7c7b18f8d4a390d16c9a5b5897dfe67ea4d171"
     ),
-    "fwd_bf16_d96_causal_br128_bc32_w8_s3_fa2_ptr_lpt": (
-        "sha256:b6971fd9f60d083c63d654569685e50802f9663e876bc972e563eeb18632d380"
-    ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:72209c679c97bbfe6b1d6a5938b30cac640f5318b9da950f351fa779553aa20c"
-    ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:70e3f735a079073245d47cf33f9abaef3a6ca30175c94891973d5e9755974581"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:f8bbabdbb266670d89c854c758ff00216c92cc22d845e633c53207e619f28de2"
     ),
-    "fwd_bf16_d96_causal_br64_bc32_w4_s3_fa2_ptr_rows": (
-        "sha256:e849e9e10a194d63a1de457494d1b48c5daea283936b2e71868724c90c5a2f9d"
+    "fwd_bf16_d96_causal_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:0700151182f721d8c68e84f8c0d37598dbb789bb9a28cfcc597700a08caf8742"
+    ),
+    "fwd_bf16_d96_causal_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
+        "sha256:a485ecdf3c3cb8198ee531e3dd050fed97a9277679f2c219e30b6a74080836eb"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s1_ampere_ptr": (
         "sha256:2ed33717f507493e592e7ffa42c0fbfbb2eba7c9a92aaef10e67daa4b236a201"
@@ -1339,8 +1513,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:026e0617eb0111ae9d36663414b75dc5643c292dec6421d8420420f58e1b6579"
     ),
+    "fwd_fp16_d192_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:e10917035dea5778efef0ef3ab3de793f415a066944a2200b775f7d36ad52082"
+    ),
     "fwd_fp16_d192_br128_bc32_w8_s3_fa2_ptr_rows": (
         "sha256:ee294b2cc88ba76aac48930d760b85bd4b615fc939661cbbbd53d72cc15d1fc5"
+    ),
+    "fwd_fp16_d192_br128_bc64_w8_s1_ampere_ptr": (
+        "sha256:38c49e67c50eeb3379ee0fc84fca6b592723f664e53ede7f895690b3361a1ff8"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:3faf293419fb748cfb3ec35bb54f944bbedc31990f689dbef441cc2a53641385"
@@ -1357,14 +1537,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_br64_bc64_w4_s1_ampere_ptr": (
         "sha256:0328738c0fe39c293135ab05f99a6795a6313d7f5d59f75380a3ba490014a97e"
     ),
-    "fwd_fp16_d192_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:d799525494c521ab2e4cf5d9625642c1e14911661c16132ae290279c25af7672"
-    ),
-    "fwd_fp16_d192_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:8fddd434eff2d3e0416ef9cb72cc8326a7107e7421ec751f0b40ec23b76c58ff"
+    "fwd_fp16_d192_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:4d465df3d18fdf3271e5b67537dbabb919f9cf4fe40994107e0c4f23eebcfb09"
     ),
     "fwd_fp16_d192_causal_br128_bc32_w8_s3_fa2_ptr_lpt_rows": (
         "sha256:b9ad16fe4dae0dbc90d619687568cbd19ecb3b8e41e7360c1a0fbb1ea1d1f3e7"
+    ),
+    "fwd_fp16_d192_causal_br128_bc64_w8_s1_ampere_ptr_lpt": (
+        "sha256:d2a7ad94b2307aed4a0ccc5252878234746546aecf5f568218fc1857141e43ad"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:116fe6fa3f7ccb5c29bdb1b468bcb5ae7a4fd4328a4a77b1d3107ff3203f80cc"
@@ -1383,12 +1563,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s1_ampere_ptr_lpt": (
         "sha256:4898ef66bdfbea8f6ab4dbb22f76d020c03dfa75ad8560a2b1e7541cef017dd2"
-    ),
-    "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:c4b2656fb3bb1f3a7da3555be1656c0bc8b939428af7746fc4bf65d76f24d445"
-    ),
-    "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:a25fcafdceb98ad47c1a0a13e52fa152e911164e7e32b555a659103941d6252b"
     ),
     "fwd_fp16_d256_br128_bc16_w8_s3_fa2_ptr_rows": (
         "sha256:b5b2a076db41fd65ff5037f2271ecd56ef51c3f327906f7d86b4eed701a7893d"
@@ -1426,8 +1600,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
         "sha256:f60b339fd3b22e34712268118e3af35192eff022a4034ce949ca74bd3f06d373"
     ),
-    "fwd_fp16_d64_br128_bc32_w8_s1_ampere_ptr": (
-        "sha256:d9fef1d730ff10b2b02f8a4db7b0d15e1a958233670c503009af70857b71d39e"
+    "fwd_fp16_d64_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:a8977562ab3abcf980569fd9edae7a2a4b6614c809b280b7635ab1ac377b9ad8"
+    ),
+    "fwd_fp16_d64_br128_bc128_w8_s2_fa2_tma": (
+        "sha256:b9ff06a267584454f25a411a474a2352c4725319dbd2372f3598631a19e3c9cb"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
         "sha256:0d36ebff40374bc60d03a437c0b0c43cb468a652321a434b089334c91d8591aa"
@@ -1444,8 +1621,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
         "sha256:00aa501a859d9b7965b22d15b18a5153b9d9da3923198d55438e508c7ad8d93f"
     ),
-    "fwd_fp16_d64_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:a46525f63274395f2c3fac88cc8f711ef98adeffeb6205b5510c48f812ae244b"
+    "fwd_fp16_d64_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:765b805652a1b4bedda53e3cd7ac15c9974b1a49edb8f362b9b362a7ce525d73"
+    ),
+    "fwd_fp16_d64_causal_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:0df378b24c034ef7a4d05a812537d51bea1aed583361e36ad85de0d5cb35ce25"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:40592d06a0862b22fa343486205877c3b957830c06e2fc4cce8aa7d98858fde0"
@@ -1474,14 +1654,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:3a99f8cd5184d70d918a2ab514435f817e0a4951373c829d07b54811a3c4b216"
     ),
-    "fwd_fp16_d96_br128_bc32_w8_s3_fa2_ptr": (
-        "sha256:8337c6700ee264f9d3d502b6236283daf32f77f307fc3d9eab4d88afb804fc18"
-    ),
     "fwd_fp16_d96_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:16ee071a6e3c34b0ec25d6c2e5b878fa3c22776d8a5aa0bfbb55bc4744de1524"
-    ),
-    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:1f21f09d0d357d3bb75cb6d45d6608435b990b6f54ce38f74675a4275dad12ad"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_tma": (
         "sha256:d8d4946f68cc2c00c727e5b6a79c3e2ca4bd06b36770b25a1f5bb7e5444af960"
@@ -1498,14 +1672,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:74a630c8ba6cf7338cde69d142ef04a7ecd63018cb2678081d8eb18b39c7b12a"
     ),
-    "fwd_fp16_d96_causal_br128_bc32_w8_s3_fa2_ptr_lpt": (
-        "sha256:273faef42aa202e615d7cb4ce3fedae5df1e59968996a33d811f4517e1396f70"
-    ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:6746fd37c695aa90884fe5ecaf323ab5846af1a525c2f8a4f0e0a429fadacf87"
-    ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:67573df82c2ebffef4d0a48a691a8d7736f5cc4c94f3827b5e5c335dc0cfe26d"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:71efa066ada76c43450bb7eb159771bffbc8c4c7f1a27cc3216cdd3903151a63"
