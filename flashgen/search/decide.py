@@ -217,20 +217,21 @@ tiles of 128, one of which computes exp2 while the other multiplies."""
 
 
 def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
-    """The order of choice where no time is known: kernels without shortcomings first; then those
-    that multiply in tensor memory (tcgen05); then by the rows that an SM works on at a time, which
-    are its resident blocks times their tiles; then the larger tile, first on its own side. Equal
-    ones keep their order.
+    """The order of choice where no time is known: what Triton's interpreter runs comes first; then
+    kernels without shortcomings; then those that multiply in tensor memory (tcgen05); then by the
+    rows that an SM works on at a time, which are its resident blocks times their tiles; then the
+    larger tile, first on its own side. Equal ones keep their order.
     """
 
     def rank(outcome: Outcome) -> tuple[int, ...]:
-        if outcome.residents is None:
-            return outcome.shortcomings or 0, 0, 0, 0, 0
         config = outcome.config
+        sound = not config.interpretable, outcome.shortcomings or 0
+        if outcome.residents is None:
+            return *sound, 0, 0, 0, 0
         sides = (config.br, config.bc)
         own, other = sides[::-1] if outcome.spec.direction in BY_KEYS else sides
         in_flight = min(own * outcome.residents, ROWS_IN_FLIGHT)
-        return outcome.shortcomings or 0, -bool(outcome.tensor_columns), -in_flight, -own, -other
+        return *sound, -bool(outcome.tensor_columns), -in_flight, -own, -other
 
     return sorted(untimed, key=rank)
 

@@ -167,6 +167,10 @@ class TestByFacts:
     def test_one_that_spills_comes_last(self) -> None:
         assert self.order((D, 1, 128, 2), (A, 0, 0, 1)) == [A, D]
 
+    def test_what_the_interpreter_runs_comes_before_all_else(self) -> None:
+        modelled = replace(A, schedule="ampere", num_stages=1)
+        assert self.order((modelled, 0, 128, 2), (A, 1, 0, 1)) == [A, modelled]
+
     def test_tensor_memory_comes_before_rows(self) -> None:
         assert self.order((D, 0, 0, 2), (C, 0, 128, 1)) == [C, D]
 
