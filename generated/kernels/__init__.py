@@ -10,11 +10,17 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_ptr": (
         "sha256:d29b49737868a06ea1cf2c382b415dd3f05a3f010ded71ba5ff2df6bf12bd57f"
     ),
+    "bwd_delta_bf16_d192_br128_bc16_w8_s1_fa2_ptr": (
+        "sha256:3fda86c73e4c1a1277cbb66c3b90ae12fff068e8fb74575e4c18ef723621ed21"
+    ),
     "bwd_delta_bf16_d192_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:3379a885d1e3447f7d076f305e713425b11c63b0b3c2386987e1ef83e579cd54"
     ),
     "bwd_delta_bf16_d192_br64_bc16_w4_s1_fa2_ptr": (
         "sha256:551f45420f0add0022113798e7bf13a1317f703010b1499dbe11c45a7280ae36"
+    ),
+    "bwd_delta_bf16_d256_br128_bc16_w8_s1_fa2_ptr": (
+        "sha256:00560e1d79024ec5c1f892d9caecfc8de5005cb0bf33a26f9dd173f45da66ac9"
     ),
     "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:2d4559dca902e85558d9318c02848c0f57201f23c758c7d2986f843f5123948e"
@@ -31,14 +37,14 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_bf16_d64_br256_bc16_w4_s1_fa2_ptr": (
         "sha256:72ec8b7e7818796b6dfb3cb5b6877554feaa8998ecc87dbb39b2350d096006d4"
     ),
-    "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_ptr": (
-        "sha256:7dfe8d74e068c017c688627c46f7bdecbbfd2cbb6de75464164720be22d884ff"
-    ),
     "bwd_delta_bf16_d64_br64_bc16_w8_s1_fa2_ptr": (
         "sha256:4d2e575187ddffcaa317012a9c416dc875765aa3d1313ed432973eb0b861f573"
     ),
     "bwd_delta_bf16_d96_br128_bc16_w4_s1_fa2_ptr": (
         "sha256:acf3e95e2fbf617cb0a00888f2d96eef3688937ad631dadb07e6676918065750"
+    ),
+    "bwd_delta_bf16_d96_br128_bc16_w8_s1_fa2_ptr": (
+        "sha256:4c1548baefa1711b52bb608fc16cf34c9bbd14020d2d21442a03bbd109ef04c6"
     ),
     "bwd_delta_bf16_d96_br16_bc16_w2_s1_fa2_ptr": (
         "sha256:a9f60cc2e4a681a365e5644353f6600a7a949fcf27015f90025a65066b2c62fa"
@@ -52,11 +58,17 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_ptr": (
         "sha256:3a883c95837a70d7419d47bc80fd113f19b6549c16cc92cbd8a14c9aaed32941"
     ),
+    "bwd_delta_fp16_d192_br128_bc16_w8_s1_fa2_ptr": (
+        "sha256:4e53b8a1add335fb2cc80c63e63350e1cb8892d42be83d06c507cd3cfaab986e"
+    ),
     "bwd_delta_fp16_d192_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:e926fba0edcae2e2600b0df99f3b3f1889213369be4d7f9f430d4fde6621de85"
     ),
     "bwd_delta_fp16_d192_br64_bc16_w4_s1_fa2_ptr": (
         "sha256:e4858b393116df37a4be7bac346b530269d4c4d4c5bacf47f9abc1c22e7eb52e"
+    ),
+    "bwd_delta_fp16_d256_br128_bc16_w8_s1_fa2_ptr": (
+        "sha256:174f220bf4d8f6070e19c759659659db40bbe3a884516a0c4fea036521427c37"
     ),
     "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_ptr": (
         "sha256:04552a33f36fbeecbf783b0930cb4d3eda18b3448053d78e471fbbe894feb35f"
@@ -69,9 +81,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_delta_fp16_d64_br16_bc16_w2_s1_fa2_ptr": (
         "sha256:555bbff747d9f34554a026618afcad87b921b8ba3f0d3b93097b7da3a850b812"
-    ),
-    "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_ptr": (
-        "sha256:2351257985c860e21cf5e9bc5116151f1f0328ab28d4c3e0ac5aa4ac34686605"
     ),
     "bwd_delta_fp16_d64_br64_bc16_w8_s1_fa2_ptr": (
         "sha256:c7c0ba4d1ffb32c52de1edd4b142c0f69a59585f5ef4ba0a9fb62e1d8f168864"
@@ -102,9 +111,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:5db4fb330e0cedd4f2f4812e5f94c5a97a869c069fd2ef812e580776212a5755"
-    ),
-    "bwd_dkv_bf16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
-        "sha256:03e58f0221d0f38d385860d5919ca57ab9a597a297941593934c16ccab4d59ab"
     ),
     "bwd_dkv_bf16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:a4b996d958cdbfb0cfbc6cc2d1fa36d322bf7ea1343383e26077739f13433dff"
@@ -169,9 +175,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:663084e91136e306f3a987eb37d8e4aac239eee8189a04070995937b2277040d"
     ),
-    "bwd_dkv_bf16_d64_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:6b5b96333741bf9b5e1f9768eb780cd85bdba96f0dfd3b57801129573fa553f3"
-    ),
     "bwd_dkv_bf16_d64_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:af9498a398904b7ebb5db66b7ac7df1a2ff840eaa2e5a2d98d77972f77c8d82b"
     ),
@@ -181,14 +184,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_ptr": (
         "sha256:eb92e19c95904886af3ff148d7cab88faa729a633600b238c69957a2079231cf"
     ),
+    "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s2_fa2_ptr": (
+        "sha256:13004cd5650e0effc799c70651421807e482d7c4434853d6f54efc06cb95fa44"
+    ),
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:e074edcb53a62be0bed58c46236fcf72866edcde4e9f1e5f43323f0280df3226"
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:e420b9e5f5ca00bf5a26131d0d29eb5ec4e717fb6fd67537e140b53b95bf3f19"
-    ),
-    "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:8d3c18403c13d26e9ad2ae21340eee8b12d391b86d6ac5e2de8ca088ba72028b"
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_tma": (
         "sha256:c4bc7adc85189ed038282993fd692a06586dc8e4d5d3c9fbf2f230d05095d15a"
@@ -220,9 +223,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:2cb5326685cf135f824958fcff482b4ac9418faeb4158117d7e091526f86c34f"
     ),
-    "bwd_dkv_bf16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
-        "sha256:eff043b86c8bc5d9c595a6182c54f3d08934d7b7857b74313b148fc85782594a"
-    ),
     "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:78b63f4f15238a23ffd72b327bd6baac7ad9bb86a92a5ae6255ea23c0e36083f"
     ),
@@ -249,9 +249,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:ed1a71aac4539eb7886cf35f8686738153a220b1ff2c7a9c8e070c4c3f0e45b7"
-    ),
-    "bwd_dkv_fp16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
-        "sha256:f2f071c58e0fb6ed511f5669facfe68a1134d6bbc7c98185fbe30b3ce8a86684"
     ),
     "bwd_dkv_fp16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
         "sha256:e7122eee58a4122d5bfb9f2c727dbf41c6aac9d70429bd24fe9f5a1275f14330"
@@ -301,9 +298,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:378287b8737e3b1bd752645dec711e7f95f08d139e33d50cd3476ffa681be0c7"
     ),
-    "bwd_dkv_fp16_d64_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:70fe0c938ebfc873c879e982525ad7f00e3d6c5de04c61239a9ee75bbb76bcbc"
-    ),
     "bwd_dkv_fp16_d64_br64_bc64_w4_s2_fa2_ptr": (
         "sha256:e1efe4a7722f84732a19db2d09fd5abb65862b07dadd79e68ca3a1f26a5d7ef2"
     ),
@@ -313,14 +307,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_ptr": (
         "sha256:eabf94872ef710844abb3d68e6e2a8d4a3852dd6dd0a38e3bc1496d47e6e2f3f"
     ),
+    "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s2_fa2_ptr": (
+        "sha256:1faaf5f2f54b7efc1d8ad68791ddff05f60054b47e52bdeb8efae379b1b98fbb"
+    ),
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:9515d1199038aae91ae6f6381de9cb0180727fabd7bf2b9eb88f0110240ab121"
     ),
     "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:79d0a73b04850fe08d1f288b88f0b2e7179d7d98c21a1d0901546d0c9f50fd2c"
-    ),
-    "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
-        "sha256:b4585eb1c55d56d6c1850e0ccf0c9e21f44d5d4ce8993553caae8fd89ddef2fb"
     ),
     "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_tma": (
         "sha256:b8e5200e5a07c229704ce046e40c374241d8f1896b52fe807a95152bf21eb6b7"
@@ -345,9 +339,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:c13fa9b3eb3acd8ce269010b62f3f01d7ace67f60fd96579e6fb7fb5dff0e695"
-    ),
-    "bwd_dkv_fp16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
-        "sha256:5f052769d3cf02e3293ddf74d10aa45e912d5e664afba482a4e2161efd100a2f"
     ),
     "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s2_fa2_ptr": (
         "sha256:e5a6c852aa4fc4c336b7a883d7a9c725a244dd854c250f5aa6f97d75c4092b17"
@@ -504,6 +495,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:fa270407f8b63aae139e26e3f74593fd1e1ae2db6877e4c7e3ceb50ae655c84b"
+    ),
+    "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:032eaddecef73b9a51b8dc68f9179431923f7a48629e8706d20991251e5d6b72"
     ),
     "bwd_dq_bf16_d64_causal_dropout_br128_bc64_w8_s3_fa2_tma_lpt": (
         "sha256:2855df406ba27e2208d081aa19551868ca57e3973d2dcc599eefe3a7cdec9470"
@@ -730,6 +724,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d128_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:f0ccb4233516da1fddf8d3cd2964ee71a59e6ba4d7c7dd4267daa559296f9035"
     ),
+    "bwd_fused_bf16_d128_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:f9b31f847d889702324ec1ffd366ecb77974153e423b22235abe0441ee4b1243"
+    ),
     "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:19791111938ec7638f1c3414bdc4174057fa32efa0a4fa81f72ed7b1d6dcf08e"
     ),
@@ -835,6 +832,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:b5d03e3b2447e6d2f48e9d4d9863c6ec99fb977f80889c36c132e38dbbbe2124"
     ),
+    "bwd_fused_bf16_d96_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:7f1007bb934175a82c07cecffa8efc9b7b9e2ff4a4546d8048cd819baeb2090e"
+    ),
     "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:a1846283b8d6882b28896d015b6eaa4d954e2f0ac3314ffa96623f19cfa3b2b0"
     ),
@@ -855,6 +855,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d128_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:df450aba1dad6e439289ad3d040f084bd4c5f878c39f9f0f3ad7f5984e15d126"
+    ),
+    "bwd_fused_fp16_d128_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:25d27ccf61633ec26bd7fe1d17a92e8dfde4432effa5c5bcde788e32d41e1b59"
     ),
     "bwd_fused_fp16_d128_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:7f9f83b231bfb6a53d69cdb6622ffe1a8be67a804e3c40d4c04d8f14c75ecf70"
@@ -949,6 +952,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_ptr": (
         "sha256:892b237c1050ecbc6c44fbc75169076a011e7b90d88c0b5dde23375508fe84b6"
     ),
+    "bwd_fused_fp16_d96_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:779e22104dbbf4b65c4733b38a049d0320a3c54d8cd4cf6e60e36b6fe339d7da"
+    ),
     "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
         "sha256:e12078eaebc0de8ce9fb11504a84ab0fb05e9d07d0bcd2b300ddac80af7377f0"
     ),
@@ -1015,6 +1021,9 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d192v128_paged_br16_bc64_w2_s4_fa2_ptr": (
         "sha256:ee8e656b21fed0572917a13d0d34b16024df7e5afe656c3b4239f33566944d12"
     ),
+    "decode_bf16_d256_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:954555007861a00fb517c19e98c4ee3145c1f8b08112ee49b05226b1f5552d58"
+    ),
     "decode_bf16_d256_br16_bc64_w4_s2_fa2_ptr": (
         "sha256:575af410b7b939d941582b46e1ce15a20064406de201b16a35f69b26a9221c03"
     ),
@@ -1044,6 +1053,9 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d256_softcap_paged_br16_bc128_w8_s4_fa2_ptr": (
         "sha256:5e1771f93767aa6fdb91b4b2ac306a87bdf43acb9bf4b9652397ce57568bbd3f"
+    ),
+    "decode_bf16_d256_softcap_paged_br16_bc32_w4_s3_fa2_ptr": (
+        "sha256:4257e3ff6345cf08014e7176b3a85cb2a9167d9c033a71ac13d627399588331a"
     ),
     "decode_bf16_d256_softcap_paged_br16_bc32_w4_s5_fa2_ptr": (
         "sha256:c2feb71b3609d2c714ea4d04b8b0e8b5ee5c077c1257f3ab421c66915e00334e"
@@ -1135,14 +1147,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
     ),
+    "fwd_bf16_d128_br128_bc128_w8_s2_fa2_tma": (
+        "sha256:8c9f48da6abd7068a65ad909ef0f5b7c5e9bcebc07c416bd2ed769117b0f99c9"
+    ),
     "fwd_bf16_d128_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:2c7af8bbab26766bb3b4fa99d9422f2167cff5c8266c9f46b97db6c0820236a0"
     ),
     "fwd_bf16_d128_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:f93be13eefebd146b2fe513201ca798f57e3535b9ff8947538dd89d31f4cb2e7"
-    ),
-    "fwd_bf16_d128_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:d89d17e0bde621a9045c61331efe7bbe7df6eb58cd6f041fe7aab2ae04b9cbc3"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
         "sha256:83f7a9a3fc96418c91c986b8dc513aa926108338ee9f8b2909f5b95458f17e4e"
@@ -1156,14 +1168,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:b9ee07d65b5b9c079c4d6f285a7f30ddce5c1b0ba85b4bf8e4e848f5a90a75e0"
     ),
+    "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:e6f53526a54993b26ca624f53e1e8cbf56a7d382860d53078912415ab8520c9a"
+    ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
         "sha256:ec3f460b9689f794a84e69ad928401403f0f847f74b6f0bbf3e3d8076dc07b18"
     ),
     "fwd_bf16_d128_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:9d7e272336240469ea1d912e24e54db28f7c86dcc921e59c806802e06ba71efc"
-    ),
-    "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:ce948e4d13b5ce5a6335c3e3cb0b08e6663be13f0a17cfbac085f912ec203b4e"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:36dccf6abd5d2f933378fedaddd82a0cd04fa86979eaad88355afe2cca51d50d"
@@ -1173,6 +1185,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_causal_chunk_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:b671c0a9db133a7f032f15a5dc04831036e848785f0418573362038fc2800ddb"
+    ),
+    "fwd_bf16_d128_causal_chunk_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:a31396b1f45da2106f3ae09e51b469aecf14bf3fd26cad9bae57539d0f510e5c"
     ),
     "fwd_bf16_d128_causal_chunk_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:707787a5e18c0cab3d049f92521e92a9fb6b922039b610b6e7f0e559f8e0b32b"
@@ -1185,6 +1200,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_causal_window_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:a23c6892a817b1d68e8d8ffe6711735c2dee7361971851e340a893f60adbe2f7"
+    ),
+    "fwd_bf16_d128_causal_window_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:9ce0f963ceda741b416b36be27be55fe50595a37da8d11a3afdae24d7e750e9a"
     ),
     "fwd_bf16_d128_causal_window_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:093cd2b861fa77dd464b01e64c17fb7c8334ac8ad2387d6795196d7b21f43632"
@@ -1207,9 +1225,6 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:e9f283def8ce5e18d33903f9847cbdb154617a820ea596e0d962358be2586314"
     ),
-    "fwd_bf16_d192_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:6afc8e432bbdb2a2cb9ae9e84c2fb6d1bb5ce2e04b9ca03e4f45f8127b90cded"
-    ),
     "fwd_bf16_d192_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:52daecce1cfaf0f9e1b607d4b2cbf9f4249a05f742f852c4edb42f2d73b500da"
     ),
@@ -1228,9 +1243,6 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:29e97b13a4a4083738df1afb68852048eceb12a179ec0376dedc76ad5e4c37ad"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:547a0a8a4f8ed6bc3297f6efa3edc2014cca759c262e9391a319f5cf7e8dcf4a"
-    ),
     "fwd_bf16_d192_causal_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:c9fac11f6c711f56b755f26cb4f07145be6645f39eb30d1623cc8456356d228b"
     ),
@@ -1248,6 +1260,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d192v128_causal_br128_bc32_w8_s1_ampere_ptr_lpt": (
         "sha256:d137519e97c46552dc7ba2fbd9518329eb0b36081f0a2ef54a032f445cdfd004"
+    ),
+    "fwd_bf16_d192v128_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:31a85ccd07209d870031b0a86a5d05cbaea0d6ff13df4d63874d6e3e78746938"
     ),
     "fwd_bf16_d192v128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:52eff154a0f2f2792531d6fe9828cd832e853d4c17f4158b97a6c4666bc4d70c"
@@ -1293,9 +1308,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:2ab6c41bce832a0916e30ff91019de3540e12a799b9f462c2bc00392bea3f878"
-    ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
-        "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
     ),
     "fwd_bf16_d256_causal_br64_bc32_w4_s1_ampere_ptr_lpt": (
         "sha256:7b4eec7968e9c3250f0e880a19e7a7d34215eedc7b32c9588d68a5fcf506ef16"
@@ -1360,8 +1372,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:3a4611adf3990bc9dcbf626a5dcc19b539ffdd819d7937a49554e83e6e2aed44"
     ),
-    "fwd_bf16_d64_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:0bf1deea450df8b3df3e2ea260afbade4f377a4f5e56050ecd5b5eb44f8697e1"
+    "fwd_bf16_d64_br128_bc64_w8_s3_fa2_tma": (
+        "sha256:add8dfc6ffdf14c8a53bc6d2bc22a088859fe78a9709485ccab7757e59f58a3c"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
         "sha256:c00e145354557c550b4fd0ed0f8defe384ed9705b7a768393a3c67f45c329495"
@@ -1380,9 +1392,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:8521752062f946f523b4403e9a91b3c69d3da55d097491c7b3d710d1aaaf4653"
-    ),
-    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:6e8b1ea3c88a32dbd92b4b9c5bfe3e62ebfba76322e0a9803e82d5a78d90a407"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt_r128": (
         "sha256:83417c44430f02f27a075902f059b6bb584d3103279dab875ee4941f4494a3ff"
@@ -1404,6 +1413,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_causal_dropout_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:01ba159b2e20b4536af1121a815868f3690dc24ce21a7399326e3e87e628520e"
+    ),
+    "fwd_bf16_d64_causal_dropout_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:4c5dafc352c23f05ed6dca72a9614748948b1769390e4b016652c44b649e3398"
     ),
     "fwd_bf16_d64_causal_dropout_br64_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:2e347b75e2e8c686343d74977352e0d888d7736b407114952fa5c264b88732b4"
@@ -1441,17 +1453,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1edb1f048cb242e5f581bb03770066381568a5452d6b2d98cd0dcacf136aad16"
     ),
+    "fwd_bf16_d96_br128_bc128_w8_s2_fa2_tma": (
+        "sha256:0acb2b18fc6852791bd720245e4c9ade52105dd003b582e30cd7ca89387fadd0"
+    ),
     "fwd_bf16_d96_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:3629c51e7b18f865a52ed89c4f62d1beeb9ff877ed7d7e274d24a441bc9d2bd1"
     ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:939fd759c9b6771204542767af1d4488018f783ba596f3f3ae8155bd5922bf0a"
-    ),
-    "fwd_bf16_d96_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:3e2b74870eabb5a85afb6a2c0a1f87b9d729885f5141775ccd5b622d5eaa9f87"
-    ),
-    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_tma": (
-        "sha256:1e7ecf7522a12a9bc1ed6091fb5f81b8e6d7a789f151c1d15eb2e9aa7e2c4e72"
     ),
     "fwd_bf16_d96_br64_bc32_w4_s3_fa2_ptr_rows": (
         "sha256:934844d2a5fa3de31be269d3990d88880183082f7909dedd26b0939aeaf0a5e7"
@@ -1459,17 +1468,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:ed6982d8eb8aa0907af666b5e05e9a210fbd6e7e92d52c62c2e23c69b28b2de9"
     ),
+    "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:346195ab547146d63b6ea09868fe58e2157797610a0c6a94036f94c4eb445751"
+    ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
         "sha256:50865d1002eb2c1769907963ac0bc77264be6dfa2d3ba984120b666a411b1b3b"
     ),
     "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:65e6cbb3d8eced0c973aa0c6ea7c7b18f8d4a390d16c9a5b5897dfe67ea4d171"
-    ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:72209c679c97bbfe6b1d6a5938b30cac640f5318b9da950f351fa779553aa20c"
-    ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:f8bbabdbb266670d89c854c758ff00216c92cc22d845e633c53207e619f28de2"
     ),
     "fwd_bf16_d96_causal_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:0700151182f721d8c68e84f8c0d37598dbb789bb9a28cfcc597700a08caf8742"
@@ -1483,11 +1489,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1e69f6b087acd224140dd6a7742ba8dcfd4759ae1053e0470edb23f9858ff92e"
     ),
+    "fwd_fp16_d128_br128_bc128_w8_s2_fa2_tma": (
+        "sha256:3ce802f1cbc3b83fac7842d6d1832b8816561092bdf450312077a55938eac47f"
+    ),
     "fwd_fp16_d128_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:71861e3a5f342172bfb09f8ebb55b15dbd33fefbad80fa1082e7227d2d8fe8b7"
-    ),
-    "fwd_fp16_d128_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:80d35d0f4905c26417f3c672a848705a78d508f18edcf9ecae04e015c4a5f873"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
         "sha256:6eb6f9292b1448036a04c499bb66f5c89ae136eb5135e2421f74211ba73442ab"
@@ -1501,11 +1507,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:f055bf9a48452e3b3c87cc16bf648d5100a9c0ed2d5c24e327a86c2f01685628"
     ),
+    "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:69542807251feaf35a1ded177a9b454ba68ea0ddd9be6ac4a9158d22ee6777e9"
+    ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
         "sha256:bdc6e00fc2a8893ed98f654834c3123c6d62c010a94af1e8f311400609b1a614"
-    ),
-    "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:f3982fe7b143cf6e8d789cad46fb8bcec1349c72f8b8e7318b2c177419aa8b05"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
         "sha256:3a8a21888bfafe12d16b2286625d1ba2c78df28d6e6c7b9f3a41a9d6fcddc5f0"
@@ -1528,9 +1534,6 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
         "sha256:4c7c67cc01f33460b8e7ce6697709e244ec17766acc10e4105513b5d752f60f8"
     ),
-    "fwd_fp16_d192_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:24c7f39adce22f7874810075e8cf3dda9c8bfbdead28c5fbe39c0c6ac26c0821"
-    ),
     "fwd_fp16_d192_br64_bc32_w4_s2_fa2_ptr": (
         "sha256:161fdbb4836251fb47a15b38091c8419db4f4eb22d3b89d0227a7af46a8bc0d6"
     ),
@@ -1551,9 +1554,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:5b745538320951617e1db7c63dabd128469f9adeea433ec30f6c2b8d617a6ac6"
-    ),
-    "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:538a0d56be162783588c976d08045d278395193d898bebaaeb0c4c340391c459"
     ),
     "fwd_fp16_d192_causal_br64_bc16_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:0801b0c3b4d83f4cc330fda7a849dda3e89c1f332843d19cbf440bc9ed177561"
@@ -1591,9 +1591,6 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
         "sha256:21cebae6c25fad63c0701ddbc84d6fb8ad4ac1e51173c5db795ea6e62390f203"
     ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
-        "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
-    ),
     "fwd_fp16_d256_causal_br64_bc32_w4_s1_ampere_ptr_lpt": (
         "sha256:31b530f160f7ab089b681093bd9e3fb6c8476939574cb7475773658b6e799e39"
     ),
@@ -1615,8 +1612,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br128_bc64_w8_s2_fa2_ptr": (
         "sha256:7ff669b7316a18ec1e128234323a73524b94c6a394b6c2c69696ac7582dce3cd"
     ),
-    "fwd_fp16_d64_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:1981a822a1900722d0f878ada118878eaa37b8855b26270ba664e9d8e995c385"
+    "fwd_fp16_d64_br128_bc64_w8_s3_fa2_tma": (
+        "sha256:c921e6055064590721d6c8c744c4a93616ded8c6c6d4b1c688247c444340d57c"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
         "sha256:00aa501a859d9b7965b22d15b18a5153b9d9da3923198d55438e508c7ad8d93f"
@@ -1633,9 +1630,6 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
         "sha256:aef7c2aaf15cc78d37f53a8bc74306ce9be1ad125c398bbe42d5fe8119e3d339"
     ),
-    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:378085fbd066482ccb5f6d5059fd118026b694790b6b76dc7f2922ec28a8ef2c"
-    ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt_r128": (
         "sha256:e54eeac3b8d4362a4837439e7ef4c79025c09a240decd32c93be0320053e91dd"
     ),
@@ -1648,17 +1642,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:865ed2551d3a532c5c0e5ea88893ad96dcafb2f93810f9e3920db585563c113f"
     ),
+    "fwd_fp16_d96_br128_bc128_w8_s2_fa2_tma": (
+        "sha256:0a4f8249690b650b16c1516f5655db829bd374e713eb8f055837aa1d43cf2913"
+    ),
     "fwd_fp16_d96_br128_bc128_w8_s3_s_ahead_tma": (
         "sha256:a3a58e0f086b54e20618b8e5784121c8dd0626698fd64893a6ba5fd90a0d8eaa"
     ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:3a99f8cd5184d70d918a2ab514435f817e0a4951373c829d07b54811a3c4b216"
-    ),
-    "fwd_fp16_d96_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:16ee071a6e3c34b0ec25d6c2e5b878fa3c22776d8a5aa0bfbb55bc4744de1524"
-    ),
-    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_tma": (
-        "sha256:d8d4946f68cc2c00c727e5b6a79c3e2ca4bd06b36770b25a1f5bb7e5444af960"
     ),
     "fwd_fp16_d96_br64_bc32_w4_s3_fa2_ptr_rows": (
         "sha256:f1a3eb15098e00bb67c9c71e4a924cf5befdf6afcf1ec8394cdc7a4ceb418042"
@@ -1666,17 +1657,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:666596da1964b6ca17038067c4d941cf83518b0dbeb09d6b43ecae8b75df5c67"
     ),
+    "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_tma_lpt": (
+        "sha256:09c234c9cf7a6d56c3bd16ba6a525dfcbc948c3b52434ace0b4509357eddbb7d"
+    ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
         "sha256:040738545d5a1af7292dc948b3f8f3cb6ea6605735a841e86981fed9cc1951fe"
     ),
     "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:74a630c8ba6cf7338cde69d142ef04a7ecd63018cb2678081d8eb18b39c7b12a"
-    ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:6746fd37c695aa90884fe5ecaf323ab5846af1a525c2f8a4f0e0a429fadacf87"
-    ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:71efa066ada76c43450bb7eb159771bffbc8c4c7f1a27cc3216cdd3903151a63"
     ),
     "fwd_fp16_d96_causal_br64_bc32_w4_s3_fa2_ptr_lpt_rows": (
         "sha256:17d424d530f2b17c94f728b7a8527001245cafc6c89775e4a5e1d5dd24fa04e9"

@@ -72,13 +72,14 @@ def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
 def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
     table = table_of(slug)
     for entry in table.entries:
-        gpu, result = table.gpu, entry.result
-        assert why_illegal(entry.spec, entry.config, gpu) is None
+        gpu, spec, result = table.gpu, entry.spec, entry.result
+        assert why_illegal(spec, entry.config, gpu) is None
         assert entry.shared_bytes <= gpu.shared_per_block
         assert entry.registers <= 255
         assert result.max_abs_err_floors <= 2.0
-        # Of what was tried of a backward kernel with wide heads, few fit the registers.
-        assert len(entry.evidence.runners_up) == 2 or entry.spec.direction != "forward"
+        # Of what was tried of kernels with wide heads, backward or (192, 128), few fit the registers.
+        few = spec.direction != "forward" or spec.head_dim != spec.head_dim_v
+        assert len(entry.evidence.runners_up) == 2 or few
         if result.source != "measured":  # a measured entry is served after its template changed
             assert not emit.is_stale(entry)
             assert result.source == ("estimated" if estimable(gpu.arch) else "untimed")
