@@ -124,6 +124,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d192_br64_bc64_w8_s2_fa2_ptr": (
         "sha256:6b96604b0a5543c1cf0e079e5a6132352d7bae6dd179338a40730232ea8a046b"
     ),
+    "bwd_dkv_bf16_d192_br64_bc64_w8_s2_s_ahead_tma": (
+        "sha256:ba3dd5aba6f7295832e62fddb44beae9cb395deaaa815970981ff3b574a7577b"
+    ),
     "bwd_dkv_bf16_d192_causal_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:fe3bc40f7078809ca4a5655cd907849176280a200f07c8cfa65a5416ed06f707"
     ),
@@ -262,6 +265,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d192_br64_bc64_w8_s2_fa2_ptr": (
         "sha256:31b5f78d1ee1085af305a978abc712736cf1b46d12238db0fabec67d0929cf75"
     ),
+    "bwd_dkv_fp16_d192_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:38db02e01552b7e8d4b912749fb904d96f14e8096e6963bba8bb0a90b3aecb1c"
+    ),
     "bwd_dkv_fp16_d192_causal_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:b0f7f0139f82bed0537ea111798c253580fe8c92bf47a0e79377b4b437a4121a"
     ),
@@ -270,6 +276,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s2_fa2_ptr": (
         "sha256:3d79a945468ab57314e4ff1cfc77c57c95db744152599ab59896c73471521e2d"
+    ),
+    "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:92471bb741faef703c2c8c84cc70eb8af26cbe97f270b80d902552e8dc00374f"
     ),
     "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:d11b522712ab3aeeeea626cbfd96222cdecde973afef20b9fa233e1ed9276920"
@@ -280,6 +289,12 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d256_br64_bc64_w8_s1_fa2_ptr": (
         "sha256:435728f65e928a6052d93549aa483f82ab2cb98b9854529c9ebe7fb84e2fc3a0"
     ),
+    "bwd_dkv_fp16_d256_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:d0b6f8298778065cc7733c3f69d8d5be612518df2cfcb43287a34304962bbd7b"
+    ),
+    "bwd_dkv_fp16_d256_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:34469b1a409bc1e190e6f23338fd964686a5f42d66727d4f209814a6aac21a75"
+    ),
     "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_ptr": (
         "sha256:cb7f0338860248c7822c77878355b288bcc2c6626c1859c3eb9828f3255568bf"
     ),
@@ -288,6 +303,12 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s1_fa2_ptr": (
         "sha256:b95be17e6b146e3548d4b5ece9441361e983a487ead642a42d5e7d2fff7ae5fe"
+    ),
+    "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:a8c60ef3efbe0bd9edb3085f2c2c7570aa1dfa9479be23c3f19b0c9d7691a6e1"
+    ),
+    "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s2_fa2_tma": (
+        "sha256:2ee91dbdbec2f9ff0d6c5a6815c11e6c54884d4b2ae5dcf85ed96068168707b5"
     ),
     "bwd_dkv_fp16_d64_br32_bc128_w4_s3_fa2_ptr": (
         "sha256:9f24295587b8e52a520d091becdfbfedea35aec327e519e611c090e489688a6b"
