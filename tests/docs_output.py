@@ -151,7 +151,11 @@ def commands_environment(folder: Path) -> dict[str, str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Rewrite the outputs of these pages, or of all; the exit code."""
-    pages = [page for page in PAGES if not arguments or page.name in arguments]
+    wanted = {Path(argument).name for argument in arguments}
+    if unknown := wanted - {page.name for page in PAGES}:
+        print(f"no such page: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    pages = [page for page in PAGES if not wanted or page.name in wanted]
     with tempfile.TemporaryDirectory() as name:
         for page in pages:
             for output in reversed(
