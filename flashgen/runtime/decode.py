@@ -152,16 +152,16 @@ class Decoder:
         )  # fmt: skip
         parts = decode(call)
         result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
+        lengths, given, launchers = arguments.lengths, arguments.given, (decode, combine)
         plain = arguments.plain and features.only_numbers
-        if plain and splits is None and holds(causal, scale):
-            given, launchers = arguments.given, (decode, combine)
+        if lengths is not None and plain and splits is None and holds(causal, scale):
             tensors = (
-                q, k, v, arguments.lengths, arguments.block_table, given.sinks, given.alibi_slopes,
+                q, k, v, lengths, arguments.block_table, given.sinks, given.alibi_slopes,
             )  # fmt: skip
             limits = features.window, features.softcap or None
             key = decode_key(tensors, (causal, scale, precision), limits)  # type: ignore[arg-type]
             if key is not None:
-                keep_decode(self._calls, key, tensors, call, launchers, (parts, result))  # type: ignore[arg-type]
+                keep_decode(self._calls, key, tensors, call, launchers, (parts, result))
         return result
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:

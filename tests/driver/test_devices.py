@@ -97,18 +97,13 @@ def test_other_gpus_are_served(tmp_path: Path, device: str, said: str) -> None:
     assert said in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("device", "schedules"),
-    [("a100", ("ampere", "fa2", "s_ahead")), ("rtx4090", ("ampere", "fa2", "s_ahead"))],
-)
-def test_every_kernel_of_other_gpus_is_launched(
-    tmp_path: Path, device: str, schedules: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("device", ["a100", "rtx4090"])
+def test_every_kernel_of_other_gpus_is_launched(tmp_path: Path, device: str) -> None:
     words = [sys.executable, "-m", "pytest", "-v", "tests/driver/test_launches.py"]
     done, _ = command(words, tmp_path, RECORDING_CUDA_DEVICES=device)
     assert done.returncode == 0, done.stdout
     passed = [line for line in done.stdout.splitlines() if line.rstrip().endswith("%]")]
-    for schedule in schedules:
+    for schedule in ("ampere", "fa2", "s_ahead"):
         assert any(schedule in line and "PASSED" in line for line in passed), done.stdout
 
 

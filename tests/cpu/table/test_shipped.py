@@ -79,8 +79,10 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
         assert entry.shared_bytes <= gpu.shared_per_block
         assert entry.registers <= 255
         assert result.max_abs_err_floors <= 2.0
-        # Of what was tried of kernels with wide heads, backward or (192, 128), few fit the registers.
-        few = spec.direction != "forward" or spec.head_dim != spec.head_dim_v
+        # Of what was tried of a backward kernel with wide heads, few fit the registers; nor did two
+        # of (192, 128), beside the one chosen, fit the 99 KiB of sm_120.
+        narrow = (spec.head_dim, spec.head_dim_v, gpu.arch) == (192, 128, "sm_120")
+        few = spec.direction != "forward" or narrow
         assert len(entry.evidence.runners_up) == 2 or few
         if result.source != "measured":  # a measured entry is served after its template changed
             assert not emit.is_stale(entry)
@@ -198,6 +200,11 @@ def taken_in_turn(spec: AttentionSpec) -> bool:
     return spec.direction == "forward" and spec.dtype == ("float16", "bfloat16")[turn % 2]
 
 
+SPILLS = {("backward_dkv", 96, "causal"): 2, ("backward_fused", 96, "none"): 4}
+"""Loads and stores of spilled registers in the main loops of shipped kernels for Hopper. They cost
+what the replay says (docs/tuning.md), and all others have none."""
+
+
 @pytest.mark.parametrize(
     ("direction", "all_of_them"),
     [
@@ -227,17 +234,17 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper(
     ):
         assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
         assert compiled.shared_bytes <= 232_448
-        forward = direction == "forward"  # judge() allows spills in 1 % of a loop
-        assert not forward or sum(loop.spills for loop in compiled.loops) == 0
+        spills = sum(loop.spills for loop in compiled.loops)
+        assert spills == SPILLS.get((direction, spec.head_dim, spec.mask), 0)
         if config.schedule == "s_ahead":
             assert compiled.loop is not None
-            least = 0.85 if forward else 0.81  # a rank by now: docs/tuning.md
+            least = 0.85 if direction == "forward" else 0.81  # a rank by now: docs/tuning.md
             assert (compiled.loop.exp2_under_matrix or 0) >= least
         if runs[entry.run].triton == triton.__version__:
             facts = (compiled.registers, compiled.shared_bytes)
             assert facts == (entry.registers, entry.shared_bytes), compiled.name
         line = sass_facts.line(compiled, spec, config)
-        assert line.endswith("| nothing |") or (not forward and line.endswith("| spills |")), line
+        assert line.endswith("| spills |" if spills else "| nothing |"), line
         if line in recorded.splitlines():
             continue
         # Of a few texts Triton makes one of two machine codes, at random in each process.
