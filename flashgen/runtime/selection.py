@@ -21,7 +21,7 @@ from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS, Bucket, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
-from flashgen.spec.whole_rows import on_gpu as in_whole_rows
+from flashgen.spec.whole_rows import MMA_SYNC
 
 Rung = Literal["exact", "nearest_bucket", "relative", "plain_tile", "default"]
 
@@ -126,8 +126,8 @@ def _candidates(
     fallback = default_spec(spec)
     for wanted in dict.fromkeys((fallback, replace(fallback, precision="ieee"))):
         for config in default_configs(wanted):
-            if config != in_whole_rows(wanted, config, gpu):  # a default of other GPUs
-                continue
+            if config.whole_rows and gpu.arch not in MMA_SYNC:
+                continue  # a default of other GPUs
             choice = _without_entry(wanted, config)
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 

@@ -134,7 +134,7 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
         "ieee": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
     },
     "backward_dkv": {
-        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 8, 2)),
+        "half": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 8, 2)),
         "tf32": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 1)),
         "ieee": ((32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
     },
@@ -179,8 +179,9 @@ _DEFAULT_TILES["backward_fused"] = {
 _IN_WHOLE_ROWS = KernelConfig(
     br=64, bc=16, num_warps=4, num_stages=2, head_dims="padded", whole_rows=True
 )
-"""Before default_config, where mma.sync multiplies. Compiled with Triton 3.7.1 for sm_80 and sm_89
-at head dim 256, no feature makes it spill, and it takes 52 KiB of shared memory at most."""
+"""Of head dim 256 and of boolean masks, before default_config, where mma.sync multiplies. Compiled
+with Triton 3.7.1 for sm_80 and sm_89, no feature makes it spill, and it takes 52 KiB of shared
+memory at most. Nor do the tiles of head dim 128 spill in whole rows, but with a boolean mask."""
 
 WIDEST_DECODE = 64
 """Rows that a default of decode takes together at most: beyond, a second program reads the keys
@@ -209,8 +210,10 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     whole_rows, for GPUs with mma.sync.
     """
     first = default_config(spec)
-    if first.br < _IN_WHOLE_ROWS.br and why_no_rows(spec, _IN_WHOLE_ROWS) is None:
-        return (_IN_WHOLE_ROWS, first)
+    small = first.br < _IN_WHOLE_ROWS.br or spec.bias == "boolean"
+    rows = _IN_WHOLE_ROWS if small else replace(first, whole_rows=True)
+    if why_no_rows(spec, rows) is None:
+        return (rows, first)
     if spec.direction != "decode":
         return (first,)
     wide = replace(first, br=WIDEST_DECODE)

@@ -129,8 +129,9 @@ def test_where_they_do_not_go(spec: AttentionSpec, fields: dict[str, Any], word:
     assert word in (why_illegal(spec, config, A100) or "")
 
 
-def test_the_default_has_them_where_mma_sync_multiplies() -> None:
-    spec = make_spec("float16", 256, "causal", softcap=True)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_the_default_has_them_where_mma_sync_multiplies(head_dim: int) -> None:
+    spec = make_spec("float16", head_dim, "causal", softcap=True)
     nobody = Served(archs={}, choices={})
     first = {g.slug: ladder(nobody, g.slug, g, spec, 4096) for g in (A100, H200)}
     assert first[A100.slug].rungs[0].choice.config.whole_rows
@@ -138,10 +139,11 @@ def test_the_default_has_them_where_mma_sync_multiplies() -> None:
     assert first[H200.slug].skipped == ()
 
 
-@pytest.mark.slow("20 kernels; the tables' tuning compiles some of them")
+@pytest.mark.slow("40 kernels; the tables' tuning compiles some of them")
+@pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("word", FEATURE_WORDS)
-def test_no_feature_spills_in_the_default(word: str) -> None:
-    spec = make_spec("bfloat16", 256, "causal" if "causal" in masks_of((word,)) else "none")
+def test_no_feature_spills_in_the_default(word: str, head_dim: int) -> None:
+    spec = make_spec("bfloat16", head_dim, "causal" if "causal" in masks_of((word,)) else "none")
     spec = spec.with_features((word,))
     if spec.fp8:
         pytest.skip("fp8 has the default of all GPUs")

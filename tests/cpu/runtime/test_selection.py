@@ -12,7 +12,7 @@ from flashgen.runtime.selection import Served, ladder, tune_command
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
 from flashgen.spec.defaults import default_config, specs_with_default
-from flashgen.spec.gpu import ALIASES, TARGETS
+from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
@@ -87,6 +87,18 @@ def test_the_command_to_improve_it_is_complete() -> None:
         make_spec("float32", 192, "causal", head_dim_v=128, precision="tf32"), 5000
     )
     assert command == "flashgen tune --gpu --dtype tf32 --head-dim 192x128 --causal --seq 5000"
+
+
+@pytest.mark.parametrize(
+    "gpu", {g.arch: g for g in TARGETS.values()}.values(), ids=lambda g: g.arch
+)
+def test_every_listed_spec_has_a_default_where_no_table_serves(gpu: Gpu) -> None:
+    nobody = Served(archs={}, choices={})
+    for spec in specs_with_default():
+        if spec.fp8 and why_illegal(spec, default_config(spec), gpu) is not None:
+            continue  # refused by name: tests/cpu/runtime/test_fp8.py
+        last = ladder(nobody, gpu.slug, gpu, spec, 5000).rungs[-1]
+        assert last.rung == "default"
 
 
 def test_where_no_tf32_kernel_runs_the_ieee_one_does() -> None:

@@ -51,8 +51,16 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = CAS
         ((192, 128), {}),
         ((72, 248), {}),
         ((256, 256), {"head_dims": "padded"}),
+        ((128, 128), {"head_dims": "padded"}),
     ],
-    ids=["two parts", "three parts", "parts of each number", "masked columns", "any head dim"],
+    ids=[
+        "two parts",
+        "three parts",
+        "parts of each number",
+        "masked columns",
+        "any head dim",
+        "parts of O alone",
+    ],
 )
 def test_forward(dims: tuple[int, int], fields: dict[str, Any], mask: Any, seed: int) -> None:
     spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1])
