@@ -14,7 +14,7 @@ many batches:
     second call      the same of a kind that was met once, which is kept for the next
     call             attention() as a whole, of a kind that was met
     window           the same with a window
-    ALiBi            the same with slopes, a tensor: launched directly, and not kept
+    ALiBi            the same with slopes, a tensor that is given anew
     torch SDPA       scaled_dot_product_attention as it is
     call, graph      the same two where q requires gradients
     SDPA, graph

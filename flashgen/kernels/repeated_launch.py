@@ -18,6 +18,7 @@ from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.launch_forward import Forward, forward_arguments
 from flashgen.kernels.plan import Plan, on_device
+from flashgen.spec.features import Features
 
 if TYPE_CHECKING:
     from flashgen.kernels.launch_cache import Decode, Parts
@@ -26,10 +27,10 @@ ALIGNED = 15
 """Bits that are 0 in the address of every tensor of a call that is launched again: for Triton, and
 for descriptors, all of them are then of one class."""
 
-ForwardAgain = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
-"""Takes q, k and v; gives O and LSE, or None, with nothing launched, where the call must be made as
-if it were the first: a tensor is not aligned, or is the negative of its memory, or
-Repeated.stream() says so."""
+ForwardAgain = Callable[..., tuple[Tensor, Tensor] | None]
+"""Takes q, k and v, then the sinks and ALiBi slopes that the call that is repeated had; gives O and
+LSE, or None, with nothing launched, where the call must be made as if it were the first: a tensor
+is not aligned, or is the negative of its memory, or Repeated.stream() says so."""
 
 
 def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain | None:
@@ -38,13 +39,16 @@ def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain |
     None if that is impossible: nothing was launched, tensors were copied, or Triton must launch.
     """
     q, k, v = call.q, call.k, call.v
-    if plan.config.schedule == "fa1" or not call.features.only_limits:
+    if plan.config.schedule == "fa1" or not call.features.only_numbers:
         return None
-    if not _repeatable(plan, q, k, v, call.scale) or _misaligned(q, k, v, o, lse):
+    others = _of_heads(call.features)
+    if not _repeatable(plan, q, k, v, call.scale) or _misaligned(q, k, v, *others.values(), o, lse):
         return None
     names = _DESCRIPTORS if plan.by_descriptor else _POINTERS
     blocks, arguments = forward_arguments(plan, call, o, lse)
-    repeated = _repeated(plan, q, blocks, arguments, names)
+    if _copied(others, arguments):
+        return None
+    repeated = _repeated(plan, q, blocks, arguments, (*names, *others))
     if repeated is None:
         return None
     if not plan.by_descriptor:
@@ -57,6 +61,25 @@ def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain |
 
 _POINTERS = ("q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr")
 _DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "o_desc", "lse_ptr")
+
+
+def _of_heads(features: Features) -> dict[str, Tensor]:
+    """The tensors of a number for each head that a call brings, by argument."""
+    named = {"sinks_ptr": features.sinks, "slopes_ptr": features.slopes}
+    return {name: x for name, x in named.items() if x is not None}
+
+
+def _copied(given: dict[str, Tensor], arguments: Arguments) -> bool:
+    """Whether a kernel reads another tensor than the one that was given."""
+    return any(arguments[name].data_ptr() != x.data_ptr() for name, x in given.items())
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Where they begin; None if a launch cannot be repeated with one of them."""
+    found = [x.data_ptr() for x in tensors]
+    if any(address & ALIGNED for address in found) or any(x.is_neg() for x in tensors):
+        return None
+    return found
 
 
 def _repeated(
@@ -76,11 +99,13 @@ def _by_pointer(repeated: Repeated, o: Tensor, lse: Tensor) -> ForwardAgain:
     stream_of, launch = repeated.stream, repeated.launch
     new_o, new_lse = maker(o), maker(lse)
 
-    def again(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def again(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, Tensor] | None:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) & ALIGNED:
             return None
         if q.is_neg() or k.is_neg() or v.is_neg():
+            return None
+        if (at := _addresses(others) if others else ()) is None:
             return None
         if (stream := stream_of()) is None:
             return None
@@ -88,7 +113,7 @@ def _by_pointer(repeated: Repeated, o: Tensor, lse: Tensor) -> ForwardAgain:
         at_o, at_lse = o.data_ptr(), lse.data_ptr()
         if (at_o | at_lse) & ALIGNED:
             return None
-        launch(stream, at_q, at_k, at_v, at_o, at_lse)
+        launch(stream, at_q, at_k, at_v, at_o, at_lse, *at)
         return o, lse
 
     return again
@@ -102,10 +127,12 @@ def _by_descriptor(
     new_o, new_lse = maker(o), maker(lse)
     twin_q, twin_k, twin_v, twin_o = twins
 
-    def again(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def again(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, Tensor] | None:
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNED:
             return None
         if q.is_neg() or k.is_neg() or v.is_neg():
+            return None
+        if (at := _addresses(others) if others else ()) is None:
             return None
         if (stream := stream_of()) is None:
             return None
@@ -113,7 +140,7 @@ def _by_descriptor(
         at_lse = lse.data_ptr()
         if (o.data_ptr() | at_lse) & ALIGNED:
             return None
-        launch(stream, twin_q(q), twin_k(k), twin_v(v), twin_o(o), at_lse)
+        launch(stream, twin_q(q), twin_k(k), twin_v(v), twin_o(o), at_lse, *at)
         return o, lse
 
     return again
@@ -130,16 +157,18 @@ def _by_map(
     call, fixed, device = repeated.call, repeated.arguments, repeated.device
     current_device, current_stream = repeated.current_device, repeated.current_stream
     undisturbed = repeated.direct.undisturbed
-    place_q, place_k, place_v, place_o, place_lse = repeated.places
+    place_q, place_k, place_v, place_o, place_lse, *other_places = repeated.places
     new_o, new_lse = maker(o), maker(lse)
     encode_q, encode_k, encode_v, encode_o = map(_Maps, twins, encoders)
     of_q, of_k, of_v, of_o = (each.known for each in (encode_q, encode_k, encode_v, encode_o))
 
-    def again(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def again(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, Tensor] | None:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) & ALIGNED:
             return None
         if q.is_neg() or k.is_neg() or v.is_neg():
+            return None
+        if (at := _addresses(others) if others else ()) is None:
             return None
         if current_device() != device or not undisturbed():  # as Repeated.stream()
             return None
@@ -153,6 +182,9 @@ def _by_map(
         arguments[place_v] = of_v.get(at_v) or encode_v(v)
         arguments[place_o] = of_o.get(at_o) or encode_o(o)
         arguments[place_lse] = at_lse
+        if at:
+            for place, address in zip(other_places, at, strict=True):
+                arguments[place] = address
         call(current_stream(device), arguments)
         return o, lse
 
@@ -199,20 +231,17 @@ def decode(
         return None
     if not _repeatable(plan, q, cache.k, cache.v, call.scale):
         return None
-    named = {
-        "lengths_ptr": cache.lengths,
-        "table_ptr": cache.block_table,
-        "sinks_ptr": call.features.sinks,
-        "slopes_ptr": call.features.slopes,
-    }
-    others = {name: x for name, x in named.items() if x is not None}
+    others = {"lengths_ptr": cache.lengths}
+    if cache.block_table is not None:
+        others["table_ptr"] = cache.block_table
+    others |= _of_heads(call.features)
     if _misaligned(q, cache.k, cache.v, *others.values(), parts.o, parts.lse, *result):
         return None
     from flashgen.kernels.launch_cache import combine_arguments, decode_arguments
 
     blocks, arguments = decode_arguments(plan, call, parts)
-    if any(arguments[name].data_ptr() != x.data_ptr() for name, x in others.items()):
-        return None  # one was copied
+    if _copied(others, arguments):
+        return None
     given = ["q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr", *others]
     split, merge = _repeated(plan, q, blocks, arguments, given), None
     if merging is not None:

@@ -96,11 +96,21 @@ class BoundAttention:
         self._features = features
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        deterministic: bool,
+        of_heads: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, Tensor] | None:
         """O and LSE, with their graph where gradients are recorded; None where the alignment or
-        the state of torch differs after all.
+        the state of torch differs after all, or where gradients are recorded of a call with tensors
+        of_heads: sinks, ALiBi slopes.
         """
+        if of_heads:
+            if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *of_heads)):
+                return None
+            return self._forward(q, k, v, *of_heads)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             call = self._call
             if call.deterministic is not deterministic:
@@ -141,6 +151,19 @@ def attention_key(
         return None
 
 
+def with_heads(key: Key | None, sinks: Tensor | None, slopes: Tensor | None) -> Key | None:
+    """The key of a call with sinks and ALiBi slopes besides; None for what is no tensor."""
+    try:
+        return None if key is None else (*key, _form(sinks), _form(slopes))
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _form(x: Tensor | None) -> Key | None:
+    """What a key holds of a tensor that a call may leave out."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
+
+
 def keep_attention(
     calls: CallCache,
     key: Key,
@@ -178,9 +201,7 @@ def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None
             type(q), type(k), type(v), type(lengths),
             causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
         )  # fmt: skip
-        for x in others:
-            key += (None,) if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
-        return key
+        return (*key, *map(_form, others))
     except (AttributeError, RuntimeError, TypeError):
         return None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
-from flashgen.runtime.call_cache import CallCache, attention_key
+from flashgen.runtime.call_cache import CallCache, attention_key, with_heads
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.general_path import CallArguments, GeneralPath
 from flashgen.runtime.resolver import Resolver
@@ -134,17 +134,24 @@ class Dispatcher:
         limits, key, bound = NO_LIMITS, None, None
         if window is not None or softcap is not None:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
-        beyond_limits = (
-            bias is not None or alibi_slopes is not None or dropout_p != 0.0 or sinks is not None
-            or chunk is not None or chunk_start is not None or block_mask is not None
+        of_heads: tuple[Tensor, ...] = ()
+        if sinks is not None or alibi_slopes is not None:
+            of_heads = tuple(x for x in (sinks, alibi_slopes) if x is not None)
+        more = (
+            bias is not None or dropout_p != 0.0 or chunk is not None or chunk_start is not None
+            or block_mask is not None
         )  # fmt: skip
-        if not beyond_limits and not torch_modes.special(q):
+        if not more and not torch_modes.special(q):
             key = attention_key(q, k, v, causal, scale, precision, limits)
+            if of_heads:
+                key = with_heads(key, sinks, alibi_slopes)
             bound = self.calls.find(key)
-            if bound is not None and (found := bound.attention(q, k, v, deterministic)) is not None:
-                return found if return_lse else found[0]  # type: ignore[no-any-return]
+            if bound is not None:
+                found = bound.attention(q, k, v, deterministic, of_heads)
+                if found is not None:
+                    return found if return_lse else found[0]  # type: ignore[no-any-return]
         given = NOTHING_GIVEN
-        if beyond_limits or limits != NO_LIMITS:
+        if more or of_heads or limits != NO_LIMITS:
             given = Given(
                 bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
                 softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,

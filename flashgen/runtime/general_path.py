@@ -74,18 +74,19 @@ class GeneralPath:
         self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments, key: Key | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE, as Dispatcher.attention describes them. key: where to keep the launch, of a
-        call without torch modes, and without features but a window and a softcap. LSE may be None
-        unless arguments.return_lse.
+        call without torch modes, and without features but numbers, of the call or of heads. LSE may
+        be None unless arguments.return_lse.
         """
-        if key is not None and agree(q, k, v):  # plain tensors that fit together
+        given = arguments.given
+        tensors = {} if given is NOTHING_GIVEN else given.tensors
+        if key is not None and not tensors and agree(q, k, v):  # plain tensors that fit together
             call = arguments.call(q)
-            features = PLAIN if arguments.given is NOTHING_GIVEN else arguments.features(None)
+            features = PLAIN if given is NOTHING_GIVEN else arguments.features(None)
             launcher = self._resolver.find(q, v, call, features)
         else:
             check_tensors(q=q, k=k, v=v)
             if torch_modes.autocasts():
                 q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-            tensors = arguments.given.tensors
             rng = self._drawn(q, k, v, arguments, tensors)
             if torch_modes.traced(q):
                 return self._traced(q, k, v, arguments, rng)

@@ -99,6 +99,27 @@ def test_it_hands_over_what_triton_hands_over(
     assert launches[-1] in launches[:-1]
 
 
+@pytest.mark.parametrize("brought", [("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes")])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_so_it_does_with_numbers_of_heads(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, brought: tuple[str, ...], head_dim: int
+) -> None:
+    shapes = [(2, 8, 512, head_dim), (2, 4, 512, head_dim), (2, 4, 512, head_dim)]
+    q, k, v = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    given: dict[str, Any] = {name: torch.zeros(8, device="cuda") for name in brought}
+    for number in range(5):
+        if number == 4:
+            monkeypatch.setenv("FLASHGEN_DIRECT", "0")
+        calls = len(recording.of(Call))
+        flashgen.attention(q, k, v, causal=True, **given)
+        if number == 3:
+            assert recording.of(Call)[calls:] == []
+    launches = recording.of(Launch)
+    assert len(launches) == 5
+    assert len(set(launches)) <= 2  # O and LSE may lie at two addresses in turn
+    assert launches[-1] in launches[:-1]
+
+
 @pytest.mark.parametrize("heads_bring", [(), ("sinks", "alibi_slopes")], ids=["plain", "per head"])
 @pytest.mark.parametrize("batch", [1, 256])
 def test_a_kept_decode_hands_over_what_triton_hands_over(

@@ -131,6 +131,20 @@ CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "softcap": (tensors(), {"causal": True, "softcap": 5.0}),
     "another softcap": (tensors(), {"causal": True, "softcap": 6.0}),
     "window and softcap": (tensors(), {"causal": True, "window": (5, 0), "softcap": 5.0}),
+    "sinks": (tensors(), {"causal": True, "sinks": torch.zeros(4)}),
+    "sinks of bfloat16": (tensors(), {"causal": True, "sinks": torch.zeros(4, dtype=BF16)}),
+    "sinks and window": (tensors(), {"causal": True, "window": (5, 0), "sinks": torch.zeros(4)}),
+    "slopes": (tensors(), {"causal": True, "alibi_slopes": torch.zeros(4)}),
+    "slopes of a batch": (tensors(), {"causal": True, "alibi_slopes": torch.zeros(2, 4)}),
+    "slopes, strides": (tensors(), {"causal": True, "alibi_slopes": torch.zeros(4, 4).t()[:2]}),
+    "sinks and slopes": (
+        tensors(),
+        {"causal": True, "sinks": torch.zeros(4), "alibi_slopes": torch.ones(4)},
+    ),
+    "slopes, tf32": (
+        tensors(dtype=torch.float32),
+        {"causal": True, "precision": "tf32", "alibi_slopes": torch.zeros(4)},
+    ),
 }
 NEVER: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "q base": (with_(0, moved), {"causal": True}),
@@ -143,7 +157,10 @@ NEVER: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "scale = 0": (tensors(), {"causal": True, "scale": 0.0}),
     "whole scale": (tensors(), {"causal": True, "scale": 1}),
     "bias": (tensors(), {"causal": True, "bias": torch.zeros(1, 1, 48, 48)}),
-    "sinks": (tensors(), {"causal": True, "window": (5, 0), "sinks": torch.zeros(4)}),
+    "sinks, copied": (tensors(), {"causal": True, "sinks": torch.zeros(8)[::2]}),
+    "sinks, negative": (tensors(), {"causal": True, "sinks": torch._neg_view(torch.zeros(4))}),
+    "sinks base": (tensors(), {"causal": True, "sinks": torch.zeros(5)[1:]}),
+    "slopes base": (tensors(), {"causal": True, "alibi_slopes": torch.zeros(5)[1:]}),
     "chunk": (tensors(), {"causal": True, "chunk": 16}),
 }
 
@@ -167,7 +184,8 @@ def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
         for qkv, options in CALLS.values():
             attention(qkv, **options)(own)
     for name, (qkv, options) in (CALLS | NEVER).items():
-        if qkv[0].numel() == 0 or name in ("copied", "scale < 0", "scale = 0", "chunk"):
+        lies_elsewhere = ("copied", "sinks, copied", "sinks, negative", "chunk")
+        if qkv[0].numel() == 0 or name in (*lies_elsewhere, "scale < 0", "scale = 0"):
             continue  # nothing is launched, or of a tensor that lies elsewhere each time
         (met,), _ = by_launch(driver, own, attention(qkv, **options), 1)
         (fresh,), _ = by_launch(driver, dispatcher(monkeypatch), attention(qkv, **options), 1)
@@ -210,6 +228,18 @@ WRONG: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
         lambda: with_(1, lambda x: x.to("meta")),
         {"causal": True, "window": (1, 0)},
     ),
+    "slopes of five heads": (tensors, {"causal": True, "alibi_slopes": torch.zeros(5)}),
+    "slopes of three": (tensors, {"causal": True, "alibi_slopes": torch.zeros(3, 4)}),
+    "slopes dtype": (tensors, {"causal": True, "alibi_slopes": torch.zeros(4, dtype=BF16)}),
+    "slopes device": (tensors, {"causal": True, "alibi_slopes": torch.zeros(4, device="meta")}),
+    "slopes with a gradient": (
+        tensors,
+        {"causal": True, "alibi_slopes": torch.zeros(4, requires_grad=True)},
+    ),
+    "slopes, a list": (tensors, {"causal": True, "alibi_slopes": [0.0] * 4}),
+    "sinks of five heads": (tensors, {"causal": True, "sinks": torch.zeros(5)}),
+    "sinks dtype": (tensors, {"causal": True, "sinks": torch.zeros(4).half()}),
+    "sinks kind": (tensors, {"causal": True, "sinks": torch.zeros(4).as_subclass(Tagged)}),
     "q dtype": (lambda: with_(0, lambda x: x.half()), {"causal": True}),
     "q device": (lambda: with_(0, lambda x: x.to("meta")), {"causal": True}),
     "k dtype": (lambda: with_(1, lambda x: x.half()), {"causal": True}),
@@ -233,6 +263,8 @@ def test_a_wrong_call_is_refused_as_ever(
     for _ in range(3):
         own.attention(*tensors(), causal=True)
         own.attention(*tensors(), causal=True, window=(1, 0))
+        own.attention(*tensors(), causal=True, alibi_slopes=torch.zeros(4))
+        own.attention(*tensors(), causal=True, sinks=torch.zeros(4))
     given, options = WRONG[name]
     said = []
     for each in (own, dispatcher(monkeypatch)):
@@ -333,6 +365,24 @@ def test_gradients_are_recorded_and_only_where_they_are_asked_for(
     assert not own.attention(*qkv, causal=True).requires_grad
     with torch.inference_mode():
         assert own.attention(*qkv, causal=True).is_inference()
+
+
+@pytest.mark.parametrize("name", ["q", "sinks"])
+def test_gradients_beside_sinks_are_recorded(name: str, driver: Written, own: Dispatcher) -> None:
+    """Such a call is no repeat, but its like without gradients is."""
+    qkv, sinks = tensors(), torch.zeros(4)
+    made = by_launch(driver, own, attention(qkv, causal=True, sinks=sinks), 3)[0]
+    wanted = (qkv[0] if name == "q" else sinks).clone().requires_grad_()
+    qkv, sinks = ([wanted, *qkv[1:]], sinks) if name == "q" else (qkv, wanted)
+    call = attention(qkv, causal=True, sinks=sinks)
+    (one,), repeated = by_launch(driver, own, call, 1)
+    assert repeated == 0
+    assert (one[0], one[2], one[4]) == (made[0][0], made[0][2], made[0][4])
+    o, lse = call(own)
+    assert o.requires_grad
+    assert lse.requires_grad
+    with torch.no_grad():
+        assert by_launch(driver, own, call, 1)[1] == 1
 
 
 def test_head_dims_without_a_backward_are_refused_when_gradients_are_asked_for(
