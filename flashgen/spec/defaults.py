@@ -119,8 +119,9 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
     # br, bc, num_warps, num_stages for each of _HEAD_DIMS; the last has no backward, and two parts
     # of V in forward and decode. Compiled with Triton 3.7.1 for sm_80, sm_89, sm_90, sm_100, sm_120
     # and gfx942, these take at most 64 KiB of shared memory on gfx942, which has no more (MI300X),
-    # 66 KiB elsewhere (82 for head dim 512), and do not spill in a main loop; but on gfx942 the
-    # gradient of a bias in float32 at head dim 256 does. float32 by FMA has the fewest registers.
+    # 66 KiB elsewhere (82 for head dim 512), and do not spill in a main loop; but in float32 at 256
+    # the gradient of a bias does on gfx942, and dQ on gfx950. float32 by FMA has the fewest
+    # registers.
     "forward": {
         "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 2),
                  (32, 32, 8, 2)),

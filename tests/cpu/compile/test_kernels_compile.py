@@ -146,7 +146,10 @@ def backward_default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[
         bias: Any = {"bias": "additive"} if direction == "backward_dbias" else {}
         spec = make_spec(dtype, dim, mask, precision=precision, **bias).for_direction(direction)
         job = spec, default_config(spec), arch
-        known = direction == "backward_dbias" and dim == 256 and arch.startswith("gfx")  # spills
+        known = dim == 256 and (  # spills: flashgen/spec/defaults.py
+            (direction == "backward_dbias" and arch.startswith("gfx"))
+            or (direction == "backward_dq" and dtype == "float32" and arch == "gfx950")
+        )
         legal = why_illegal(*job[:2], ONE_OF_EACH_ARCH[arch]) is None
         if direction != "backward_fused" and legal and not known and job not in jobs:
             jobs.append(job)
