@@ -97,6 +97,33 @@ def test_other_gpus_are_served(tmp_path: Path, device: str, said: str) -> None:
     assert said in done.stdout
 
 
+UNTUNED = """
+    import torch, flashgen
+    mask = torch.zeros(512, 512, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.full((2,), 512, dtype=torch.int32, device="cuda")
+    for dim in (64, 128, 256):
+        q, k, v = (torch.empty(2, 8, 512, dim, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+        for given in (
+            {}, {"bias": mask}, {"bias": mask > 0}, {"dropout_p": 0.1}, {"window": (64, 0)},
+            {"alibi_slopes": torch.ones(8, device="cuda"), "softcap": 5.0},
+        ):
+            assert flashgen.attention(q, k, v, **given).shape == q.shape
+        flashgen.decode(q[:, :, :1].contiguous(), k, v, lengths=lengths)
+        q.requires_grad_()
+        flashgen.attention(q, k, v, causal=True).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("device", ["rtx3090", "rtx4090", "a100"])
+def test_what_no_table_has_is_served(tmp_path: Path, device: str) -> None:
+    """On a GPU that nobody tuned, and on others what nobody tuned there."""
+    done, found = run(UNTUNED, tmp_path, RECORDING_CUDA_DEVICES=device)
+    assert done.returncode == 0, done.stderr
+    assert events.of(Fault, found) == []
+    forward = [each for each in events.of(Launch, found) if each.kernel.startswith("fwd")]
+    assert len(forward) == 3 * 7
+
+
 @pytest.mark.parametrize("device", ["a100", "rtx4090"])
 def test_every_kernel_of_other_gpus_is_launched(tmp_path: Path, device: str) -> None:
     words = [sys.executable, "-m", "pytest", "-v", "tests/driver/test_launches.py"]
