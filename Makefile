@@ -41,7 +41,7 @@ help:
 	@echo 'make test-flash-attn  FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
-	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
+	@echo 'make facts      what the compiler makes of the kernels that ship; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'make duel       our machine code for Hopper beside that of FlashAttention-3, from wheels; 150 MB'
 	@echo 'make docs       build the documentation site into build/site'

@@ -1,4 +1,4 @@
-"""Facts of the compiled kernels that ship for Hopper, as one table. CPU only; compiles.
+"""Facts of the compiled kernels that ship, as one table an architecture. CPU only; compiles.
 
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
@@ -7,9 +7,9 @@
     make facts TRITON=3.8.0 FACTS=--check      or compare it
 
 Compilers change: a new ptxas may undo a schedule, or spill, and no test of results would notice.
-Every kernel of the tables of H100 and H200 is compiled for sm_90, and some of schedule hopper, of
-which a table has none before a GPU has measured it. A line says what its steady main loop does for
-one tile, and the last column what of it breaks flashgen's rules:
+Every kernel of the tables is compiled for their architecture, and some of schedule hopper, of which
+a table has none before a GPU has measured it. A line says what its steady main loop does for one
+tile, and the last column what of it breaks flashgen's rules:
 
     spills        loads and stores of spilled registers, in all main loops
     arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the
@@ -18,6 +18,9 @@ one tile, and the last column what of it breaks flashgen's rules:
                   schedule s_ahead needs LEAST_OVERLAP of it, in the backward
                   BACKWARD_OVERLAP, one of hopper HOPPER_OVERLAP
     advisories    remarks C7510 to C7518 of ptxas: it made wgmma wait
+
+"too large" there is a kernel that the GPU cannot hold: shared memory, registers or tensor memory;
+"trap" one that the compiler gave up, so that it computes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -50,23 +53,26 @@ from flashgen.compile.compiler import (
     compile_kernel,
     least_overlap,
     overlap,
+    residents,
 )
+from flashgen.compile.occupancy import TENSOR_COLUMNS
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, Order
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask
 from flashgen.table.table import load
 
 H200 = TARGETS["nvidia_h200"]
-TABLES = ("nvidia_h200", "nvidia_h100_80gb_hbm3")
 RESULT = ROOT / "benchmarks" / "results" / "sass_facts.md"
-HEAD = """# What the compiler makes of the kernels that ship for Hopper
+HEAD = """# What the compiler makes of the kernels that ship
 
 Written by `benchmarks/sass_facts.py`, which says what the columns mean; a part for each Triton that
-it was run with. Compiled for sm_90, run on nothing: these are facts of machine code, no times.
+it was run with. Compiled, and run on nothing: these are facts of machine code, no times.
+
+Kernels that break no rule, of all:
 """
 HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
 """br and bc by head dim, in rings of two places."""
@@ -89,17 +95,32 @@ COLUMNS = (
     "advisories", "breaks",
 )  # fmt: skip
 
-Pair = tuple[AttentionSpec, KernelConfig]
+HOPPER = "schedule hopper"
 
 
-def shipped() -> list[Pair]:
-    """The kernels of both tables, without duplicates, in the order of specs."""
-    entries = [entry for slug in TABLES for entry in load(paths.shipped_table(slug)).entries]
-    entries.sort(key=lambda entry: entry.spec.sort_key)
-    return list(dict.fromkeys((entry.spec, entry.config) for entry in entries))
+class Kernel(NamedTuple):
+    """A kernel, the GPU that holds it, and the heading under which its facts stand."""
+
+    heading: str
+    gpu: Gpu
+    spec: AttentionSpec
+    config: KernelConfig
 
 
-def of_hopper() -> list[Pair]:
+def shipped() -> list[Kernel]:
+    """The kernels of all tables, in the order of architectures and specs. Where GPUs of one
+    architecture share a kernel, it is there once.
+    """
+    slugs = [slug for slug in TARGETS if paths.shipped_table(slug).exists()]
+    found: dict[tuple[str, AttentionSpec, KernelConfig], Kernel] = {}
+    for gpu in sorted((TARGETS[slug] for slug in slugs), key=lambda gpu: _version(gpu.arch)):
+        for entry in load(paths.shipped_table(gpu.slug)).entries:
+            kernel = Kernel(gpu.arch, gpu, entry.spec, entry.config)
+            found.setdefault((gpu.arch, entry.spec, entry.config), kernel)
+    return sorted(found.values(), key=lambda each: (_version(each.heading), each.spec.sort_key))
+
+
+def of_hopper() -> list[Kernel]:
     """Kernels of schedule hopper: of the forward in bfloat16 every order of tiles, in float16 two;
     of the backward in bfloat16 the plain one.
     """
@@ -123,7 +144,7 @@ def of_hopper() -> list[Pair]:
         )
         usual = order == ("longest_first" if spec.causal else "plain")
         if why_illegal(spec, config, H200) is None and (usual or dtype == "bfloat16"):
-            found.append((spec, config))
+            found.append(Kernel(HOPPER, H200, spec, config))
     for (direction, dim, br, bc, next_s), mask in itertools.product(
         HOPPER_BACKWARD, get_args(Mask)
     ):
@@ -139,31 +160,35 @@ def of_hopper() -> list[Pair]:
             loads="descriptor",
             next_s=next_s,
         )
-        found.append((spec, config))
+        found.append(Kernel(HOPPER, H200, spec, config))
     return found
 
 
-def row(pair: Pair) -> str:
+def row(kernel: Kernel) -> str:
     """A kernel's line of the table, compiled for it."""
-    spec, config = pair
-    rendered = render(spec, config)
+    rendered = render(kernel.spec, kernel.config)
     try:
-        return line(compile_kernel(rendered, spec, config, "sm_90"), spec, config)
+        built = compile_kernel(rendered, kernel.spec, kernel.config, kernel.gpu.arch)
+        return line(built, kernel)
     except CompileFailed as error:
         cells = ["-"] * (len(COLUMNS) - 2) + [f"does not compile: {error}".replace("|", "/")]
         return f"| `{rendered.name}` | {' | '.join(cells)} |"
 
 
-def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
+def line(built: Compiled, kernel: Kernel) -> str:
     """A kernel's line of the table."""
+    _, gpu, spec, config = kernel
     loop = built.loop
     arrives = max((each.warpgroup_arrives for each in built.loops), default=0)
     under = overlap(built, config) if loop and loop.exp2_under_matrix is not None else None
     spills = sum(each.spills for each in built.loops)
+    least = least_overlap(spec, config) if gpu.arch == H200.arch else 0.0  # mma.sync has none
     broken = [
+        *(["trap"] * built.only_traps),
+        *(["too large"] * _too_large(built, gpu)),
         *(["spills"] * bool(spills)),
         *(["serialized"] * (bool(built.advisories) or arrives > spec.products)),
-        *(["no overlap"] * ((under or 0.0) < least_overlap(spec, config))),
+        *(["no overlap"] * ((under or 0.0) < least)),
     ]
     cells = [
         str(built.registers),
@@ -178,32 +203,51 @@ def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
     return f"| `{built.name}` | {' | '.join(cells)} |"
 
 
-def section(pairs: Sequence[Pair], gluon: Sequence[Pair], jobs: int) -> str:
-    """The part of the installed Triton: shipped kernels, then those in Gluon."""
+def _too_large(built: Compiled, gpu: Gpu) -> bool:
+    return (
+        built.shared_bytes > gpu.shared_per_block
+        or built.tensor_columns > TENSOR_COLUMNS
+        or residents(built, gpu) == 0
+    )
+
+
+def section(kernels: Sequence[Kernel], jobs: int) -> str:
+    """The part of the installed Triton: a table a heading, in the order of `kernels`."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
-        rows = list(workers.map(row, [*pairs, *gluon]))
-    shown = rows[: len(pairs)], rows[len(pairs) :]
-    lines = [f"## Triton {triton.__version__}", "", *table(shown[0], "kernels")]
-    return "\n".join([*lines, "", *table(shown[1], "kernels of schedule hopper")]) + "\n"
-
-
-def table(rows: Sequence[str], what: str) -> list[str]:
-    """Lines of kernels below their number and their columns."""
-    sound = sum(line.endswith("| nothing |") for line in rows)
-    return [
-        f"{sound} of {len(rows)} {what} break no rule.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|---" * len(COLUMNS) + "|",
-        *rows,
-    ]
+        rows = list(workers.map(row, kernels))
+    tables = {kernel.heading: list[str]() for kernel in kernels}
+    for kernel, each in zip(kernels, rows, strict=True):
+        tables[kernel.heading].append(each)
+    lines = [f"## Triton {triton.__version__}"]
+    for heading, of_it in tables.items():
+        sound = sum(each.endswith("| nothing |") for each in of_it)
+        lines += [
+            "",
+            f"### {heading}, Triton {triton.__version__}",
+            "",
+            f"{sound} of {len(of_it)} kernels break no rule.",
+            "",
+            f"| {' | '.join(COLUMNS)} |",
+            "|---" * len(COLUMNS) + "|",
+            *of_it,
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def sections_of(text: str) -> dict[str, str]:
     """The parts of a file, by the version of Triton."""
     parts = re.split(r"^(?=## Triton )", text, flags=re.MULTILINE)[1:]
     return {part.split()[2]: part.rstrip() + "\n" for part in parts}
+
+
+def tables_of(part: str) -> dict[str, list[str]]:
+    """The lines of kernels of a part, by heading: an architecture, or HOPPER."""
+    tables: dict[str, list[str]] = {}
+    for under in part.split("\n### ")[1:]:
+        heading, *lines = under.splitlines()
+        tables[heading.split(",")[0]] = [each for each in lines if each.startswith("| `")]
+    return tables
 
 
 def _version(name: str) -> tuple[int, ...]:
@@ -213,7 +257,23 @@ def _version(name: str) -> tuple[int, ...]:
 def merged(text: str, new: str) -> str:
     """The file with the part of the same Triton replaced, or a part added."""
     parts = sections_of(text) | sections_of(new)
-    return "\n".join([HEAD, *(parts[name] for name in sorted(parts, key=_version))])
+    versions = sorted(parts, key=_version)
+    return "\n".join([HEAD, summary(parts, versions), *(parts[name] for name in versions)])
+
+
+def summary(parts: dict[str, str], versions: Sequence[str]) -> str:
+    """How many kernels break no rule: a line a heading, a column a version."""
+    tables = {version: tables_of(parts[version]) for version in versions}
+    headings = dict.fromkeys(heading for each in tables.values() for heading in each)
+    lines = [f"| compiled for | {' | '.join(versions)} |", "|---" * (len(versions) + 1) + "|"]
+    for heading in headings:
+        cells = []
+        for version in versions:
+            rows = tables[version].get(heading, [])
+            sound = sum(each.endswith("| nothing |") for each in rows)
+            cells.append(f"{sound} of {len(rows)}" if rows else "-")
+        lines.append(f"| {heading} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def differences(text: str, new: str, patterns: Sequence[str] = ()) -> list[str]:
@@ -227,11 +287,11 @@ def differences(text: str, new: str, patterns: Sequence[str] = ()) -> list[str]:
 
 
 def _lines(part: str, patterns: Sequence[str]) -> list[str]:
-    lines = part.splitlines()
-    if not patterns:
-        return lines
     return [
-        each for each in lines if each.startswith("| `") and _is_of(each.split("`")[1], patterns)
+        f"{heading}: {each}"
+        for heading, rows in tables_of(part).items()
+        for each in rows
+        if _is_of(each.split("`")[1], patterns)
     ]
 
 
@@ -251,20 +311,18 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--jobs must be at least 1")
     if asked.kernel and not asked.check:
         parser.error("--kernel goes with --check: the file holds all kernels")
-    pairs, hopper = (
-        [pair for pair in every if _is_of(render(*pair).name, asked.kernel)]
-        for every in (shipped(), of_hopper())
-    )
-    if not (pairs or hopper):
+    every = [*shipped(), *of_hopper()]
+    kernels = [each for each in every if _is_of(render(each.spec, each.config).name, asked.kernel)]
+    if not kernels:
         parser.error(f"no kernel of the table is called {' or '.join(asked.kernel)}")
     held = asked.out.read_text() if asked.out.exists() else ""
-    new = section(pairs, hopper, asked.jobs)
+    new = section(kernels, asked.jobs)
     if not asked.check:
         write_whole(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")
         return 0
     found = differences(held, new, asked.kernel)
-    said = f"{asked.out} says what Triton {triton.__version__} makes of {len(pairs)} kernels"
+    said = f"{asked.out} says what Triton {triton.__version__} makes of {len(kernels)} kernels"
     print("\n".join(found) or said)
     return bool(found)
 

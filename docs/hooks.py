@@ -82,8 +82,9 @@ def gallery() -> Pages:
     """The shipped bfloat16 kernels of head dim 128 for Hopper, with facts of their machine code."""
     pins = (ROOT / "constraints.txt").read_text()
     (triton,) = re.findall(r"^triton==(\S+)$", pins, re.MULTILINE)
-    part = (ROOT / RESULTS / "sass_facts.md").read_text().split(f"## Triton {triton}\n")[1]
-    lines = [line for line in part.split("\n## ")[0].splitlines() if line.startswith("|")]
+    facts_of = (ROOT / RESULTS / "sass_facts.md").read_text()
+    part = facts_of.split(f"### sm_90, Triton {triton}\n")[1].split("\n#")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
     heads, _, *rows = (line.strip("| ").split(" | ") for line in lines)
     pages, index = {}, []
     for name, *facts in rows:

@@ -18,13 +18,13 @@ from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimable
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import AHEAD, LONGEST_NAME, KernelConfig, Order, kernel_name
+from flashgen.spec.config import AHEAD, LONGEST_NAME, Order, kernel_name
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table import emit
-from flashgen.table.entry import NO_EVIDENCE, Entry
+from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.evidence import evidence_file
 from flashgen.table.table import Table, load_with_evidence
 from flashgen.tune.workloads import load
@@ -117,9 +117,15 @@ def test_generated_agrees_with_tables_and_templates() -> None:
 
 def test_the_facts_are_of_the_kernels_that_ship() -> None:
     recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
-    names = [render(*pair).name for pair in (*sass_facts.shipped(), *sass_facts.of_hopper())]
-    lines = [line for line in recorded.splitlines() if line.startswith("| `")]
-    assert [line.split("`")[1] for line in lines] == names
+    found = {
+        heading: [line.split("`")[1] for line in lines]
+        for heading, lines in sass_facts.tables_of(recorded).items()
+    }
+    names: dict[str, list[str]] = {}
+    for heading, _, spec, config in (*sass_facts.shipped(), *sass_facts.of_hopper()):
+        names.setdefault(heading, []).append(render(spec, config).name)
+    assert found == names
+    assert list(names) == ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", sass_facts.HOPPER]
 
 
 SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d256"]}
@@ -127,7 +133,7 @@ SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d256"]}
 
 
 def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_but_one_with_one_triton() -> None:
-    pairs = sass_facts.of_hopper()
+    pairs = [(spec, config) for *_, spec, config in sass_facts.of_hopper()]
     assert {spec.direction for spec, _ in pairs} == {"forward", *AHEAD}
     assert {(c.order, c.persistent) for spec, c in pairs if spec.causal} == set(
         product(get_args(Order), (False, True))
@@ -151,17 +157,32 @@ def test_a_new_part_of_the_facts_leaves_the_others(held: str) -> None:
     assert parts["3.9.0"] == "## Triton 3.9.0\n\nnewer\n"
     assert {**sass_facts.sections_of(held), **parts} == parts
     assert sass_facts.differences(again, parts["3.9.0"]) == []
-    assert "+new" in sass_facts.differences(again, "## Triton 3.9.0\n\nnew\n")
+
+
+def test_the_summary_counts_the_kernels_that_break_no_rule() -> None:
+    rows = "| `a` | 1 | nothing |\n| `b` | 2 | spills |\n"
+    old = f"## Triton 3.9.0\n\n### sm_80, Triton 3.9.0\n\n{rows}"
+    new = f"## Triton 3.10.0\n\n### sm_90, Triton 3.10.0\n\n{rows}| `c` | 3 | nothing |\n"
+    text = sass_facts.merged(sass_facts.merged("", new), old)
+    lines = [line for line in text.split("## Triton")[0].splitlines() if line.startswith("| ")]
+    assert lines == [
+        "| compiled for | 3.9.0 | 3.10.0 |",
+        "| sm_80 | 1 of 2 | - |",
+        "| sm_90 | - | 2 of 3 |",
+    ]
 
 
 def test_some_kernels_facts_are_compared_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """As make check does."""
-    held = "## Triton 3.9.0\n\n2 of 2\n\n| `bwd_a` | 1 |\n| `fwd_b` | 2 |\n"
-    new = "## Triton 3.9.0\n\n1 of 1\n\n| `bwd_a` | {} |\n"
+    sm_80 = "### sm_80, Triton 3.9.0\n\n| `bwd_a` | 1 |\n\n"
+    held = (
+        f"## Triton 3.9.0\n\n{sm_80}### sm_90, Triton 3.9.0\n\n| `bwd_a` | 1 |\n| `fwd_b` | 2 |\n"
+    )
+    new = f"## Triton 3.9.0\n\n{sm_80}### sm_90, Triton 3.9.0\n\n| `bwd_a` | {{}} |\n"
     assert sass_facts.differences(held, new.format(1), ["bwd_*"]) == []
     found = sass_facts.differences(held, new.format(3), ["bwd_*", "x"])
-    assert [line for line in found if line[1:2] == "|"] == ["-| `bwd_a` | 1 |", "+| `bwd_a` | 3 |"]
-    assert "-| `fwd_b` | 2 |" in sass_facts.differences(held, new.format(1))
+    assert found[3:] == ["-sm_90: | `bwd_a` | 1 |", "+sm_90: | `bwd_a` | 3 |"]
+    assert "-sm_90: | `fwd_b` | 2 |" in sass_facts.differences(held, new.format(1))
     for options in (["--kernel", "bwd_*"], ["--check", "--kernel", "none"]):
         with pytest.raises(SystemExit):
             sass_facts.main(options)
@@ -201,51 +222,55 @@ def taken_in_turn(spec: AttentionSpec) -> bool:
 
 
 SPILLS = {("backward_dkv", 96, "causal"): 2, ("backward_fused", 96, "none"): 4}
-"""Loads and stores of spilled registers in the main loops of shipped kernels for Hopper. They cost
-what the replay says (docs/tuning.md), and all others have none."""
+"""Loads and stores of spilled registers in the main loops of shipped kernels for Hopper, of which all
+others have none. They cost what the replay says (docs/tuning.md). The facts have those of other
+architectures."""
+ALL = "make test has half of the forward's for Hopper"
 
 
 @pytest.mark.parametrize(
-    ("direction", "all_of_them"),
+    ("arch", "direction", "all_of_them"),
     [
-        ("forward", False),
+        ("sm_90", "forward", False),
         *(
-            pytest.param(name, True, marks=pytest.mark.slow("make test has half of the forward's"))
-            for name in ("forward", *BACKWARD)
+            pytest.param(arch, direction, True, marks=pytest.mark.slow(ALL))
+            for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
+            for direction in ("forward", *BACKWARD, "decode")
         ),
     ],
 )
-def test_compiled_facts_of_every_kernel_shipped_for_hopper(
-    direction: Direction, all_of_them: bool
+def test_compiled_facts_of_every_shipped_kernel(
+    arch: str, direction: Direction, all_of_them: bool
 ) -> None:
-    entries: dict[tuple[AttentionSpec, KernelConfig], Entry] = {}
-    for slug in ("nvidia_h200", "nvidia_h100_80gb_hbm3"):
-        shipped = [e for e in table_of(slug).entries if e.spec.direction == direction]
-        if not all_of_them:
-            shipped = [e for e in shipped if taken_in_turn(e.spec)]
-        entries |= {(e.spec, e.config): e for e in shipped}
-    assert entries
+    kernels = [
+        kernel
+        for kernel in sass_facts.shipped()
+        if (kernel.heading, kernel.spec.direction) == (arch, direction)
+        and (all_of_them or taken_in_turn(kernel.spec))
+    ]
+    assert kernels
     runs = {run.id: run for slug in SHIPPED for run in table_of(slug).runs}
-    gpu = table_of("nvidia_h200").gpu
-    recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
-    built = compile_all((spec, config, "sm_90") for spec, config in entries)
-    for (spec, config, entry), compiled in zip(
-        ((spec, config, entry) for (spec, config), entry in entries.items()), built, strict=True
-    ):
+    part = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
+    recorded = sass_facts.tables_of(part)[arch]
+    built = compile_all((spec, config, arch) for _, _, spec, config in kernels)
+    for kernel, compiled in zip(kernels, built, strict=True):
+        _, gpu, spec, config = kernel
+        entry = next(e for e in table_of(gpu.slug).entries if (e.spec, e.config) == (spec, config))
         assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
-        assert compiled.shared_bytes <= 232_448
         spills = sum(loop.spills for loop in compiled.loops)
-        assert spills == SPILLS.get((direction, spec.head_dim, spec.mask), 0)
-        if config.schedule == "s_ahead":
+        if arch == "sm_90":
+            assert spills == SPILLS.get((direction, spec.head_dim, spec.mask), 0), compiled.name
+        if config.schedule == "s_ahead" and arch == "sm_90":
             assert compiled.loop is not None
             least = 0.85 if direction == "forward" else 0.81  # a rank by now: docs/tuning.md
             assert (compiled.loop.exp2_under_matrix or 0) >= least
-        if runs[entry.run].triton == triton.__version__:
+        # An entry of decode has the registers of the kernel that stores results, not parts.
+        if runs[entry.run].triton == triton.__version__ and direction != "decode":
             facts = (compiled.registers, compiled.shared_bytes)
             assert facts == (entry.registers, entry.shared_bytes), compiled.name
-        line = sass_facts.line(compiled, spec, config)
+        line = sass_facts.line(compiled, kernel)
         assert line.endswith("| spills |" if spills else "| nothing |"), line
-        if line in recorded.splitlines():
+        if line in recorded:
             continue
         # Of a few texts Triton makes one of two machine codes, at random in each process.
         words = [sys.executable, sass_facts.__file__, "--check", "--kernel", compiled.name]
