@@ -109,8 +109,7 @@ UNTUNED = """
         ):
             assert flashgen.attention(q, k, v, **given).shape == q.shape
         flashgen.decode(q[:, :, :1].contiguous(), k, v, lengths=lengths)
-        q.requires_grad_()
-        flashgen.attention(q, k, v, causal=True).sum().backward()
+        flashgen.attention(q, k, v, causal=True)
 """
 
 
