@@ -59,7 +59,7 @@ from flashgen.compile.occupancy import TENSOR_COLUMNS
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, Order
+from flashgen.spec.config import KernelConfig, Order, kernel_name
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask
@@ -312,7 +312,7 @@ def main(arguments: Sequence[str]) -> int:
     if asked.kernel and not asked.check:
         parser.error("--kernel goes with --check: the file holds all kernels")
     every = [*shipped(), *of_hopper()]
-    kernels = [each for each in every if _is_of(render(each.spec, each.config).name, asked.kernel)]
+    kernels = [each for each in every if _is_of(kernel_name(each.spec, each.config), asked.kernel)]
     if not kernels:
         parser.error(f"no kernel of the table is called {' or '.join(asked.kernel)}")
     held = asked.out.read_text() if asked.out.exists() else ""
