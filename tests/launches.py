@@ -72,9 +72,9 @@ def told(argument: Any) -> Any:
 
 
 @contextmanager
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    """CPU tensors are served as an H200's are, and launches written down."""
-    driver = Written()
+def served(monkeypatch: pytest.MonkeyPatch, driver: Written | None = None) -> Iterator[Written]:
+    """CPU tensors are served as an H200's are, and launches written down, by this driver if given."""
+    driver = driver or Written()
 
     def do_compile(self: Any, key: str, signature: Any, device: int, *_: Any) -> Any:
         made = driver.compiled(self, key, device)

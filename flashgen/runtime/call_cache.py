@@ -217,10 +217,12 @@ def keep_decode(
     """Bind the launches of a call if they can be and the call occurs again. launchers: those of
     decode and combine; made: the parts, and what they were merged to.
     """
-    cache = call.cache
-    held = (call.q, cache.k, cache.v, cache.lengths)
-    if any(x.data_ptr() != y.data_ptr() for x, y in zip(held, tensors[:4], strict=True)):
-        return  # one was copied
+    cache, features = call.cache, call.features
+    held = (
+        call.q, cache.k, cache.v, cache.lengths, cache.block_table, features.sinks, features.slopes,
+    )  # fmt: skip
+    if any(_moved(x, y) for x, y in zip(tensors, held, strict=True)):
+        return
     if not calls.occurred(key):
         return
     parts, result = made
@@ -230,6 +232,13 @@ def keep_decode(
     bound = repeated_launch.decode(plan, call, parts, None if parts.whole else merging, result)
     if bound is not None:
         calls.keep(key, bound)
+
+
+def _moved(given: Tensor | None, held: Tensor | None) -> bool:
+    """Whether a kernel reads a copy of what was given."""
+    if given is None or held is None:
+        return given is not held
+    return given.data_ptr() != held.data_ptr()
 
 
 def holds(causal: object, scale: object) -> bool:

@@ -112,6 +112,10 @@ NEVER: dict[str, dict[str, Any]] = {
     "rows": but(flat(), cache_batch_idx=torch.zeros(2, dtype=torch.int32)),
     "leftpad": but(flat(), cache_leftpad=torch.zeros(2, dtype=torch.int32)),
     "lengths apart": but(flat(), lengths=lambda x: torch.stack([x, x], 1)[:, 0]),
+    "table turned": but(paged(), block_table=lambda x: x.t().contiguous().t()),
+    "every second column of a table": but(
+        paged(), block_table=lambda x: torch.zeros((2, 2 * x.shape[1]), dtype=torch.int32)[:, ::2]
+    ),
     "sinks apart": but(flat(), sinks=torch.zeros(16)[::2]),
     "sinks base": but(flat(), sinks=moved(torch.zeros(8))),
     "slopes base beside sinks": but(

@@ -1,0 +1,157 @@
+"""Calls over tensors of any strides: the second and third are launched as the first, on the same elements."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import flashgen.runtime.flash_attn as flash_attn
+from flashgen.runtime import Dispatcher, registry
+from tests.launches import Written, dispatcher, served
+
+READ = 16
+"""Bytes that are compared where a kernel is handed an address: two copies lie at two addresses."""
+POINTERS = 1 << 32
+"""Every address lies above it, and every number of these calls below."""
+SHAPES = {
+    "q": (4, 8, 2, 64), "k": (4, 2, 64, 64), "v": (4, 2, 64, 64), "lengths": (4,), "sinks": (8,),
+    "alibi_slopes": (4, 8), "block_table": (4, 4),
+}  # fmt: skip
+DTYPES = {"lengths": torch.int32, "block_table": torch.int32} | dict.fromkeys(
+    ("sinks", "alibi_slopes"), torch.float32
+)
+PAGED = {"k": (16, 16, 2, 64), "v": (16, 16, 2, 64)}
+
+
+class Reading(Written):
+    """The driver; what lies at an address is written down with it."""
+
+    def compiled(self, kernel: Any, key: str, device: int) -> Any:
+        made = super().compiled(kernel, key, device)
+        run = made.run
+
+        def reading(*arguments: Any) -> None:
+            run(*arguments)
+            *others, given = self.launches.pop()
+            self.launches.append((*others, [_read(argument) for argument in given]))
+
+        made.run = reading
+        return made
+
+
+def _read(argument: Any) -> Any:
+    """What an argument says to a kernel: an address, what lies there."""
+    if isinstance(argument, tuple) and isinstance(argument[-1], dict):  # a descriptor
+        return {name: _read(value) for name, value in argument[-1].items()}
+    if isinstance(argument, int) and argument > POINTERS:
+        return argument, ctypes.string_at(argument, READ)
+    return argument
+
+
+@st.composite
+def strided(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of this shape whose dimensions lie in memory in any order, with gaps, from anywhere on."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = draw(st.tuples(*(st.sampled_from((1, 1, 2, 3)) for _ in shape)))
+    begin = draw(st.sampled_from((0, 0, 8, 1)))
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = step * steps[dim]
+        step *= shape[dim] * steps[dim]
+    store = torch.arange(begin + step + READ).remainder(251).to(dtype)
+    return store.as_strided(shape, strides, begin)
+
+
+@st.composite
+def calls(draw: st.DrawFn, names: tuple[str, ...], *, paged: bool = False) -> dict[str, Tensor]:
+    """The tensors of a call of which one or two have odd strides, the others none."""
+    shapes = SHAPES | (PAGED if paged else {})
+    odd = draw(st.sets(st.sampled_from(names), min_size=1, max_size=2))
+    made = {}
+    for name in names:
+        dtype = DTYPES.get(name, torch.bfloat16)
+        if name in odd:
+            made[name] = draw(strided(shapes[name], dtype))
+        else:
+            made[name] = torch.arange(math.prod(shapes[name])).to(dtype).view(shapes[name])
+    return made
+
+
+def told(launches: list[Any], outputs: tuple[Tensor, ...]) -> list[Any]:
+    """The launches of one call. Instead of addresses: which output lies there, that it is what one
+    launch leaves for the next, or what a kernel reads there.
+    """
+    addresses = [{x[0] for x in _pointers(each[3])} for each in launches]
+    places = dict.fromkeys(set[int]().union(*addresses[1:]) & addresses[0], "left for the next")
+    places |= {x.data_ptr(): f"output {i}" for i, x in enumerate(outputs)}
+
+    def named(argument: Any) -> Any:
+        if isinstance(argument, dict):
+            return {name: named(value) for name, value in argument.items()}
+        if isinstance(argument, tuple) and isinstance(argument[-1], bytes):
+            return places.get(argument[0], argument[1])
+        return argument
+
+    return [(*others, [named(x) for x in given]) for *others, given in launches]
+
+
+def _pointers(arguments: list[Any]) -> list[tuple[int, bytes]]:
+    return [x for x in arguments if isinstance(x, tuple) and isinstance(x[-1], bytes)]
+
+
+def check(make: Callable[[Dispatcher], tuple[Tensor, ...]]) -> None:
+    """Three calls launch the same, on the same elements."""
+    with pytest.MonkeyPatch.context() as patch, served(patch, Reading()) as driver:
+        own, made = dispatcher(patch), []
+        patch.setattr(registry, "current", lambda: own)
+        for _ in range(3):
+            before = len(driver.launches)
+            outputs = make(own)
+            made.append(told(driver.launches[before:], outputs))
+        assert made[0]
+        assert made[1:] == made[:1] * 2
+
+
+FORWARD = "q", "k", "v", "sinks", "alibi_slopes"
+DECODED = "q", "k", "v", "lengths", "sinks", "alibi_slopes"
+
+
+@settings(max_examples=50, deadline=None)
+@given(calls(FORWARD))
+def test_attention(call: dict[str, Tensor]) -> None:
+    check(lambda own: own.attention(**call, causal=True, return_lse=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(calls(DECODED))
+def test_decode_over_rows(call: dict[str, Tensor]) -> None:
+    check(lambda own: own.decode(**call, return_lse=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(calls((*DECODED, "block_table"), paged=True))
+def test_decode_over_pages(call: dict[str, Tensor]) -> None:
+    check(lambda own: own.decode(**call, return_lse=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(calls(("q", "k", "v", "lengths", "alibi_slopes", "block_table"), paged=True))
+def test_flash_attn_with_kvcache(call: dict[str, Tensor]) -> None:
+    q, k, v, lengths = (call[name] for name in ("q", "k", "v", "lengths"))
+
+    def make(own: Dispatcher) -> tuple[Tensor, ...]:
+        o, lse = flash_attn.flash_attn_with_kvcache(
+            q.transpose(1, 2), k, v, cache_seqlens=lengths, block_table=call["block_table"],
+            alibi_slopes=call["alibi_slopes"], return_softmax_lse=True,
+        )  # fmt: skip
+        return o, lse
+
+    check(make)
