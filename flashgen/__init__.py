@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashgen.runtime import block_mask
     from flashgen.runtime.api import attention, decode, digest, explain, explain_decode
+    from flashgen.runtime.folders import use
     from flashgen.runtime.kv_cache import append
     from flashgen.runtime.merge import merge
-    from flashgen.runtime.registry import use
     from flashgen.runtime.varlen import attention_varlen
 
 __version__ = "0.1.0"
@@ -72,6 +72,6 @@ __getattr__, __dir__ = lazily(
         "explain": "runtime.api:explain",
         "explain_decode": "runtime.api:explain_decode",
         "merge": "runtime.merge:merge",
-        "use": "runtime.registry:use",
+        "use": "runtime.folders:use",
     },
 )

@@ -13,7 +13,7 @@ from where and why. digest() is equal in two processes that choose alike.
 
 from pathlib import Path
 
-from flashgen.runtime.registry import dispatcher_in
+from flashgen.runtime.folders import dispatcher_in
 
 __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, Direction
 from flashgen.errors import FlashgenError
 from flashgen.reference.cache import Cache
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher, folders
 
 Attention = Callable[..., Tensor]
 """Of q, k and v, O (B, H, Sq, d_v); of decode, whose operands are bound, of nothing."""
@@ -72,7 +72,7 @@ class Dispatchers:
 
 def dispatchers() -> Dispatchers:
     """Those of the tables in use. Raises GeneratedError if there are none."""
-    tuned = registry.current()
+    tuned = folders.current()
     assert isinstance(tuned, Dispatcher)
     package = tuned.resolver.package
     untuned = Dispatcher(package=package, archs={}, choices={})

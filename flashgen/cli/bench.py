@@ -13,7 +13,7 @@ from flashgen import paths
 from flashgen.bench import GROUPS
 from flashgen.cli.options import COMMAND_LINE, Causal, check_least
 from flashgen.errors import InvalidArgument, printable
-from flashgen.runtime import registry
+from flashgen.runtime import folders, registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
 
 DIRECTIONS = ("forward", "backward", "both", "decode")
@@ -116,7 +116,7 @@ def _serve_from(folder: Path | None) -> None:
     problem = registry.why_not_generated(paths.generated_dir(folder))
     if problem is not None:
         raise InvalidArgument(f"--tuned must name a folder that tune --out wrote: {problem}")
-    registry.use(folder)
+    folders.use(folder)
 
 
 def _interpret() -> None:

@@ -1,4 +1,4 @@
-"""The public functions: each calls the current dispatcher, which registry.use() may change.
+"""The public functions: each calls the current dispatcher, which folders.use() may change.
 
 The dispatcher is loaded with this module, because torch.compile cannot trace through the loading.
 """
@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from flashgen.runtime import registry
+from flashgen.runtime import folders
 from flashgen.runtime.dispatcher import Dispatcher
 
 __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
@@ -30,7 +30,7 @@ def _following(method: Method) -> Method:
     name = method.__name__
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return getattr(registry.current(), name)(*args, **kwargs)
+        return getattr(folders.current(), name)(*args, **kwargs)
 
     return _like(method, function)
 
@@ -39,13 +39,13 @@ def _attention(
     q: Any, k: Any, v: Any, *, causal: Any = False, scale: Any = None, **others: Any
 ) -> Any:
     """As _following(), but a call of the most frequent kind is spared what ** takes."""
-    serving = registry.current()
+    serving = folders.current()
     if others:
         return serving.attention(q, k, v, causal=causal, scale=scale, **others)
     return serving.attention(q, k, v, causal=causal, scale=scale)
 
 
-_first = cast(Dispatcher, registry.current())
+_first = cast(Dispatcher, folders.current())
 
 attention = _like(_first.attention, _attention)
 decode = _following(_first.decode)

@@ -27,9 +27,9 @@ from flashgen.spec.features import NO_LIMITS, NOTHING_GIVEN, Features, Given, Wi
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
+    from flashgen.runtime.appender import Appender
     from flashgen.runtime.decode import Decoder
     from flashgen.runtime.explanation import Explanation
-    from flashgen.runtime.kv_cache import Appender
 
 
 class Dispatcher:
@@ -60,7 +60,7 @@ class Dispatcher:
     @functools.cached_property
     def appender(self) -> Appender:
         """Writes new keys and values into a cache."""
-        from flashgen.runtime.kv_cache import Appender
+        from flashgen.runtime.appender import Appender
 
         return Appender(self.resolver)
 

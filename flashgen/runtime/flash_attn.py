@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import kv_cache, registry, torch_modes
+from flashgen.runtime import folders, kv_cache, torch_modes
 from flashgen.runtime.call import check_tensors
 from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.varlen import attention_varlen
@@ -246,7 +246,7 @@ def flash_attn_func(
     check_probabilities(return_attn_probs, dropout_p)
     dim_v = v.shape[3]
     q, k, v, scale = in_steps(q, k, v, softmax_scale)
-    o, lse = registry.current().attention(
+    o, lse = folders.current().attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
         window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
@@ -365,7 +365,7 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         assert rotated is not None  # a q was given
         queries, lengths = rotated, lengths.clamp(0, capacity) + k.shape[1]
-    decoder, scale = registry.current().decoder, check_scale(softmax_scale, q.shape[3])
+    decoder, scale = folders.current().decoder, check_scale(softmax_scale, q.shape[3])
     found = None
     plain = lengths is not None and cache_batch_idx is None and cache_leftpad is None
     if plain and num_splits == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.reference import attention as reference
-from flashgen.runtime import registry, torch_modes
+from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import (
     Call,
     Causal,
@@ -70,7 +70,7 @@ def attention(
     features = replace(given.features(causal=causal is not False), fp8=fp8)
     from_tensors(q, k, v, causal=causal, features=features)
     call = Call(causal=causal, scale=check_scale(scale, q.shape[3]))
-    dispatcher = registry.current()
+    dispatcher = folders.current()
     if dispatcher.serves_by_torch(q.device):
         o, lse = reference.attention(
             q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features

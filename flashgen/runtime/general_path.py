@@ -152,11 +152,11 @@ class GeneralPath:
         self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments, rng: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """By the registered operators, which are registered here, at the first call."""
-        from flashgen.runtime import operators
+        from flashgen.runtime import custom_ops
 
         causal, features = arguments.causal, arguments.features(rng)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
-        o, lse = operators.attention_forward(
+        o, lse = custom_ops.attention_forward(
             q, k, v, *tensors_of(features), *numbers_of(features),
             arguments.scale, word, arguments.precision, arguments.deterministic, self._package,
         )  # fmt: skip

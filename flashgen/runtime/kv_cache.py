@@ -7,58 +7,16 @@ model appends, adds the new keys to the lengths, and calls decode().
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Append, Rotation
-from flashgen.reference import cache as reference_cache
 from flashgen.reference.cache import Cache
-from flashgen.runtime import registry, torch_modes
+from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
-from flashgen.runtime.decode import CacheArguments, check_call, kv_fields
-from flashgen.runtime.launcher import Launcher
-from flashgen.runtime.resolver import Resolver, addressable
-from flashgen.spec.attention import AttentionSpec
+from flashgen.runtime.decode import CacheArguments, check_call
+from flashgen.runtime.resolver import addressable
 from flashgen.spec.vocabulary import Rotary
-
-
-class Appender:
-    """Serves append() from the kernels that a resolver finds."""
-
-    def __init__(self, resolver: Resolver) -> None:
-        self._resolver = resolver
-
-    def append(self, call: Append, rotary: Rotary) -> Tensor | None:
-        """Write a checked call's keys and values, and return its q rotated."""
-        device = call.k.device
-        if self._resolver.left_to_torch(device):
-            return by_torch(call, rotary)
-        spec = AttentionSpec(
-            direction="append",
-            dtype=str(call.k.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # was checked
-            head_dim=call.k.shape[3],
-            head_dim_v=call.v.shape[3],
-            mask="none",
-            paged=call.cache.paged,
-            rotary=rotary,
-            indexed=call.cache.rows is not None,
-            **kv_fields(call.cache),
-        )
-
-        def make() -> Launcher:
-            return Launcher(self._resolver.package, self._resolver.ladder(spec, 1, device).rungs)
-
-        launcher = self._resolver.kept(spec, device, None, make)
-        addressed = self._resolver.addressed
-        rotation = call.rotation
-        if rotation is not None:
-            rotation = replace(rotation, q=addressed(rotation.q, "q"))
-        return launcher(
-            replace(call, k=addressed(call.k, "k"), v=addressed(call.v, "v"), rotation=rotation)
-        )
 
 
 @torch_modes.without_gradients
@@ -108,30 +66,10 @@ def append(
     rotary: Rotary = "none"
     if rotation is not None:
         rotary = "interleaved" if interleaved else "halves"
-    dispatcher = registry.current()
+    dispatcher = folders.current()
     call = Append(k=k, v=v, cache=cache, rotation=rotation)
     rotated = dispatcher.appender.append(call, rotary)
     return q if q is None or rotation is None else rotated
-
-
-def by_torch(call: Append, rotary: Rotary) -> Tensor | None:
-    """What the kernel does, by torch."""
-    k, rotation, cache = call.k, call.rotation, call.cache
-    rotated = None
-    if rotation is not None:
-        interleaved = rotary == "interleaved"
-
-        def turned(x: Tensor, step: int) -> Tensor:
-            steps = torch.arange(x.shape[2], device=x.device) * step
-            places = cache.lengths.long().clamp(min=0)[:, None] + steps
-            places = places.clamp(max=max(0, cache.capacity - 1))
-            return reference_cache.rotated(
-                x, rotation.cos, rotation.sin, places, interleaved=interleaved
-            )
-
-        rotated, k = turned(rotation.q, rotation.q_step), turned(k, 1)
-    reference_cache.append(cache, k, call.v)
-    return rotated
 
 
 def _checked(

@@ -1,21 +1,14 @@
-"""The dispatchers of this process: one for each folder of generated kernels.
+"""The dispatchers of this process, by the names of their packages, and what marks a folder of
+generated kernels.
 
-A folder is loaded from its path, under a module name of flashgen's own. So flashgen finds its own
-folder without sys.path, and imports no other package that is called `generated`. Operators and
-drop-ins belong to the process: they use the current dispatcher, which serves the shipped folder, or
-the one that FLASHGEN_GENERATED or use() names.
+This module loads none of them: runtime/folders.py does, and registers them here for operators,
+which belong to the process and name a package.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
-import importlib.util
-import os
 import re
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,7 +48,7 @@ class Serving(Protocol):
 
     @property
     def appender(self) -> Any:
-        """Writes into a cache, as runtime/kv_cache.py's Appender."""
+        """Writes into a cache, as runtime/appender.py's Appender."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, /, *args: Any, **options: Any) -> Any:
         """As flashgen.attention."""
@@ -67,62 +60,63 @@ class Serving(Protocol):
         """Whether torch serves tensors of this device."""
 
 
-_lock = threading.RLock()
 _dispatchers: dict[str, Serving] = {}
 _folders: dict[str, Path] = {}
 _current: Serving | None = None
-
-
-def current() -> Serving:
-    """The dispatcher that serves flashgen.attention, the drop-ins and graphs.
-
-    Its folder is loaded at the first call. Raises GeneratedError where that cannot be.
-    """
-    return _start() if _current is None else _current
-
-
-def use(folder: str | os.PathLike[str] | None) -> None:
-    """Serve this process by the kernels and tables of a folder from now on.
-
-    folder: what `flashgen tune --out` or `flashgen generate --out` named, or the `generated` in it;
-    None returns to FLASHGEN_GENERATED, or to the shipped tables. Functions imported from flashgen,
-    drop-ins and registered operators follow. Raises GeneratedError where the folder holds nothing
-    that this flashgen generated.
-    """
-    global _current
-    _current = dispatcher_in(default_folder() if folder is None else _inner(Path(folder)))
+"""What folders.current() gives; None before its first call."""
 
 
 def default_folder() -> Path:
     """The folder that FLASHGEN_GENERATED names, or the shipped one."""
     named = settings.generated_override()
-    return paths.shipped_generated_dir() if named is None else _inner(named)
+    return paths.shipped_generated_dir() if named is None else inner_folder(named)
 
 
-def dispatcher_of(package: str = SHIPPED) -> Serving:
-    """The dispatcher that a graph names; the current one where this process has none of that name,
-    as after torch.export elsewhere.
+def inner_folder(folder: Path) -> Path:
+    """DIR/generated, where DIR holds one; else DIR."""
+    inner = paths.generated_dir(folder)
+    with nameable(folder):
+        return inner if inner.is_dir() else folder
+
+
+@contextlib.contextmanager
+def nameable(folder: Path) -> Iterator[None]:
+    """Turn what Python says of an impossible name into a GeneratedError: too long, a zero byte, a
+    circle of links.
     """
-    if package == SHIPPED:
-        return current()
-    return _dispatchers.get(package) or current()
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise GeneratedError(
+            f"{str(folder)[:80]!r} must be a folder that flashgen generated: {str(error)[:80]}"
+        ) from None
 
 
-def dispatcher_in(folder: Path) -> Serving:
-    """The one dispatcher of a folder, loaded at the first call. Raises GeneratedError."""
-    with _named(folder):
-        folder = folder.resolve()
-    package = _package_name(folder)
-    with _lock:
-        if package not in _dispatchers:
-            _folders[package] = folder
-            register(package, _load(package, folder))
-        return _dispatchers[package]
+def dispatcher_of(package: str) -> Serving:
+    """The dispatcher that a graph names; the current one where this process has none of that name,
+    as after torch.export elsewhere. Raises GeneratedError where nothing serves yet.
+    """
+    found = None if package == SHIPPED else _dispatchers.get(package)
+    if (found := found or _current) is None:
+        raise GeneratedError(f"nothing serves {package} yet: import flashgen.runtime.operators")
+    return found
 
 
-def register(package: str, dispatcher: Serving) -> None:
-    """Let graphs find the dispatcher of a package."""
+def registered(package: str) -> Serving | None:
+    """The dispatcher of a package, if its folder was loaded."""
+    return _dispatchers.get(package)
+
+
+def register(package: str, folder: Path, dispatcher: Serving) -> None:
+    """Let graphs find the dispatcher of a package, which serves from this folder."""
+    _folders[package] = folder
     _dispatchers[package] = dispatcher
+
+
+def serve_by(dispatcher: Serving) -> None:
+    """Make this the current dispatcher."""
+    global _current
+    _current = dispatcher
 
 
 def named_folder(package: str) -> Path | None:
@@ -157,69 +151,8 @@ def is_missing(module: str, error: ModuleNotFoundError) -> bool:
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
-def _start() -> Serving:
-    global _current
-    with _lock:
-        if _current is None:
-            _current = dispatcher_in(default_folder())
-        return _current
-
-
-def _inner(folder: Path) -> Path:
-    """DIR/generated, where DIR holds one; else DIR."""
-    inner = paths.generated_dir(folder)
-    with _named(folder):
-        return inner if inner.is_dir() else folder
-
-
-@contextlib.contextmanager
-def _named(folder: Path) -> Iterator[None]:
-    """Turn what Python says of an impossible name into a GeneratedError: too long, a zero byte, a
-    circle of links.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        raise GeneratedError(
-            f"{str(folder)[:80]!r} must be a folder that flashgen generated: {str(error)[:80]}"
-        ) from None
-
-
 def _text(folder: Path) -> str:
     try:
         return (folder / "__init__.py").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _package_name(folder: Path) -> str:
-    if folder == paths.shipped_generated_dir().resolve():
-        return SHIPPED
-    return f"{SHIPPED}_{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
-
-
-def _load(package: str, folder: Path) -> Serving:
-    problem = why_not_generated(folder)
-    if problem is not None:
-        raise GeneratedError(problem)
-    spec = importlib.util.spec_from_file_location(package, folder / "__init__.py")
-    assert spec is not None  # the file's name ends with .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[package] = module
-    try:
-        spec.loader.exec_module(module)
-        table = importlib.import_module(f"{package}.table")
-    except Exception as error:
-        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
-            del sys.modules[name]
-        raise GeneratedError(
-            f"{folder} cannot be loaded ({type(error).__name__}: {error}): run flashgen generate "
-            f"--out {folder.parent}"
-        ) from error
-    # By name, for the modules of the dispatcher import this one.
-    runtime = importlib.import_module("flashgen.runtime.dispatcher")
-    dispatcher: Serving = runtime.Dispatcher(
-        package=package, archs=table.ARCHS, choices=table.CHOICES
-    )
-    return dispatcher

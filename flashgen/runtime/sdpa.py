@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import registry, torch_modes
+from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import PLAIN_TYPES
 from flashgen.spec.from_call import check_heads
 from flashgen.spec.vocabulary import DTYPE_BYTES, HEAD_DIM_STEP, MAX_BACKWARD_HEAD_DIM, MIN_HEAD_DIM
@@ -96,7 +96,7 @@ def attend(
     if attn_mask is not None:
         _check_mask(attn_mask, q, k)
         attn_mask = torch_modes.autocast(attn_mask)
-    o: Tensor = registry.current().attention(
+    o: Tensor = folders.current().attention(
         q,
         k,
         v,
@@ -146,7 +146,7 @@ def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
 
 def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> str | None:
     """Why torch serves this call; None where a kernel does."""
-    if not torch.compiler.is_compiling() and registry.current().serves_by_torch(q.device):
+    if not torch.compiler.is_compiling() and folders.current().serves_by_torch(q.device):
         return "CPU tensors"
     return (
         _why_not_of_kind(q, k, v, mask)

@@ -21,7 +21,7 @@ from torch.library import Library
 from torch.nn.attention import register_flash_attention_impl
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import registry, torch_modes, varlen
+from flashgen.runtime import folders, torch_modes, varlen
 from flashgen.runtime.call import Call, Saved, Wanted
 from flashgen.runtime.flash_attn import in_steps, window_within
 from flashgen.spec.features import PLAIN, Features, Given, Window
@@ -192,7 +192,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
 ) -> tuple[Tensor, Tensor]:
     """O (B, H, Sq, d) and LSE (B, H, Sq), float32."""
-    dispatcher, query = registry.current(), q
+    dispatcher, query = folders.current(), q
     q, k, v, _ = in_steps(q, k, v, call.scale)
     if features is PLAIN:
         o, lse = dispatcher.attention(
@@ -211,7 +211,7 @@ def _backward(saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     given = saved.q, saved.k, saved.v
     saved.q, saved.k, saved.v, _ = in_steps(*given, saved.call.scale)
     saved.o, do, *_ = in_steps(saved.o, do, do, saved.call.scale)
-    found = registry.current().passes.backward(saved, do, None, _ALL)
+    found = folders.current().passes.backward(saved, do, None, _ALL)
     dq, dk, dv = (
         _laid_out_as(x, dx) for x, dx in zip(given, found, strict=False) if dx is not None
     )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.runtime import registry, torch_modes
+from flashgen.runtime import folders, torch_modes
 from flashgen.runtime import transformers_models as models
 from flashgen.runtime.sdpa import attend
 from flashgen.runtime.transformers_models import NAMES
@@ -233,7 +233,7 @@ def attention_forward(
         _check_mask(attention_mask)
     if attention_mask is not None and _is_chunk_start(attention_mask):
         config: Any = module.config
-        o = registry.dispatcher_of().attention(
+        o = folders.current().attention(
             query, key, value, causal=True, scale=scaling, dropout_p=dropout,
             chunk=config.attention_chunk_size, chunk_start=attention_mask.flatten(),
             softcap=softcap, sinks=sinks, bias=position_bias, deterministic=deterministic,
@@ -246,7 +246,7 @@ def attention_forward(
     bias = _biased(position_bias, attention_mask)
     if softcap or sinks is not None or (causal and bias is not None):
         # torch has no function of these, so that they go to kernels, or to the reference.
-        o = registry.current().attention(
+        o = folders.current().attention(
             query,
             key,
             value,

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.reference import attention as reference
 from flashgen.reference.cache import Cache, sequence
-from flashgen.runtime import autograd, cpu, registry, torch_modes
+from flashgen.runtime import autograd, cpu, folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
 from flashgen.runtime.registry import Serving
 from flashgen.spec.features import Features, Given, Window
@@ -143,7 +143,7 @@ def attention_varlen(
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     else:
         k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    o, lse = attend(registry.current(), q, k, v, call, features)
+    o, lse = attend(folders.current(), q, k, v, call, features)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
 

@@ -42,11 +42,11 @@ if sys.modules["flashgen"].__version__ != _VERSION:
         f"{{sys.modules['flashgen'].__version__}}; load the kernel first, or export it anew"
     )
 
-from flashgen.runtime import registry, sdpa, torch, transformers  # noqa: E402
+from flashgen.runtime import folders, sdpa, torch, transformers  # noqa: E402
 from flashgen.runtime.flash_attn import *  # noqa: E402, F403
 from flashgen.runtime.varlen import attention_varlen  # noqa: E402, F401
 
-_dispatcher = registry.dispatcher_in(_PACKAGE / "_generated")
+_dispatcher = folders.dispatcher_in(_PACKAGE / "_generated")
 attention = _dispatcher.attention
 decode = _dispatcher.decode
 explain = _dispatcher.explain

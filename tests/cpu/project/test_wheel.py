@@ -114,7 +114,7 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
         "import torch\n"
         "from flashgen import attention, digest, paths\n"
-        "from flashgen.runtime import registry, sdpa\n"
+        "from flashgen.runtime import folders, registry, sdpa\n"
         "from flashgen.table import table\n"
         "from flashgen.kernels.render import render\n"
         "from flashgen.report.html import environment\n"
@@ -147,11 +147,11 @@ def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
     # What it wrote is importable, and serves beside the shipped tables or in their place.
     program = (
         "import flashgen, generated.dispatcher\n"
-        "from flashgen.runtime import registry\n"
+        "from flashgen.runtime import folders\n"
         "own = generated.dispatcher._dispatcher\n"
-        "assert own is not registry.current() and own.digest() != flashgen.digest()\n"
+        "assert own is not folders.current() and own.digest() != flashgen.digest()\n"
         "flashgen.use('.')\n"
-        "assert own is registry.current() and own.digest() == flashgen.digest()\n"
+        "assert own is folders.current() and own.digest() == flashgen.digest()\n"
         "print(generated.dispatcher.__file__, flashgen.__file__, sep='\\n')"
     )
     dispatcher, tool = run("-c", program, cwd=tmp_path, PYTHONPATH=str(site)).splitlines()

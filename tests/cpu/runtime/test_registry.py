@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import flashgen
 from flashgen import paths
 from flashgen.errors import GeneratedError
-from flashgen.runtime import Dispatcher, api, registry, sdpa
+from flashgen.runtime import Dispatcher, api, folders, registry, sdpa
 from flashgen.table import emit
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,8 +42,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_shipped_folder_has_one_dispatcher() -> None:
     import generated.dispatcher
 
-    shipped = registry.current()
-    assert shipped is registry.dispatcher_in(ROOT / "generated")
+    shipped = folders.current()
+    assert shipped is folders.dispatcher_in(ROOT / "generated")
     assert shipped is generated.dispatcher._dispatcher
     assert shipped is registry.dispatcher_of("flashgen._generated")
     assert flashgen.digest() == generated.dispatcher.digest()
@@ -65,8 +65,8 @@ def test_use_is_followed_by_functions_imported_before(
     monkeypatch.setattr("flashgen.runtime.resolver.Resolver.left_to_torch", lambda *_: False)
     for named in (other, other / "generated", str(other)):
         flashgen.use(named)
-        used = registry.dispatcher_in(other / "generated")
-        assert registry.current() is used
+        used = folders.dispatcher_in(other / "generated")
+        assert folders.current() is used
         assert api.attention.__name__ == "attention"
         with FakeTensorMode():
             api.attention(torch.zeros(1, 1, 4, 32), *[torch.zeros(1, 1, 4, 32)] * 2)
@@ -75,16 +75,16 @@ def test_use_is_followed_by_functions_imported_before(
         called.clear()
         assert f"tables: {other / 'generated'}" in str(flashgen.explain(Q, Q, Q))
     flashgen.use(None)
-    assert registry.current() is registry.dispatcher_in(ROOT / "generated")
+    assert folders.current() is folders.dispatcher_in(ROOT / "generated")
 
 
 def test_graphs_name_their_folder(other: Path) -> None:
-    shipped = registry.current()
+    shipped = folders.current()
     flashgen.use(other)
-    used = registry.current()
+    used = folders.current()
     assert isinstance(used, Dispatcher)
     assert registry.dispatcher_of(used.resolver.package) is used
-    assert registry.dispatcher_of() is used  # a graph of the shipped tables follows use()
+    assert folders.current() is used  # a graph of the shipped tables follows use()
     flashgen.use(None)
     assert registry.dispatcher_of(used.resolver.package) is used
     assert registry.dispatcher_of("flashgen._generated_of_another_process") is shipped
@@ -102,24 +102,24 @@ def test_compiled_code_follows_use(other: Path) -> None:
     compiled(Q), compiled(Q)
     flashgen.use(other)
     compiled(Q)
-    used = registry.current()
+    used = folders.current()
     assert isinstance(used, Dispatcher)
     assert packages == [registry.SHIPPED, used.resolver.package]
 
 
 def test_the_variable_names_a_folder(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_GENERATED", str(other))
-    assert registry.current() is registry.dispatcher_in(other / "generated")
+    assert folders.current() is folders.dispatcher_in(other / "generated")
     monkeypatch.setenv("FLASHGEN_GENERATED", str(other / "nowhere"))
     monkeypatch.setattr(registry, "_current", None)
     with pytest.raises(GeneratedError, match="nowhere must be a folder that flashgen generated"):
-        registry.current()
+        folders.current()
 
 
 def test_a_folder_of_another_schema_or_of_somebody_else_is_refused(tmp_path: Path) -> None:
     """Before anything of it is imported."""
     text = (ROOT / "generated" / "__init__.py").read_text()
-    shipped = registry.current()
+    shipped = folders.current()
     for found, sentence in (
         ("raise SystemExit('imported')\n", "its __init__.py does not say so"),
         (text.replace("SCHEMA = 1", "SCHEMA = 99"), "must have schema 1, and it has schema 99"),
@@ -130,7 +130,7 @@ def test_a_folder_of_another_schema_or_of_somebody_else_is_refused(tmp_path: Pat
         (tmp_path / "__init__.py").write_text(found)
         with pytest.raises(GeneratedError, match=re.escape(sentence)):
             flashgen.use(tmp_path)
-        assert registry.current() is shipped
+        assert folders.current() is shipped
 
 
 def test_a_folder_on_the_path_serves_by_its_own_dispatcher(
@@ -140,8 +140,8 @@ def test_a_folder_on_the_path_serves_by_its_own_dispatcher(
     for name in [name for name in sys.modules if name.split(".")[0] == "generated"]:
         monkeypatch.delitem(sys.modules, name)
     theirs = importlib.import_module("generated.dispatcher")
-    assert theirs._dispatcher is registry.dispatcher_in(other / "generated")
-    assert theirs._dispatcher is not registry.current()
+    assert theirs._dispatcher is folders.dispatcher_in(other / "generated")
+    assert theirs._dispatcher is not folders.current()
     assert f"tables: {other / 'generated'}" not in str(flashgen.explain(Q, Q, Q))
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen.runtime.torch as hook
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import flash_attn, registry
+from flashgen.runtime import flash_attn, folders
 from tests.serving import leaves
 
 FORWARD = hook.OPERATORS["_scaled_dot_product_flash_attention"]
@@ -104,7 +104,7 @@ def test_the_backward_drops_what_the_forward_dropped() -> None:
     found = both(tensors, do, 0.5, True)
     torch.manual_seed(5)
     q, k, v = leaves(*tensors)
-    o = registry.current().attention(q, k, v, causal=True, dropout_p=0.5)
+    o = folders.current().attention(q, k, v, causal=True, dropout_p=0.5)
     for own, right in zip(found, [o, *torch.autograd.grad(o, (q, k, v), do)], strict=True):
         torch.testing.assert_close(own, right, rtol=0.05, atol=0.05)
 
@@ -138,7 +138,7 @@ def test_the_backward_is_deterministic_where_torch_is(
     monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
     tensors, seen = draw(1, 1, 4, 16), []
-    passes = registry.current().passes
+    passes = folders.current().passes
     backward = passes.backward
 
     def record(saved: Any, *rest: Any) -> Any:

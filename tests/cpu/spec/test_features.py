@@ -161,7 +161,7 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
 
     asked: list[Append] = []
     monkeypatch.setattr(
-        "flashgen.runtime.kv_cache.by_torch", lambda call, rotary: asked.append(call)
+        "flashgen.runtime.appender.by_torch", lambda call, rotary: asked.append(call)
     )
     new, turns = torch.zeros(2, 2, 1, 16), negated(torch.ones(8, 4))
     append(*torch.zeros(2, 2, 2, 8, 16), new, new, numbers, q=new, cos=turns, sin=turns)

@@ -220,7 +220,7 @@ class TestTheEmittedTable:
             "functools",
             "pathlib",
             "flashgen.runtime.choice",
-            "flashgen.runtime.registry",
+            "flashgen.runtime.folders",
             "flashgen.spec.attention",
             "flashgen.spec.config",
             ".kernels",

@@ -1,0 +1,149 @@
+"""Attention as operators of torch.library: what torch.compile, torch.export, FakeTensor and
+torch.func see of it.
+
+Eager calls do not come here: see autograd.py. An operator belongs to the process, so an argument
+names the package that serves it; runtime/registry.py resolves the name. O has the memory layout of
+q (kernels/arguments.py, empty_like_layout), gradients that of their tensors; the gradient of a bias
+is contiguous, and a gradient that is not wanted is a tensor of no element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from flashgen.kernels.arguments import empty_like_layout
+from flashgen.runtime import registry, torch_modes
+from flashgen.runtime.autograd import refuse_second_derivative
+from flashgen.runtime.call import Call, Saved, Wanted
+from flashgen.spec.features import BIAS, NUMBERS, SINKS, TENSORS, Features, from_parts
+from flashgen.spec.from_call import check_scale
+
+_ARGUMENTS = ", ".join(
+    (
+        *(f"Tensor {name}" for name in "qkv"),
+        *(f"Tensor? {name}" for name in TENSORS),
+        *(f"{kind} {name}" for name, kind in NUMBERS.items()),
+        "float? scale, str causal, str precision, bool deterministic, str package",
+    )
+)
+_FORWARD = f"({_ARGUMENTS}) -> (Tensor o, Tensor lse)"
+_BACKWARD = (
+    f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
+)
+_TENSORS = 3 + len(TENSORS)
+"""How many arguments are tensors: q, k, v and those of features."""
+
+
+@torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
+def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """O and LSE of q, k, v, TENSORS, NUMBERS, scale, causal, precision, deterministic and package.
+
+    causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none.
+    """
+    q, k, v, call, features, package = _read(arguments)
+    dispatcher = registry.dispatcher_of(package)
+    dispatcher.check(q, k, v, call, features)
+    return dispatcher.passes.forward(q, k, v, call, features)
+
+
+@attention_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return (
+        empty_like_layout(q, v.shape[3]),
+        torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
+    )
+
+
+@torch.library.custom_op("flashgen::attention_backward", mutates_args=(), schema=_BACKWARD)
+def attention_backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    wanted: Sequence[bool],
+    *arguments: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
+    q, k, v, call, features, package = _read(arguments)
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
+    gradients = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3], sinks=wanted[4])
+    found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, gradients)
+    dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
+    return dq, dk, dv, dbias, dsinks
+
+
+@attention_backward.register_fake
+def _(
+    do: Tensor,
+    dlse: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    wanted: Sequence[bool],
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
+    q, k, v, *others = arguments
+    bias, sinks = others[BIAS], others[SINKS]
+    found = [
+        empty_like_layout(x, x.shape[3]) if needed else q.new_empty(0)
+        for x, needed in zip((q, k, v), wanted, strict=False)
+    ]
+    dbias = q.new_empty(0)
+    if wanted[3] and bias is not None:
+        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    dsinks = q.new_empty(0)
+    if wanted[4] and sinks is not None:
+        dsinks = torch.empty(sinks.shape, dtype=sinks.dtype, device=sinks.device)
+    return (*found, dbias, dsinks)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:_TENSORS])
+    ctx.options = inputs[_TENSORS:]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients: list[Tensor | None] = [None] * (_TENSORS + len(ctx.options))
+    if do is None and dlse is None:
+        return tuple(gradients)
+    torch_modes.check_gradients(do, dlse)
+    o, lse, *tensors = ctx.saved_tensors
+    places = (0, 1, 2, 3 + BIAS, 3 + SINKS)
+    wanted = [ctx.needs_input_grad[place] for place in places]
+    do = torch.zeros_like(o) if do is None else do
+    found = attention_backward(do, dlse, o, lse, wanted, *tensors, *ctx.options)
+    for place, x, needed in zip(places, found, wanted, strict=True):
+        gradients[place] = x if needed else None
+    return tuple(gradients)
+
+
+def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
+    refuse_second_derivative()
+
+
+def _refuse_vmap(*_: Any) -> NoReturn:
+    torch_modes.refuse_vmap()
+
+
+def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Features, str]:
+    """q, k, v, the options, the features and the package of an operator's arguments."""
+    q, k, v, *tensors = arguments[:_TENSORS]
+    *numbers, scale, causal, precision, deterministic, package = arguments[_TENSORS:]
+    call = Call(
+        causal=False if causal == "none" else causal,  # check() judges it
+        scale=check_scale(scale, q.shape[3]),
+        precision=precision,
+        deterministic=deterministic,
+    )
+    return q, k, v, call, from_parts(tensors, numbers), package
+
+
+attention_forward.register_autograd(_differentiate, setup_context=_save)
+attention_backward.register_autograd(_differentiate_twice)
+attention_forward.register_vmap(_refuse_vmap)
+attention_backward.register_vmap(_refuse_vmap)

@@ -1,0 +1,94 @@
+"""The dispatcher of each folder of generated kernels, and which one is current.
+
+A folder is loaded from its path, under a module name of flashgen's own. So flashgen finds its own
+folder without sys.path, and imports no other package that is called `generated`. The public
+functions and drop-ins use the current dispatcher, which serves the shipped folder, or the one that
+FLASHGEN_GENERATED or use() names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+
+from flashgen import paths
+from flashgen.errors import GeneratedError
+from flashgen.runtime import registry
+from flashgen.runtime.dispatcher import Dispatcher
+from flashgen.runtime.registry import SHIPPED, Serving
+
+_lock = threading.RLock()
+
+
+def current() -> Serving:
+    """The dispatcher that serves flashgen.attention, the drop-ins and graphs.
+
+    Its folder is loaded at the first call. Raises GeneratedError where that cannot be.
+    """
+    return registry._current or _start()
+
+
+def use(folder: str | os.PathLike[str] | None) -> None:
+    """Serve this process by the kernels and tables of a folder from now on.
+
+    folder: what `flashgen tune --out` or `flashgen generate --out` named, or the `generated` in it;
+    None returns to FLASHGEN_GENERATED, or to the shipped tables. Functions imported from flashgen,
+    drop-ins and registered operators follow. Raises GeneratedError where the folder holds nothing
+    that this flashgen generated.
+    """
+    named = registry.default_folder() if folder is None else registry.inner_folder(Path(folder))
+    registry.serve_by(dispatcher_in(named))
+
+
+def dispatcher_in(folder: Path) -> Serving:
+    """The one dispatcher of a folder, loaded at the first call. Raises GeneratedError."""
+    with registry.nameable(folder):
+        folder = folder.resolve()
+    package = _package_name(folder)
+    with _lock:
+        found = registry.registered(package)
+        if found is None:
+            found = _load(package, folder)
+            registry.register(package, folder, found)
+        return found
+
+
+def _start() -> Serving:
+    with _lock:
+        if registry._current is None:
+            registry.serve_by(dispatcher_in(registry.default_folder()))
+        assert registry._current is not None
+        return registry._current
+
+
+def _package_name(folder: Path) -> str:
+    if folder == paths.shipped_generated_dir().resolve():
+        return SHIPPED
+    return f"{SHIPPED}_{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+
+
+def _load(package: str, folder: Path) -> Dispatcher:
+    problem = registry.why_not_generated(folder)
+    if problem is not None:
+        raise GeneratedError(problem)
+    spec = importlib.util.spec_from_file_location(package, folder / "__init__.py")
+    assert spec is not None  # the file's name ends with .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[package] = module
+    try:
+        spec.loader.exec_module(module)
+        table = importlib.import_module(f"{package}.table")
+    except Exception as error:
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+            del sys.modules[name]
+        raise GeneratedError(
+            f"{folder} cannot be loaded ({type(error).__name__}: {error}): run flashgen generate "
+            f"--out {folder.parent}"
+        ) from error
+    return Dispatcher(package=package, archs=table.ARCHS, choices=table.CHOICES)
