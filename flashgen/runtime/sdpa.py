@@ -19,7 +19,7 @@ import logging
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as of_torch
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import folders, torch_modes
@@ -80,7 +80,7 @@ def attend(
         reason = _why_not(query, key, value, attn_mask, enable_gqa)
     if reason is not None:
         _say(reason)
-        return functional.scaled_dot_product_attention(
+        return of_torch(
             query,
             key,
             value,

@@ -21,11 +21,21 @@ BACKEND = "flashgen.runtime.vllm_backend.FlashgenBackend"
 
 
 def register() -> None:
-    """Make --attention-backend CUSTOM flashgen, unless another plugin has taken that name."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    """Make --attention-backend CUSTOM flashgen, unless another plugin has taken that name. vLLM
+    calls this unguarded in every process: of a vLLM without a place for backends of others it says
+    so and does nothing.
+    """
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    custom = AttentionBackendEnum.CUSTOM
-    if custom.is_overridden() and custom.get_path() != BACKEND:
+        custom = AttentionBackendEnum.CUSTOM
+        taken = custom.is_overridden() and custom.get_path() != BACKEND
+    except (ImportError, AttributeError) as error:
+        logger.warning(
+            "flashgen needs vLLM 0.33, and is no attention backend of this one: %s", error
+        )
+        return
+    if taken:
         logger.warning("vLLM's attention backend CUSTOM stays %s", custom.get_path())
         return
     register_backend(custom, BACKEND)

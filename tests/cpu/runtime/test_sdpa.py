@@ -27,3 +27,12 @@ def test_cpu_tensors_are_left_to_torch(
     assert [record.getMessage() for record in caplog.records] == [
         "torch's own scaled_dot_product_attention serves CPU tensors"
     ]
+
+
+def test_it_may_take_the_place_of_torchs_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(2, 3, 9, 20) for _ in range(3))
+    want = functional.scaled_dot_product_attention(q, k, v)
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", sdpa.scaled_dot_product_attention
+    )
+    assert torch.equal(functional.scaled_dot_product_attention(q, k, v), want)

@@ -51,6 +51,28 @@ def test_another_plugins_backend_stays(backend: ModuleType) -> None:
     assert fakes.AttentionBackendEnum.CUSTOM.get_path() == "other.Backend"
 
 
+@pytest.mark.parametrize("lacks", ["module", "register_backend", "CUSTOM", "is_overridden"])
+def test_an_older_vllm_is_told_so_and_goes_on(
+    backend: ModuleType,
+    lacks: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = "vllm.v1.attention.backends.registry"
+    if lacks == "module":
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    elif lacks == "CUSTOM":
+        monkeypatch.setattr(sys.modules[name], "AttentionBackendEnum", SimpleNamespace())
+    elif lacks == "is_overridden":
+        monkeypatch.delattr(fakes.AttentionBackendEnum, lacks)
+    else:
+        monkeypatch.delattr(sys.modules[name], lacks)
+    plugin.register()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("flashgen needs vLLM 0.33")
+    assert fakes.overrides == {}
+
+
 def test_what_it_takes(backend: ModuleType) -> None:
     found = backend.FlashgenBackend
     assert [dim for dim in (8, 16, 20, 80, 128, 512, 520) if found.supports_head_size(dim)] == [
