@@ -17,8 +17,8 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate import inputs
 from flashgen.evaluate.inputs import in_pages, make_decode
-from flashgen.reference.cache import Cache
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.problem import Problem, bytes_moved, flops, workload
 from flashgen.spec.vocabulary import DType

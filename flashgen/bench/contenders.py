@@ -18,8 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, Direction
 from flashgen.errors import FlashgenError
-from flashgen.reference.cache import Cache
 from flashgen.runtime import Dispatcher, folders
+from flashgen.spec.cache import Cache
 
 Attention = Callable[..., Tensor]
 """Of q, k and v, O (B, H, Sq, d_v); of decode, whose operands are bound, of nothing."""

@@ -22,8 +22,9 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate import measure
 from flashgen.evaluate.gpu_state import Conditions, clocks_and_power
 from flashgen.reference import attention as reference
-from flashgen.reference import cache as reference_cache
 from flashgen.reference import gradients
+from flashgen.runtime.eager import cache as eager_cache
+from flashgen.runtime.eager.gradients import GradientInputs
 from flashgen.spec.features import PLAIN
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Timing
@@ -62,7 +63,7 @@ def _of_backward(found: tuple[Tensor, ...], case: BenchCase, x: BenchInputs) -> 
     """The worst gradient. The heads are not grouped, so each has its own gradients."""
     heads = _heads(case, BACKWARD_ELEMENTS)
     q, k, v, do, *gradient = (y[:1, :heads] for y in (x.q, x.k, x.v, x.do, *found))
-    inputs = gradients.GradientInputs(
+    inputs = GradientInputs(
         q=q,
         k=k,
         v=v,
@@ -80,7 +81,7 @@ def _of_decode(o: Tensor, case: BenchCase, x: BenchInputs) -> float:
     worst = 0.0
     for number in {0, case.problem.batch - 1}:
         one = slice(number, number + 1)
-        k, v = reference_cache.sequence(x.cache, number, case.problem.seq_k)
+        k, v = eager_cache.sequence(x.cache, number, case.problem.seq_k)
         lse = torch.zeros(o[one].shape[:3], device=o.device)
         verdict = reference.judge(o[one], lse, x.q[one], k, v, scale=case.scale, diagonal=None)
         worst = max(worst, verdict.floors)

@@ -18,12 +18,12 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts, Rotation
 from flashgen.kernels.plan import Kernel
 from flashgen.reference import attention as reference
-from flashgen.reference import cache as reference_cache
 from flashgen.reference import cases as reference_cases
 from flashgen.reference.attention import Comparison
-from flashgen.reference.cache import Cache
 from flashgen.reference.cases import CheckCase
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import Features
 from flashgen.spec.from_call import check_scale
@@ -62,7 +62,7 @@ def run_append(
     exact_k, exact_q = k.double(), queries.double()
     if rotation is not None:
         exact_k, exact_q = rotated_pair(exact_k, exact_q, rotation, cache, spec)
-    reference_cache.append(expected, exact_k, v.double())
+    eager_cache.append(expected, exact_k, v.double())
     found = replace(cache, k=cache.k.clone(), v=cache.v.clone())
     q = bind(kernel, spec, config)(Append(k=k, v=v, cache=found, rotation=rotation))
     if spec.kv_dtype != "same" and rotation is None and not _same_bytes(found, k, v, cache):
@@ -83,9 +83,7 @@ def rotated_pair(
         places = cache.lengths.long().clamp(min=0)[:, None] + steps
         places = places.clamp(max=max(cache.capacity - 1, 0))
         interleaved = spec.rotary == "interleaved"
-        return reference_cache.rotated(
-            x, rotation.cos, rotation.sin, places, interleaved=interleaved
-        )
+        return eager_cache.rotated(x, rotation.cos, rotation.sin, places, interleaved=interleaved)
 
     return turned(k, 1), turned(q, rotation.q_step)
 
@@ -93,7 +91,7 @@ def rotated_pair(
 def _error(found: Tensor, exact: Tensor, before: Tensor) -> float:
     """The error in floors; infinite if anything was written that must not change."""
     if found.element_size() == 1:
-        ideal = reference_cache.quantized(exact, found.dtype).float()
+        ideal = eager_cache.quantized(exact, found.dtype).float()
         exact = exact.clamp(ideal.min(), ideal.max())
         found, before = found.float(), before.float()
     else:
@@ -109,7 +107,7 @@ def _same_bytes(found: Cache, k: Tensor, v: Tensor, before: Cache) -> bool:
     one rounding have a unique result.
     """
     wanted = replace(before, k=before.k.clone(), v=before.v.clone())
-    reference_cache.append(wanted, k, v)
+    eager_cache.append(wanted, k, v)
     pairs = ((found.k, wanted.k), (found.v, wanted.v))
     return all(torch.equal(a.view(torch.int8), b.view(torch.int8)) for a, b in pairs)
 
@@ -243,14 +241,14 @@ def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """O of `dtype` and LSE of all parts, merged in float64 over the parts that have keys."""
     if parts.whole:
         return parts.o, parts.lse
-    o, lse = reference_cache.merge(parts.o.double(), parts.lse.double())
+    o, lse = reference.merge(parts.o.double(), parts.lse.double())
     return o.to(dtype), lse.float()
 
 
 def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Comparison:
     """The worst of all sequences of a call, each by reference.judge."""
     worst = Comparison(floors=0.0, lse=0.0)
-    for number, q, k, v, own in reference_cache.sequences(call.q, call.cache, call.features):
+    for number, q, k, v, own in eager_cache.sequences(call.q, call.cache, call.features):
         one = slice(number, number + 1)
         verdict = reference.judge(
             o[one], lse[one], q, k, v,
@@ -322,7 +320,7 @@ def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) ->
     found: dict[str, Tensor] = {}
     for name, x in (("k", cache.k), ("v", cache.v)):
         spread = torch.exp2(2.0 * torch.rand(shape, generator=generator) - 1.0)
-        scale = 2.5 / reference_cache.LARGEST[dtype] * spread
+        scale = 2.5 / eager_cache.LARGEST[dtype] * spread
         if spec.kv_scales == "page":
             assert cache.block_table is not None  # a spec's pages have scales where it is paged
             spare = torch.ones(shape[0], dtype=torch.bool)
@@ -333,7 +331,7 @@ def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) ->
             per_element = scale[:, None, None]
         base = torch.zeros((x if x._base is None else x._base).shape, dtype=dtype)
         narrow = base.as_strided(x.shape, x.stride(), x.storage_offset())
-        narrow.copy_(reference_cache.quantized(x.float() / per_element, dtype))
+        narrow.copy_(eager_cache.quantized(x.float() / per_element, dtype))
         found |= {name: narrow, f"{name}_scale": scale}
     return replace(cache, **found)
 
@@ -353,7 +351,7 @@ def make_features(
     features = reference_cases.make_features(spec, drawn, seed, device)
     bias, own = features.bias, (problem.batch, cache.capacity)
     if spec.bias == "additive" and bias is not None and bias.shape[::3] == own:
-        for number, (first, end) in enumerate(reference_cache.held(cache)):
+        for number, (first, end) in enumerate(eager_cache.held(cache)):
             bias[number, ..., :first] = float("nan")
             bias[number, ..., end:] = float("nan")
     return features
@@ -362,9 +360,9 @@ def make_features(
 def _poison(cache: Cache) -> None:
     """Write NaN into every position of a cache that holds no key of a sequence."""
     held = torch.zeros(cache.k.shape[0], cache.k.shape[2], dtype=torch.bool)
-    for number, (first, length) in enumerate(reference_cache.held(cache)):
+    for number, (first, length) in enumerate(eager_cache.held(cache)):
         if cache.block_table is None:
-            held[reference_cache.row_of(cache, number), first:length] = True
+            held[eager_cache.row_of(cache, number), first:length] = True
             continue
         places = torch.arange(first, length)
         pages = cache.block_table[number].long()[places >> cache.page_bits]
@@ -384,7 +382,7 @@ def _run_combine(
     lse[torch.rand(lse.shape, generator=generator) < 0.3] = float("-inf")
     lse[:, 0, 0, 0] = float("-inf")  # a row for which no part has a key
     o[lse.isinf()] = float("nan")
-    exact_o, exact_lse = reference_cache.merge(o.double(), lse.double())
+    exact_o, exact_lse = reference.merge(o.double(), lse.double())
     q = reference_cases.draw((*rows, spec.head_dim_v), "bshd", generator)
     q = reference_cases.moved(q, getattr(torch, spec.dtype), device)
     parts = Parts(o=o.to(device), lse=lse.to(device))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashgen.kernels.launch_cache import Decode
-    from flashgen.reference.cache import Cache
+    from flashgen.spec.cache import Cache
 
 
 PAGE_SIZE = 16
@@ -106,7 +106,7 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
 def _documents(problem: Problem, device: str) -> BlockMask:
     import torch
 
-    from flashgen.reference.block_masks import document
+    from flashgen.runtime.block_mask import document
 
     of_q, of_k = (
         torch.arange(length, device=device) // TUNED_DOCUMENT
@@ -204,7 +204,7 @@ def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, s
     import torch
 
     from flashgen.kernels.launch_cache import Decode
-    from flashgen.reference.cache import Cache
+    from flashgen.spec.cache import Cache
 
     q, k, v = make_inputs(spec, problem, seed, device)
     lengths = torch.full((problem.batch,), problem.seq_k, dtype=torch.int32, device=device)
@@ -226,15 +226,15 @@ def in_8_bits(cache: Cache, spec: AttentionSpec) -> Cache:
     """A cache with the elements and scales that a spec asks for: the largest become the largest."""
     import torch
 
-    from flashgen.reference import cache as reference_cache
+    from flashgen.runtime.eager import cache as eager_cache
 
     dtype = torch.int8 if spec.kv_dtype == "int8" else torch.float8_e4m3fn
 
     def narrow(x: Tensor) -> tuple[Tensor, Tensor]:
-        of_pages = x.abs().amax((2, 3)).float() / reference_cache.LARGEST[dtype]  # (pages, Hkv)
+        of_pages = x.abs().amax((2, 3)).float() / eager_cache.LARGEST[dtype]  # (pages, Hkv)
         scale = of_pages if spec.kv_scales == "page" else of_pages.amax(0)
         scale = torch.where(scale == 0.0, 1.0, scale)
-        return reference_cache.quantized(x.float() / scale[..., None, None], dtype), scale
+        return eager_cache.quantized(x.float() / scale[..., None, None], dtype), scale
 
     (k, k_scale), (v, v_scale) = narrow(cache.k), narrow(cache.v)
     return replace(cache, k=k, v=v, k_scale=k_scale, v_scale=v_scale)

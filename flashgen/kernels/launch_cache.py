@@ -30,7 +30,7 @@ from flashgen.spec.grid_rules import splits_of, streamed
 from flashgen.spec.problem import Problem
 
 if TYPE_CHECKING:
-    from flashgen.reference.cache import Cache
+    from flashgen.spec.cache import Cache
 
 
 @dataclass(kw_only=True, eq=False)

@@ -15,9 +15,10 @@ from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import digest_of, render
 from flashgen.paper.counter import Counter, Traffic
-from flashgen.reference.attention import Comparison, attention, judge
-from flashgen.reference.cache import Cache
+from flashgen.reference.attention import Comparison, judge
+from flashgen.runtime.eager.attention import attention
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.config import TILES, KernelConfig, Loads, Schedule
 from flashgen.spec.vocabulary import Direction
 

@@ -8,7 +8,8 @@ import torch
 
 from flashgen.paper import runs
 from flashgen.paper.finding import Chart, Check, Finding, Limit, Line, Row, Scale, Table
-from flashgen.reference.attention import FLOORS_ACCEPTED, attention, judge, max_abs
+from flashgen.reference.attention import FLOORS_ACCEPTED, judge, max_abs
+from flashgen.runtime.eager.attention import attention
 from flashgen.runtime.merge import merge
 from flashgen.spec.config import Schedule
 

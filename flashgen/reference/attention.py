@@ -1,21 +1,26 @@
-"""The reference of all checks: attention in float64, the floor, and the comparison.
+"""The oracle of all checks: attention in float64, the floor, and the comparison.
 
-Uses only torch, no flashgen kernel. Tensors are (batch, heads, seq, head_dim); K and
+Uses torch operations only, no flashgen kernel. Tensors are (batch, heads, seq, head_dim); K and
 V may have fewer heads than Q, as long as they divide.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashgen.reference.block_masks import dense
-from flashgen.reference.visibility import keep_mask, own_positions, places
-from flashgen.spec.features import MASKED_BELOW, PLAIN, Features
+from flashgen.runtime.eager.attention import (
+    attention,
+    descaled,
+    dropped,
+    float32_products,
+    operand,
+    per_query_head,
+    softmax_parts,
+)
+from flashgen.spec.features import PLAIN, Features
 
 FLOORS_ACCEPTED = 2.0
 LSE_TOLERANCE = 2.0**-16
@@ -25,28 +30,6 @@ FP8_P = 256.0
 """What an fp8 kernel multiplies P by before it rounds it: e4m3 ends at 448."""
 OUTPUT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 """Significant bits of an output type, the hidden one included."""
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    diagonal: int | None,
-    features: Features = PLAIN,
-) -> tuple[Tensor, Tensor]:
-    """Standard attention, softmax(scale * Q K^T + bias) V, computed in the dtype of its inputs (at
-    least float32).
-
-    Query i sees key j where j <= i + diagonal; None sees all. Returns O (B, H, Sq, d_v) and LSE (B,
-    H, Sq), natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf, or its sink.
-    """
-    q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
-    q, k, v = descaled(q, k, v, features)
-    p, row_sum, lse = _softmax_parts(q, k, scale, diagonal, features)
-    o = dropped(p, features) @ per_query_head(v, q.shape[1])
-    return o / torch.where(row_sum == 0, 1.0, row_sum), lse
 
 
 def rounded_attention(
@@ -68,102 +51,13 @@ def rounded_attention(
     dtype = q.dtype if features.fp8 is None else getattr(torch, features.fp8.dtype)
     q32, k32, v32 = (operand(x, precision) for x in (q, k, v))
     q32, k32, v32 = descaled(q32, k32, v32, features)
-    p, row_sum, lse = _softmax_parts(q32, k32, scale, diagonal, features)
+    p, row_sum, lse = softmax_parts(q32, k32, scale, diagonal, features)
     if features.fp8 is None:
         rounded = operand(p.to(dtype), precision)
     else:
         rounded = (p * FP8_P).to(torch.float8_e4m3fn).float() / FP8_P
     o = dropped(rounded, features) @ per_query_head(v32, q.shape[1])
     return (o / torch.where(row_sum == 0, 1.0, row_sum)).to(dtype), lse
-
-
-def descaled(q: Tensor, k: Tensor, v: Tensor, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V, floating, times the factors of an fp8 call."""
-    if features.fp8 is None:
-        return q, k, v
-    of_q, of_k, of_v = (x.to(q.dtype)[..., None, None] for x in features.fp8.factors)
-    return q * per_query_head(of_q, q.shape[1]), k * of_k, v * of_v
-
-
-def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features) -> Tensor:
-    """Scale * Q K^T, capped, with bias and ALiBi, (B, H, Sq, Sk), -inf where a query may not
-    attend.
-    """
-    s = scale * (q @ per_query_head(k, q.shape[1]).transpose(-1, -2))
-    if features.softcap > 0.0:
-        s = features.softcap * torch.tanh(s / features.softcap)
-    seq_q, seq_k = s.shape[-2:]
-    at = places(seq_q, seq_k, diagonal, s.device, features.sequences)
-    if features.bias is not None:
-        if features.bias.dtype is torch.bool:
-            s = s.masked_fill(~features.bias, float("-inf"))
-        else:
-            bias = features.bias.to(s.dtype)
-            s = s + bias.masked_fill(bias <= MASKED_BELOW, float("-inf"))
-    if features.slopes is not None:
-        s = s - at.slopes(features.slopes.to(s.dtype)) * (at.rows - at.keys).abs()
-    for mask in at.seen(features, causal=diagonal is not None):
-        s = s.masked_fill(~mask, float("-inf"))
-    if features.block_mask is not None:
-        s = s.masked_fill(~dense(features.block_mask), float("-inf"))
-    return s
-
-
-def dropped(p: Tensor, features: Features) -> Tensor:
-    """P (B, H, Sq, Sk) after dropout: elements that are not kept 0, the others scaled."""
-    if features.dropout_p == 0.0:
-        return p
-    return p * keep_mask(features, *p.shape) * features.keep_scale
-
-
-def _softmax_parts(
-    q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features
-) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(S - max) (B, H, Sq, Sk), its row sums (B, H, Sq, 1), and LSE (B, H, Sq).
-
-    The maximum is that of the keys' scores, so that P is as large, and as precise, beside a sink as
-    without one; the row sums are then inf where the sink leaves nothing to the keys.
-    """
-    s = scores(q, k, scale, diagonal, features)
-    if s.shape[-1] == 0:
-        p, row_max = s, s.new_zeros((*s.shape[:-1], 1))
-    else:
-        row_max = s.amax(-1, keepdim=True)
-        row_max = torch.where(row_max == float("-inf"), 0.0, row_max)
-        p = torch.exp(s - row_max)
-    row_sum = p.sum(-1, keepdim=True)
-    unseen = row_sum == 0
-    lse = torch.where(unseen, float("-inf"), row_max + torch.where(unseen, 1.0, row_sum).log())
-    if features.sinks is not None:
-        sinks = features.sinks.to(s.dtype)[:, None, None]
-        # As a softmax with the sink among the scores: inf minus inf.
-        sinks = sinks.masked_fill(sinks == float("inf"), float("nan"))
-        row_sum = row_sum + torch.exp(sinks - row_max)
-        lse = torch.logaddexp(lse, sinks)
-        if features.sequences is not None:  # a row of no sequence has no sink either
-            owned = own_positions(features.sequences, "q", s.shape[-2], s.device)[1] >= 0
-            lse = torch.where(owned[:, None], lse, float("-inf"))
-    return p, row_sum, lse.squeeze(-1)
-
-
-def per_query_head(x: Tensor, heads: int) -> Tensor:
-    """K or V with each head repeated for the query heads that share it."""
-    if x.shape[1] == heads or heads == 0:
-        return x
-    return x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def operand(x: Tensor, precision: str) -> Tensor:
-    """X in float32 as an operand of a product: rounded to tf32 if that is the precision."""
-    return round_to_tf32(x.float()) if precision == "tf32" else x.float()
-
-
-def round_to_tf32(x: Tensor) -> Tensor:
-    """float32 values rounded to tf32, 10 stored bits of mantissa, to nearest, ties away from
-    zero.
-    """
-    bits = x.contiguous().view(torch.int32)
-    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +73,20 @@ class Comparison:
     def passed(self) -> bool:
         """NaN compares false, so it never passes."""
         return self.floors <= FLOORS_ACCEPTED and self.lse <= 1.0
+
+
+def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """O (..., d_v) and LSE (...) of all parts from those of each: o (parts, ..., d_v), lse (parts,
+    ...), natural logarithm, in their own dtypes; a part of LSE -inf saw no key.
+    """
+    largest = lse.amax(0)
+    largest = torch.where(largest == float("-inf"), 0.0, largest)
+    weights = torch.exp(lse - largest)
+    total = weights.sum(0)
+    # 0 * NaN is NaN: the contents of an empty part must not count.
+    seen = torch.where((weights > 0)[..., None], o, 0.0)
+    merged = (weights[..., None] * seen).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
+    return merged, largest + total.log()
 
 
 def judge(
@@ -230,17 +138,6 @@ def error_in_floors(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) 
     unit = max(floor, half_ulp, 4 * 2.0**-24 * summed)
     error = max_abs(found.double() - exact)
     return 0.0 if error == 0.0 else error / unit if unit else float("inf")
-
-
-@contextlib.contextmanager
-def float32_products() -> Iterator[None]:
-    """Full float32 matrix products for the floor, whatever the process allows."""
-    allowed = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(allowed)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgen.reference.block_masks import draw_mask
+from flashgen.runtime.block_mask import PARTIAL, WHOLE, document, from_boolean, prefix_lm
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.block_mask import BLOCK, BlockMask
 from flashgen.spec.features import Features, Fp8
 from flashgen.spec.packed import Sequences
 from flashgen.spec.problem import Problem
@@ -150,6 +151,27 @@ def make_fp8(
     drawn = torch.exp2(2.0 * torch.rand(shape, generator=generator) - 1.0).to(device)
     q_descale, k_descale, v_descale = drawn.unbind()
     return Fp8(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, dtype=spec.dtype)
+
+
+def draw_mask(problem: Problem, seed: int, device: torch.device | str) -> BlockMask:
+    """A random mask for a check, of a kind that the seed chooses: prefixes, documents, causal
+    documents, or per batch and head whole, skipped and random blocks.
+    """
+    batch, rows, keys = problem.batch, problem.seq_q, problem.seq_k
+    generator = torch.Generator().manual_seed(seed + 4)
+    if seed % 4 == 0:
+        return prefix_lm(
+            torch.randint(keys + 1, (batch,), generator=generator).to(device), rows, keys
+        )
+    if seed % 4 in (1, 2):
+        drawn = (torch.randint(-1, 4, (batch, n), generator=generator) for n in (rows, keys))
+        of_q, of_k = (ids.sort(1).values.to(device) for ids in drawn)
+        return document(of_q, of_k, causal=seed % 4 == 2)
+    blocks = (batch, problem.heads, -(-rows // BLOCK), -(-keys // BLOCK))
+    kinds = torch.randint(3, blocks, generator=generator)
+    kinds = kinds.repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[:, :, :rows, :keys]
+    mixed = torch.rand(kinds.shape, generator=generator) > 0.5
+    return from_boolean(torch.where(kinds == PARTIAL, mixed, kinds == WHOLE).to(device))
 
 
 def windows(problem: Problem) -> tuple[tuple[int, int], ...]:

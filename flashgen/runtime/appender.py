@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flashgen.kernels.launch_cache import Append
-from flashgen.reference import cache as reference_cache
 from flashgen.runtime.decode import kv_fields
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.spec.attention import AttentionSpec
@@ -63,10 +63,10 @@ def by_torch(call: Append, rotary: Rotary) -> Tensor | None:
             steps = torch.arange(x.shape[2], device=x.device) * step
             places = cache.lengths.long().clamp(min=0)[:, None] + steps
             places = places.clamp(max=max(0, cache.capacity - 1))
-            return reference_cache.rotated(
+            return eager_cache.rotated(
                 x, rotation.cos, rotation.sin, places, interleaved=interleaved
             )
 
         rotated, k = turned(rotation.q, rotation.q_step), turned(k, 1)
-    reference_cache.append(cache, k, call.v)
+    eager_cache.append(cache, k, call.v)
     return rotated

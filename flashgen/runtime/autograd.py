@@ -28,6 +28,7 @@ from flashgen.runtime.call import (
     features_of,
     parts_of,
 )
+from flashgen.runtime.eager.gradients import sink_gradient
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.spec.features import BIAS, PLAIN, SINKS, Features
@@ -62,7 +63,7 @@ def refuse_second_derivative() -> NoReturn:
     raise NotDifferentiable(
         "attention has no second derivative: differentiate twice what "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) makes of scaled_dot_product_attention, "
-        "or flashgen.reference.attention.attention"
+        "or flashgen.runtime.eager.attention.attention"
     )
 
 
@@ -299,8 +300,6 @@ class Passes:
         sinks = saved.features.sinks if wanted.sinks else None
         dsinks = None
         if sinks is not None:
-            from flashgen.reference.gradients import sink_gradient
-
             dsinks = sink_gradient(sinks, saved.lse, backward.delta).to(sinks.dtype)
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 

@@ -1,4 +1,4 @@
-"""Attention on CPU tensors: torch's SDPA where it is exact, otherwise the reference, so code
+"""Attention on CPU tensors: torch's SDPA where it is exact, otherwise eager/, so code
 runs anywhere. Both are differentiable any number of times.
 """
 
@@ -11,6 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
+from flashgen.runtime.eager import attention as eager
+from flashgen.runtime.eager import gradients
 from flashgen.spec.features import FLOAT32_MAX, PLAIN, Features
 
 
@@ -35,9 +37,7 @@ def attention(
                 q, k, v, is_causal=causal is not False, scale=scale, enable_gqa=grouped
             )
             return o, None
-        from flashgen.reference import attention as reference
-
-        o, lse = reference.attention(
+        o, lse = eager.attention(
             q, k, v, scale=scale, diagonal=call.diagonal(q, k), features=features
         )
     return o.to(q.dtype), lse.float() if return_lse else None
@@ -64,8 +64,6 @@ def forward(
 
 def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
     """The gradients by their formulas, laid out in memory as the kernels do."""
-    from flashgen.reference import gradients  # with the cases of checks, which serving needs not
-
     inputs = gradients.GradientInputs(
         q=saved.q,
         k=saved.k,

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Combine, Decode
-from flashgen.reference import cache as reference_cache
-from flashgen.reference.cache import Cache
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.call_cache import CallCache, Decoded, Options, decode_key, holds, keep_decode
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.features import (
     NOTHING_GIVEN,
@@ -138,7 +138,7 @@ class Decoder:
         number = check_scale(scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return reference_cache.attention(
+                return eager_cache.attention(
                     q, cache, scale=number, causal=spec.causal, features=features
                 )
         decode, combine, sms = self._launchers(spec, q, cache)
@@ -351,7 +351,7 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"{of_q} must be float16, bfloat16 or float32: got {dtype}")
     for name, x in others:
-        narrow = x.dtype in reference_cache.LARGEST and x.dtype == others[0][1].dtype
+        narrow = x.dtype in eager_cache.LARGEST and x.dtype == others[0][1].dtype
         if narrow and q.dtype == torch.float32:
             raise InvalidArgument(
                 f"{of_q} must be float16 or bfloat16 over a cache of 8 bits: got {q.dtype}"
@@ -372,7 +372,7 @@ def _checked_scales(
 ) -> tuple[Tensor, Tensor] | None:
     """The scales of K and V of a cache; None if it has none."""
     (of_q, q), (of_k, k), (of_v, _) = named.items()
-    if k.dtype not in reference_cache.LARGEST:
+    if k.dtype not in eager_cache.LARGEST:
         if called.k_scale is not None or called.v_scale is not None:
             raise InvalidArgument(
                 f"k_scale and v_scale go with {of_k} and {of_v} of float8_e4m3fn or int8: "

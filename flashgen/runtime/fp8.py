@@ -13,7 +13,6 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import empty_like_layout
-from flashgen.reference import attention as reference
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import (
     Call,
@@ -21,6 +20,7 @@ from flashgen.runtime.call import (
     check_plain,
     check_tensors,
 )
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.features import Fp8, Given, Window
 from flashgen.spec.from_call import check_scale, from_tensors
 
@@ -72,7 +72,7 @@ def attention(
     call = Call(causal=causal, scale=check_scale(scale, q.shape[3]))
     dispatcher = folders.current()
     if dispatcher.serves_by_torch(q.device):
-        o, lse = reference.attention(
+        o, lse = eager.attention(
             q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
         )
         return empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()

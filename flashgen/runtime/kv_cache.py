@@ -11,11 +11,11 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Append, Rotation
-from flashgen.reference.cache import Cache
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.resolver import addressable
+from flashgen.spec.cache import Cache
 from flashgen.spec.vocabulary import Rotary
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.reference import attention as reference
-from flashgen.reference.cache import Cache, sequence
 from flashgen.runtime import autograd, cpu, folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
+from flashgen.runtime.eager import attention as eager
+from flashgen.runtime.eager.cache import sequence
 from flashgen.runtime.registry import Serving
+from flashgen.spec.cache import Cache
 from flashgen.spec.features import Features, Given, Window
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
@@ -198,7 +199,7 @@ def _by_torch(
     if features.dropout_p > 0.0:
         with torch.autocast("cpu", enabled=False):
             diagonal = None if call.causal is False else 0
-            o, lse = reference.attention(
+            o, lse = eager.attention(
                 q, k, v, scale=call.scale, diagonal=diagonal, features=features
             )
         return o.to(q.dtype), lse.float()

@@ -2,7 +2,7 @@
 
 A block that no query of it may see is in no list, and no kernel reads it. One that all may see is
 whole: no element of it is masked. Of the others, partial ones, the elements are kept, BLOCK x BLOCK
-bytes; equal ones once, so that a diagonal costs one. reference/block_masks.py makes them. torch is
+bytes; equal ones once, so that a diagonal costs one. runtime/block_mask.py makes them. torch is
 not imported.
 """
 

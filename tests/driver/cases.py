@@ -11,8 +11,8 @@ from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import KernelCall
-from flashgen.reference.cache import Cache
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.gpu import TARGETS

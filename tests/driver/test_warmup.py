@@ -13,9 +13,9 @@ from triton import knobs
 
 from flashgen.kernels import launch
 from flashgen.kernels.launch_cache import Decode, decode
-from flashgen.reference.cache import Cache
 from flashgen.runtime import kernel_files
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.table.table import Table
 from flashgen.tune import precompile

@@ -11,7 +11,7 @@ from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call, nasty_decode_cases
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.render import render
-from flashgen.reference import cache as reference_cache
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.spec.defaults import default_config
 from flashgen.spec.space import seed_configs
 from generated.dispatcher import decode
@@ -93,5 +93,5 @@ def test_a_graph_is_replayed_with_other_lengths(batch: int, paged: bool) -> None
         torch.cuda.synchronize()
         verdict = judge(o, lse, Decode(q=q, cache=cache, scale=128**-0.5, sms=1), spec)
         assert verdict.passed, (list(lengths)[:3], verdict)
-    expected, _ = reference_cache.attention(q, cache, scale=128**-0.5, causal=False)
+    expected, _ = eager_cache.attention(q, cache, scale=128**-0.5, causal=False)
     torch.testing.assert_close(o, expected, rtol=2e-2, atol=2e-2)

@@ -18,7 +18,7 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Plan
-from flashgen.reference.visibility import places
+from flashgen.runtime.eager.visibility import places
 from flashgen.spec import problem as problem_module
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig

@@ -23,8 +23,8 @@ from flashgen.kernels import (
 )
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.render import render
-from flashgen.reference.cache import Cache
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.cache import Cache
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import PLAIN, Features

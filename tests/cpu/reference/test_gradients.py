@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
@@ -20,6 +19,7 @@ from flashgen.reference.gradients import (
     judge,
     rounded_gradients,
 )
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
@@ -79,7 +79,7 @@ def assert_is_autograd(inputs: GradientInputs) -> None:
     if features.sinks is not None:
         leaves.append(features.sinks.double().requires_grad_())
         features = dataclasses.replace(features, sinks=leaves[-1])
-    o, lse = reference.attention(*leaves[:3], scale=x.scale, diagonal=x.diagonal, features=features)
+    o, lse = eager.attention(*leaves[:3], scale=x.scale, diagonal=x.diagonal, features=features)
     seen = lse > float("-inf")
     loss = (o * x.do).sum() + (lse[seen] * x.dlse[seen]).sum()
     expected = torch.autograd.grad(loss, leaves)
@@ -103,7 +103,7 @@ def test_gradcheck_with_features() -> None:
 
     def attention(*x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = dataclasses.replace(inputs.features, bias=x[3])
-        return reference.attention(*x[:3], scale=0.3, diagonal=inputs.diagonal, features=features)
+        return eager.attention(*x[:3], scale=0.3, diagonal=inputs.diagonal, features=features)
 
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, bias.double())]
     assert torch.autograd.gradcheck(attention, leaves, atol=1e-6)
@@ -118,7 +118,7 @@ def test_gradcheck_with_a_window_a_cap_and_sinks(window: tuple[int, int]) -> Non
 
     def attention(*x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = Features(window=window, softcap=1.5, sinks=x[3])
-        return reference.attention(*x[:3], scale=0.3, diagonal=None, features=features)
+        return eager.attention(*x[:3], scale=0.3, diagonal=None, features=features)
 
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, sinks.double())]
     assert torch.autograd.gradcheck(attention, leaves, atol=1e-6)

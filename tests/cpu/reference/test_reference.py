@@ -10,6 +10,7 @@ import torch
 from flashgen.reference import attention as reference
 from flashgen.reference.attention import judge
 from flashgen.reference.cases import CheckCase, make_inputs, nasty_cases
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 
@@ -23,7 +24,7 @@ def draw(sq: int, sk: int, heads: int = 2, kv: int = 2, seed: int = 0) -> tuple[
 @pytest.mark.parametrize("causal", [False, True])
 def test_agrees_with_torch_sdpa(heads: tuple[int, int], causal: bool) -> None:
     q, k, v = (x.double() for x in draw(37, 37, *heads))
-    o, _ = reference.attention(q, k, v, scale=0.2, diagonal=0 if causal else None)
+    o, _ = eager.attention(q, k, v, scale=0.2, diagonal=0 if causal else None)
     sdpa = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, scale=0.2, enable_gqa=heads[0] != heads[1]
     )
@@ -33,7 +34,7 @@ def test_agrees_with_torch_sdpa(heads: tuple[int, int], causal: bool) -> None:
 @pytest.mark.parametrize(("sq", "sk"), [(5, 9), (9, 5)])
 def test_lse_and_diagonal_by_definition(sq: int, sk: int) -> None:
     q, k, v = (x.double() for x in draw(sq, sk))
-    o, lse = reference.attention(q, k, v, scale=0.3, diagonal=sk - sq)
+    o, lse = eager.attention(q, k, v, scale=0.3, diagonal=sk - sq)
     for i in range(sq):
         seen = i + sk - sq + 1
         if seen <= 0:
@@ -50,13 +51,13 @@ def test_lse_and_diagonal_by_definition(sq: int, sk: int) -> None:
 def test_gradcheck_in_float64() -> None:
     q, k, v = (x.double().requires_grad_() for x in draw(4, 6))
     assert torch.autograd.gradcheck(
-        lambda *x: reference.attention(*x, scale=0.5, diagonal=2), (q, k, v), atol=1e-6
+        lambda *x: eager.attention(*x, scale=0.5, diagonal=2), (q, k, v), atol=1e-6
     )
 
 
 def test_no_keys_gives_zero_and_minus_infinity() -> None:
     q, k, v = draw(3, 0)
-    o, lse = reference.attention(q, k, v, scale=1.0, diagonal=None)
+    o, lse = eager.attention(q, k, v, scale=1.0, diagonal=None)
     assert o.shape == q.shape
     assert (o == 0).all()
     assert (lse == float("-inf")).all()
@@ -92,7 +93,7 @@ def test_what_is_wrong_never_passes(change: str) -> None:
 def test_tf32_rounding() -> None:
     x = torch.tensor([1.0, 1.0 + 2**-10, 1.0 + 2**-11, 1.0 + 2**-12, -1.0 - 2**-11, 3.0])
     expected = torch.tensor([1.0, 1.0 + 2**-10, 1.0 + 2**-10, 1.0, -1.0 - 2**-10, 3.0])
-    assert torch.equal(reference.round_to_tf32(x), expected)
+    assert torch.equal(eager.round_to_tf32(x), expected)
 
 
 def test_tf32_verdict_is_looser_only_by_its_own_floor() -> None:

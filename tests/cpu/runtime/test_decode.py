@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.cli.options import in_8_bits, in_pages
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.reference import cache as reference_cache
+from flashgen.reference.attention import merge
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.selection import tune_command
 from flashgen.spec.features import KV_WORDS
@@ -95,10 +95,10 @@ def test_parts_merge_to_the_whole() -> None:
     o = torch.stack([torch.softmax(s[:, a:b], -1) @ v[a:b] for a, b in bounds])
     o[1] = float("nan")
     lse = torch.stack([torch.logsumexp(s[:, a:b], -1) for a, b in bounds])
-    merged, total = reference_cache.merge(o, lse)
+    merged, total = merge(o, lse)
     torch.testing.assert_close(merged, torch.softmax(s, -1) @ v)
     torch.testing.assert_close(total, torch.logsumexp(s, -1))
-    merged, total = reference_cache.merge(o[1:2], lse[1:2])
+    merged, total = merge(o[1:2], lse[1:2])
     assert merged.eq(0).all()
     assert total.eq(float("-inf")).all()
 

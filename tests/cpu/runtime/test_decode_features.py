@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.reference import cache as reference_cache
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.problem import TUNED_WINDOW, bytes_moved, workload
 from tests.cpu.runtime.test_decode import DISPATCHER, draw
@@ -129,10 +129,10 @@ def test_kvcache_of_rows_and_pads_appends_rotates_and_attends(
         length, pad, row = int(LENGTHS[b]), int(PADS[b]), int(ROWS[b])
         places = torch.arange(length, length + new)[None]
         step = int(causal or window != (-1, -1))
-        turned = reference_cache.rotated(
+        turned = eager_cache.rotated(
             k[b : b + 1].transpose(1, 2), cos, sin, places, interleaved=True
         )
-        asked = reference_cache.rotated(
+        asked = eager_cache.rotated(
             q[b : b + 1].transpose(1, 2),
             cos,
             sin,

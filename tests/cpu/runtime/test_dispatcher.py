@@ -15,9 +15,9 @@ import torch
 
 from flashgen import paths
 from flashgen.errors import InvalidArgument
-from flashgen.reference import attention as reference
 from flashgen.runtime import Dispatcher, explanation, torch_modes
 from flashgen.runtime.block_mask import from_boolean
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.features import Features
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
@@ -44,7 +44,7 @@ def test_cpu_attention(
     q, k, v = draw(sq, sk)
     result = dispatcher.attention(q, k, v, causal=causal, scale=0.3, return_lse=return_lse)  # type: ignore[call-overload]
     diagonal = None if causal is False else 0 if causal == "top_left" else sk - sq
-    o, lse = reference.attention(q.double(), k.double(), v.double(), scale=0.3, diagonal=diagonal)
+    o, lse = eager.attention(q.double(), k.double(), v.double(), scale=0.3, diagonal=diagonal)
     torch.testing.assert_close(result[0] if return_lse else result, o.float(), rtol=1e-5, atol=1e-5)
     if return_lse:
         torch.testing.assert_close(result[1], lse.float(), rtol=1e-5, atol=1e-5)
@@ -123,7 +123,7 @@ def test_cpu_tensors_are_differentiable(dispatcher: Dispatcher, return_lse: bool
     q, k, v = leaves(*draw(5, 9))
     found = dispatcher.attention(q, k, v, causal=True, return_lse=return_lse)  # type: ignore[call-overload]
     exact = leaves(*(x.double() for x in (q, k, v)))
-    o, lse = reference.attention(*exact, scale=32**-0.5, diagonal=4)
+    o, lse = eager.attention(*exact, scale=32**-0.5, diagonal=4)
     o, found_o = (o, found[0]) if return_lse else (o, found)
     loss = o.square().sum() + (lse.sum() if return_lse else 0)
     found_loss = found_o.square().sum() + (found[1].sum() if return_lse else 0)
@@ -147,7 +147,7 @@ def test_features_on_a_cpu(dispatcher: Dispatcher) -> None:
     bias, slopes = torch.randn(5, 9), torch.rand(4)
     found = dispatcher.attention(q, k, v, bias=bias, alibi_slopes=slopes)
     features = Features(bias=bias[None, None].double(), slopes=slopes)
-    o, _ = reference.attention(
+    o, _ = eager.attention(
         q.double(), k.double(), v.double(), scale=32**-0.5, diagonal=None, features=features
     )
     torch.testing.assert_close(found, o.float(), rtol=1e-5, atol=1e-5)
@@ -383,5 +383,5 @@ def test_digest_tells_templates_and_rules_apart(
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_a_scale_not_above_zero_under_a_mask(dispatcher: Dispatcher, scale: float) -> None:
     q, k, v = draw(6, 6)
-    o, _ = reference.attention(q.double(), k.double(), v.double(), scale=scale, diagonal=0)
+    o, _ = eager.attention(q.double(), k.double(), v.double(), scale=scale, diagonal=0)
     torch.testing.assert_close(dispatcher.attention(q, k, v, causal=True, scale=scale), o.float())

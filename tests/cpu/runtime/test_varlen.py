@@ -13,9 +13,9 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check_packed import in_pages, packed_case, varlen_cases
 from flashgen.evaluate.inputs import make_features, make_inputs
-from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
-from flashgen.reference.visibility import random_words
+from flashgen.runtime.eager import attention as eager
+from flashgen.runtime.eager.visibility import random_words
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import Features
@@ -254,7 +254,7 @@ def test_the_reference_is_each_sequence_alone(case: Any) -> None:
     features = reference_cases.make_features(spec, case, 1, "cpu")
     packed, options = features.sequences, {"scale": 0.25}
     assert packed is not None
-    o, lse = reference.attention(q, k, v, diagonal=0, features=features, **options)
+    o, lse = eager.attention(q, k, v, diagonal=0, features=features, **options)
     owned = torch.zeros(q.shape[2], dtype=torch.bool)
     for number, (row, rows, key, keys) in enumerate(packed.lengths()):
         own = slice(row, row + rows), slice(key, key + keys)
@@ -265,7 +265,7 @@ def test_the_reference_is_each_sequence_alone(case: Any) -> None:
             slopes=slopes[number] if slopes.ndim == 2 else slopes, window=features.window,
             sinks=features.sinks,
         )  # fmt: skip
-        want, want_lse = reference.attention(
+        want, want_lse = eager.attention(
             q[:, :, own[0]], k[:, :, own[1]], v[:, :, own[1]],
             diagonal=keys - rows if packed.bottom_right else 0, features=alone, **options,
         )  # fmt: skip

@@ -13,8 +13,7 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.trip_counts import grid
 from flashgen.evaluate.inputs import make_features
-from flashgen.reference.block_masks import dense
-from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm
+from flashgen.runtime.block_mask import BlockMask, dense, document, from_boolean, prefix_lm
 from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashgen.kernels.launch_cache import Decode
-from flashgen.reference.cache import Cache
+from flashgen.spec.cache import Cache
 from flashgen.spec.features import Features
 from flashgen.spec.grid_rules import BUSY_ENOUGH, MOST_SPLITS, NEAR_BEST, split_count, splits_of
 from flashgen.spec.problem import Problem

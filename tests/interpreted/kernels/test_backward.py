@@ -17,11 +17,11 @@ from flashgen.kernels.launch import Kernel, bind, launch
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import HEADER_LINES, render
-from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
-from flashgen.reference.visibility import keep_mask
+from flashgen.runtime.eager import attention as eager
+from flashgen.runtime.eager.visibility import keep_mask
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
@@ -265,7 +265,7 @@ def test_a_pass_is_what_autograd_says(causal: Any, scale: float, tmp_path: Path)
     diagonal = None if causal is False else 0 if causal == "top_left" else 37 - 45
     found = Pass(tmp_path, spec)(q, k, v, do, dlse, scale=scale, diagonal=diagonal)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    o, lse = reference.attention(*leaves, scale=scale, diagonal=diagonal)
+    o, lse = eager.attention(*leaves, scale=scale, diagonal=diagonal)
     seen = lse > float("-inf")
     loss = (o * do.double()).sum() + (lse[seen] * dlse.double()[seen]).sum()
     expected = torch.autograd.grad(loss, leaves)
@@ -384,7 +384,7 @@ def test_a_new_offset_is_read_from_memory(tmp_path: Path) -> None:
     features.rng.add_(4)
     second, _ = run.forward(q, k, v, **call)
     assert not torch.equal(first, second)
-    expected, _ = reference.attention(q, k, v, **call)
+    expected, _ = eager.attention(q, k, v, **call)
     torch.testing.assert_close(second, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -401,7 +401,7 @@ def test_what_is_measured_is_a_backward_of_real_probabilities(
     forward = make_spec("bfloat16", 32, "causal", **features)
     problem = Problem(batch=1, heads=2, kv_heads=2, seq_q=40, seq_k=40)
     o, call = inputs.make_backward(forward, problem, 3, "cpu", tmp_path)
-    exact, lse = reference.attention(
+    exact, lse = eager.attention(
         call.q, call.k, call.v, scale=call.scale, diagonal=call.diagonal, features=call.features
     )
     torch.testing.assert_close(call.lse, lse, rtol=1e-4, atol=1e-4)

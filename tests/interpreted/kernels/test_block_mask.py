@@ -16,11 +16,11 @@ from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference import attention as reference
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
@@ -182,7 +182,7 @@ def test_the_public_call_is_a_boolean_mask(
     )
     o, lse = dispatcher.attention(q, k, v, block_mask=mask, return_lse=True)
     x = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    exact, exact_lse = reference.attention(
+    exact, exact_lse = eager.attention(
         *x, scale=0.25, diagonal=None, features=Features(bias=meant.expand(2, 4, 150, 270))
     )
     torch.testing.assert_close(o, exact.float(), rtol=1e-5, atol=1e-5)

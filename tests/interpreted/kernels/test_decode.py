@@ -20,8 +20,8 @@ from flashgen.evaluate.inputs import decode_run, make_decode
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference import cache as reference_cache
 from flashgen.runtime.decode import rows_together
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import WIDEST_DECODE
@@ -220,7 +220,7 @@ def test_lengths_change_between_two_calls_of_one_grid(monkeypatch: pytest.Monkey
         beside["lengths"].copy_(torch.tensor(values, dtype=torch.int32))
         beside["block_table"].copy_(beside["block_table"].flip(0))
         o = dispatcher.decode(q, k, v, **beside)
-        expected, _ = reference_cache.attention(q, cache, scale=0.25, causal=True)
+        expected, _ = eager_cache.attention(q, cache, scale=0.25, causal=True)
         torch.testing.assert_close(o, expected, rtol=2e-3, atol=2e-3)
 
 
@@ -266,7 +266,7 @@ def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1, seq_k=70)
     spec, config = decode_spec("float16", 16, "none", paged=paged), make_config(16, 16)
     call = make_decode(spec, problem, 0, "cpu", sms=20)
-    expected, _ = reference_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
+    expected, _ = eager_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)

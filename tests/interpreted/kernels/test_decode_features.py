@@ -26,7 +26,8 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference import cache as reference_cache
+from flashgen.reference import attention as reference
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -150,7 +151,7 @@ def run(
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
     parts = bind(load_kernel(path, rendered.name), spec, config)(call)
-    return (parts.o, parts.lse) if parts.whole else reference_cache.merge(parts.o, parts.lse)
+    return (parts.o, parts.lse) if parts.whole else reference.merge(parts.o, parts.lse)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -166,7 +167,7 @@ def test_what_lies_outside_the_window_is_not_read(causal: bool, tmp_path: Path) 
     for x in (k, v, bias.mT):
         x[:, :, :first] = float("nan")
         x[:, :, length:] = float("nan")
-    cache = reference_cache.Cache(k=k, v=v, lengths=torch.tensor([length], dtype=torch.int32))
+    cache = eager_cache.Cache(k=k, v=v, lengths=torch.tensor([length], dtype=torch.int32))
     features = Features(window=(left, -1), bias=bias)
     q = torch.randn(1, 2, seq_q, 16)
     call = Decode(q=q, cache=cache, scale=0.25, sms=132, splits=3, features=features)
@@ -177,7 +178,7 @@ def test_what_lies_outside_the_window_is_not_read(causal: bool, tmp_path: Path) 
         cache, k=k[:, :, first:], v=v[:, :, first:], lengths=cache.lengths - first
     )
     own = dataclasses.replace(features, bias=bias[..., first:])
-    want, want_lse = reference_cache.attention(q, near, scale=0.25, causal=causal, features=own)
+    want, want_lse = eager_cache.attention(q, near, scale=0.25, causal=causal, features=own)
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse, want_lse, rtol=1e-4, atol=1e-5)
     parts = bind(load_kernel(next(tmp_path.glob("*.py")), render(spec, config).name), spec, config)(
@@ -196,14 +197,14 @@ def test_a_sink_is_counted_once_whatever_the_splits(
     """Of no key the LSE is the sink."""
     torch.manual_seed(1)
     k, v = torch.randn(2, 1, 1, 80, 16).unbind()
-    cache = reference_cache.Cache(k=k, v=v, lengths=torch.tensor([length], dtype=torch.int32))
+    cache = eager_cache.Cache(k=k, v=v, lengths=torch.tensor([length], dtype=torch.int32))
     sinks = torch.tensor([0.5, 30.0, float("-inf")])
     q = torch.randn(1, 3, 1, 16)
     call = Decode(
         q=q, cache=cache, scale=0.25, sms=132, splits=splits, features=Features(sinks=sinks)
     )
     o, lse = run(decode_spec("float32", 16, "none", sink=True), make_config(16, 16), call, tmp_path)
-    want, want_lse = reference_cache.attention(
+    want, want_lse = eager_cache.attention(
         q, cache, scale=0.25, causal=False, features=Features(sinks=sinks)
     )
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-6)

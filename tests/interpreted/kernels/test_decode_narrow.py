@@ -21,7 +21,8 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Append, Decode
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference import cache as reference_cache
+from flashgen.reference import attention as reference
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -139,7 +140,7 @@ def test_every_number_is_rounded_as_torch_rounds_it(kv_dtype: Any, tmp_path: Pat
     dtype = torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn
     held = torch.zeros(every.shape, dtype=dtype)
     one = torch.ones(1)
-    cache = reference_cache.Cache(
+    cache = eager_cache.Cache(
         k=held,
         v=held.clone(),
         lengths=torch.zeros(1, dtype=torch.int32),
@@ -148,10 +149,8 @@ def test_every_number_is_rounded_as_torch_rounds_it(kv_dtype: Any, tmp_path: Pat
     )
     bind(kernel_of(spec, config, tmp_path), spec, config)(Append(k=every, v=every, cache=cache))
     for found, x in ((cache.k, every.float()), (cache.v, every.float() / 3)):
-        assert torch.equal(
-            found.view(torch.int8), reference_cache.quantized(x, dtype).view(torch.int8)
-        )
-    assert float(cache.k.float().max()) == reference_cache.LARGEST[dtype]
+        assert torch.equal(found.view(torch.int8), eager_cache.quantized(x, dtype).view(torch.int8))
+    assert float(cache.k.float().max()) == eager_cache.LARGEST[dtype]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -165,7 +164,7 @@ def test_every_element_is_read_as_it_is(dtype: str, widening: Any, tmp_path: Pat
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     v = codes.view(torch.float8_e4m3fn).view(16, 1, 1, 16)
     k = torch.zeros(16, 1, 1, 16).to(torch.float8_e4m3fn)
-    cache = reference_cache.Cache(
+    cache = eager_cache.Cache(
         k=k,
         v=v,
         lengths=torch.ones(16, dtype=torch.int32),
@@ -254,7 +253,7 @@ def test_mutant_of_ties_is_caught(name: str, tmp_path: Path) -> None:
     x = torch.linspace(0.0, 2.0, 65)[1:].half().view(1, 1, 1, 64)
     x[..., ::2] /= 512
     held = torch.zeros(1, 1, 1, 64).to(torch.float8_e4m3fn)
-    cache = reference_cache.Cache(
+    cache = eager_cache.Cache(
         k=held,
         v=held.clone(),
         lengths=torch.zeros(1, dtype=torch.int32),
@@ -262,7 +261,7 @@ def test_mutant_of_ties_is_caught(name: str, tmp_path: Path) -> None:
         v_scale=torch.ones(1),
     )
     bind(load_kernel(path, rendered.name), spec, config)(Append(k=x, v=x, cache=cache))
-    wanted = reference_cache.quantized(x.float(), torch.float8_e4m3fn)
+    wanted = eager_cache.quantized(x.float(), torch.float8_e4m3fn)
     assert not torch.equal(cache.k.view(torch.int8), wanted.view(torch.int8))
 
 
@@ -302,13 +301,13 @@ def test_what_is_timed_has_scales(name: str, tmp_path: Path) -> None:
     )
     for number in range(2):
         for found, x in zip(
-            reference_cache.widened(call.cache, number, 70),
-            reference_cache.sequence(plain.cache, number, 70),
+            eager_cache.widened(call.cache, number, 70),
+            eager_cache.sequence(plain.cache, number, 70),
             strict=True,
         ):
             torch.testing.assert_close(found, x.float(), rtol=0.07, atol=0.05)
     config = make_config(16, 16)
     parts = bind(kernel_of(spec, config, tmp_path), spec, config)(call)
-    o = parts.o if parts.whole else reference_cache.merge(parts.o, parts.lse)[0]
-    expected, _ = reference_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
+    o = parts.o if parts.whole else reference.merge(parts.o, parts.lse)[0]
+    expected, _ = eager_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
     torch.testing.assert_close(o.half(), expected, rtol=5e-3, atol=5e-3)

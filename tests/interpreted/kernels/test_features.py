@@ -18,11 +18,11 @@ from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.runtime import Dispatcher
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
@@ -303,7 +303,7 @@ def test_the_public_call_is_the_reference(dispatcher: Dispatcher, causal: Any) -
     x = [t.detach().double().requires_grad_() for t in (q, k, v, sinks)]
     diagonal = None if causal is False else 0 if causal == "top_left" else 30 - 45
     features = Features(window=window, softcap=2.0, sinks=x[3])
-    exact, exact_lse = reference.attention(*x[:3], scale=0.25, diagonal=diagonal, features=features)
+    exact, exact_lse = eager.attention(*x[:3], scale=0.25, diagonal=diagonal, features=features)
     torch.testing.assert_close(o, exact.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse, exact_lse.float(), rtol=1e-5, atol=1e-5)
     do, dlse = torch.randn_like(o), torch.randn_like(lse)

@@ -20,9 +20,9 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.runtime import Dispatcher
+from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -231,7 +231,7 @@ def by_slices(
             x.double().transpose(0, 1)[None]
             for x in (q[row : row + rows], k[key : key + keys], v[key : key + keys])
         )
-        found = reference.attention(
+        found = eager.attention(
             *heads_first, diagonal=keys - rows if causal else None, features=own, **options
         )
         o.append(found[0][0].transpose(0, 1))

@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.kernels.render import render
-from flashgen.reference import attention as reference
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.call import Call
 from flashgen.runtime.choice import Choice
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
 from flashgen.spec.defaults import default_config
@@ -157,7 +157,7 @@ def test_each_output_alone_can_be_differentiated(dispatcher: Dispatcher, of: str
     total = {"o": o.square().sum(), "lse": lse.sum(), "both": loss(o, lse)}[of]
     found = torch.autograd.grad(total, (q, k, v), allow_unused=True)
     exact = leaves(*(x.double() for x in (q, k, v)))
-    o, lse = reference.attention(*exact, scale=32**-0.5, diagonal=10)
+    o, lse = eager.attention(*exact, scale=32**-0.5, diagonal=10)
     for got, want in zip(found, torch.autograd.grad(loss(o, lse), exact), strict=True):
         assert got is not None
         torch.testing.assert_close(got, want.float(), rtol=2e-5, atol=2e-5)
@@ -342,7 +342,7 @@ def test_the_alternative_has_what_is_refused() -> None:
         return scaled_dot_product_attention(x, k, v, enable_gqa=True).square().sum()
 
     def by_reference(x: Tensor) -> Tensor:
-        o, _ = reference.attention(x, k, v, scale=0.25, diagonal=None)
+        o, _ = eager.attention(x, k, v, scale=0.25, diagonal=None)
         return o.square().sum()
 
     tangent, x = torch.randn(q.shape), q.clone().requires_grad_()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashgen import append, decode
-from flashgen.reference import cache as reference_cache
-from flashgen.reference.cache import Cache
+from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.spec.cache import Cache
 from flashgen.spec.features import Given
 from tests.memory_watch import watched
 from tests.serving import serve
@@ -137,7 +137,7 @@ def decode_reads_what_is_there(data: st.DataObject) -> None:
         o = decode(q, *held, lengths=int32(lengths), causal=True, **options)
     cache = Cache(k=k, v=v, lengths=int32(lengths), block_table=table, leftpad=leftpad)
     features = Given(window=options.get("window")).features(causal=True)
-    want, _ = reference_cache.attention(q, cache, scale=0.25, causal=True, features=features)
+    want, _ = eager_cache.attention(q, cache, scale=0.25, causal=True, features=features)
     torch.testing.assert_close(o, want, atol=2e-3, rtol=0)
 
 
@@ -211,7 +211,7 @@ def pages_end_where_the_table_does(data: st.DataObject) -> None:
             lengths=held[number : number + 1],
             block_table=table[number : number + 1],
         )
-        want, _ = reference_cache.attention(own, one, scale=0.25, causal=True)
+        want, _ = eager_cache.attention(own, one, scale=0.25, causal=True)
         torch.testing.assert_close(o[rows], want[0].transpose(0, 1), atol=2e-3, rtol=0)
 
 

@@ -1,59 +1,17 @@
-"""Caches in torch: pages, attention over caches of any length, merging parts, appending keys.
-The reference for the kernels of a cache, and the implementation for CPU tensors.
-"""
+"""Attention over caches, rotation and appending keys, in torch operations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.reference import attention as reference
+from flashgen.runtime.eager import attention as eager
+from flashgen.spec.cache import Cache
 from flashgen.spec.features import PLAIN, Features
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Cache:
-    """Keys and values of a batch of sequences, each with its own length.
-
-    k (B, Hkv, capacity, d) and v (B, Hkv, capacity, d_v), in any strides; or, with a block_table
-    int32 (B, pages of a sequence), pools k (pages, Hkv, page_size, d) and v likewise: key j of
-    sequence b is in slot j % page_size of page block_table[b, j // page_size]. lengths: int32 (B,),
-    the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row of k
-    and v of each sequence, without a block_table. leftpad: int32 (B,) or None, the position of each
-    sequence's first key; nothing before it is read, and the sequence has lengths - leftpad keys.
-    k_scale and v_scale, for elements float8_e4m3fn or int8: float32 (Hkv,), or (pages, Hkv) in any
-    strides, the factors of the elements.
-    """
-
-    k: Tensor
-    v: Tensor
-    lengths: Tensor
-    block_table: Tensor | None = None
-    rows: Tensor | None = None
-    leftpad: Tensor | None = None
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-
-    @property
-    def paged(self) -> bool:
-        """Whether the cache is paged."""
-        return self.block_table is not None
-
-    @property
-    def capacity(self) -> int:
-        """The number of keys that fit per sequence."""
-        size: int = self.k.shape[2]
-        return size if self.block_table is None else size * self.block_table.shape[1]
-
-    @property
-    def page_bits(self) -> int:
-        """log2 of the page size."""
-        return int(self.k.shape[2]).bit_length() - 1
-
 
 LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest element of an 8-bit cache, by its type."""
@@ -172,25 +130,9 @@ def attention(
     o, lse = q.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float32)
     for number, queries, k, v, own in sequences(q, cache, features):
         diagonal = k.shape[2] - q.shape[2] if causal else None
-        one, of_one = reference.attention(
-            queries, k, v, scale=scale, diagonal=diagonal, features=own
-        )
+        one, of_one = eager.attention(queries, k, v, scale=scale, diagonal=diagonal, features=own)
         o[number], lse[number] = one[0].to(q.dtype), of_one[0].float()
     return o, lse
-
-
-def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """O (..., d_v) and LSE (...) of all parts from those of each: o (parts, ..., d_v), lse (parts,
-    ...), natural logarithm, in their own dtypes; a part of LSE -inf saw no key.
-    """
-    largest = lse.amax(0)
-    largest = torch.where(largest == float("-inf"), 0.0, largest)
-    weights = torch.exp(lse - largest)
-    total = weights.sum(0)
-    # 0 * NaN is NaN: the contents of an empty part must not count.
-    seen = torch.where((weights > 0)[..., None], o, 0.0)
-    merged = (weights[..., None] * seen).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
-    return merged, largest + total.log()
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool) -> Tensor:

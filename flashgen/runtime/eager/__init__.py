@@ -1,0 +1,1 @@
+"""Attention in torch operations: serves CPU tensors, and computes the oracle in float64."""
