@@ -15,7 +15,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
-from flashgen.spec.gpu import ALIASES, LONGEST_NAME, TARGETS, slug_of
+from flashgen.spec.gpu import LONGEST_NAME, TARGETS, product_of, slug_of
 from flashgen.spec.vocabulary import (
     BACKWARD,
     Direction,
@@ -224,7 +224,7 @@ def named_table(slug: str, out: Path, *, evidence: bool = False) -> Table:
     Raises InvalidArgument that suggests the nearest slug.
     """
     demand_folder(out)
-    for name in (slug, ALIASES.get(slug, slug)):
+    for name in (slug, product_of(slug)):
         if (table := table_of(name, out, evidence=evidence)) is not None:
             return table
     tables = tables_of(out)

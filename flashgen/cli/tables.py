@@ -21,7 +21,7 @@ from flashgen.cli.options import (
     tables_of,
 )
 from flashgen.errors import InvalidArgument, printable
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.gpu import TARGETS, recognised_as
 
 
 def generate(
@@ -83,13 +83,29 @@ def show(
         console.print(f"{len(stale)} stale: their kernels' text changed after they were timed.")
 
 
-def targets(out: Out = Path()) -> None:
+def targets(
+    mine: Annotated[
+        bool, typer.Option("--mine", help="Those of this machine, and how each was recognised.")
+    ] = False,
+    out: Out = Path(),
+) -> None:
     """List the known GPUs, which need not be present, and what their tables hold."""
     from flashgen.table import show as showing
 
-    tables = tables_of(out)
-    others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
-    showing.console().print(showing.targets_grid([*TARGETS.values(), *others], tables))
+    tables, console = tables_of(out), showing.console()
+    if not mine:
+        others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
+        console.print(showing.targets_grid([*TARGETS.values(), *others], tables))
+        return
+    import torch
+
+    from flashgen.kernels.launch import device_gpu
+
+    count = max(1, torch.cuda.device_count())  # of none, device 0 says what to do
+    found = [device_gpu(index, instead="flashgen targets") for index in range(count)]
+    console.print(showing.targets_grid(dict.fromkeys(found), tables))
+    for gpu in dict.fromkeys(found):
+        console.print(f"{gpu.name}: {recognised_as(gpu)}")
 
 
 def report(

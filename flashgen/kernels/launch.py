@@ -65,11 +65,7 @@ def device_gpu(index: int = 0, *, instead: str = "flashgen tune --target nvidia_
         limits = driver.active.utils.get_device_properties(index)
     except Exception as error:
         raise toolchain_error(error) or error from error
-    return gpu_facts.from_properties(
-        torch.cuda.get_device_properties(index),
-        shared_per_block=limits["max_shared_mem"],
-        registers_per_sm=limits["max_num_regs"],
-    )
+    return gpu_facts.from_properties(torch.cuda.get_device_properties(index), limits)
 
 
 def launch(

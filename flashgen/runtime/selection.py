@@ -17,7 +17,7 @@ from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.defaults import default_configs, default_spec, plain_spec
-from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
+from flashgen.spec.gpu import TARGETS, Gpu, product_of
 from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS, Bucket, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
@@ -117,7 +117,7 @@ def _candidates(
             yield Selection(choice=choice, rung="nearest_bucket", slug=slug, reason=reason)
     for other in relatives(served.archs, slug, gpu):
         for choice in _by_bucket(served, other, spec, seq_k):
-            how = "its alias" if ALIASES.get(slug) == other else f"{gpu.arch} too"
+            how = "the same product" if product_of(slug) == other else f"{gpu.arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
     yield from _plain_tiles(served, slug, spec, seq_k)
@@ -141,7 +141,7 @@ def _plain_tiles(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> 
     plain = plain_spec(spec)
     if plain == spec:
         return
-    own = ALIASES.get(slug, slug) if slug not in served.archs else slug
+    own = product_of(slug) if slug not in served.archs else slug
     configs: dict[KernelConfig, Bucket | None] = {}
     for entry in _by_bucket(served, own, plain, seq_k):
         config = entry.config.textbook()
@@ -204,10 +204,10 @@ def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
 
     def order(other: str) -> tuple[bool, int, str]:
         apart = abs(TARGETS[other].sms - gpu.sms) if other in TARGETS else 0
-        return ALIASES.get(slug) != other, apart, other
+        return product_of(slug) != other, apart, other
 
     related = [
-        s for s, a in archs.items() if s != slug and (a == gpu.arch or ALIASES.get(slug) == s)
+        s for s, a in archs.items() if s != slug and (a == gpu.arch or product_of(slug) == s)
     ]
     return sorted(related, key=order)
 

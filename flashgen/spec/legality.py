@@ -543,8 +543,8 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
         known = " or ".join(f"br {max(br)} at most on {arch}" for arch, br in AUTO_BR.items())
         return f"schedule auto needs {known}: got br={config.br}, and {gpu.slug} is {gpu.arch}"
-    if spec.precision == "tf32" and gpu.arch == "gfx950":
-        return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
+    if spec.precision == "tf32" and gpu.arch in ("gfx90a", "gfx950"):
+        return f"precision tf32 needs tf32 matrix instructions: {gpu.arch} has none"
     threads = config.block_warps * gpu.warp_size
     if threads > 1024:
         return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"

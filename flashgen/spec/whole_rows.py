@@ -16,7 +16,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, padded
 
-MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")
+MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 """Architectures of NVIDIA whose products are mma.sync in every tile."""
 
 WIDTHS = (128, 64)

@@ -20,7 +20,7 @@ from rich.text import Text
 from flashgen.errors import GeneratedError, printable
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
-from flashgen.spec.gpu import Gpu
+from flashgen.spec.gpu import Gpu, product_of
 from flashgen.spec.vocabulary import DECODING
 from flashgen.table.entry import Entry, figure, spec_fields
 from flashgen.table.evidence import facts_of
@@ -210,7 +210,7 @@ def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
         grid.add_column(name, justify="right", no_wrap=True)
     grid.add_column("table")
     for gpu in targets:
-        table = tables.get(gpu.slug)
+        table = tables.get(gpu.slug) or tables.get(product_of(gpu.slug))
         held = sources(table.entries) if table else {}
         grid.add_row(
             gpu.slug,

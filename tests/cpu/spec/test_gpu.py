@@ -10,22 +10,52 @@ import triton
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.kernels import launch
-from flashgen.spec.gpu import ALIASES, TARGETS, from_properties, known_target, slug_of
+from flashgen.spec.gpu import (
+    ALIASES,
+    TARGETS,
+    from_properties,
+    known_target,
+    product_of,
+    recognised_as,
+    slug_of,
+)
 
 PUBLISHED_TFLOPS = {
     "nvidia_a100_sxm4_80gb": 312,
     "nvidia_a100_sxm4_40gb": 312,
+    "nvidia_a100_80gb_pcie": 312,
+    "nvidia_a30": 165,
     "nvidia_a10": 125,
-    "nvidia_l4": 121,
-    "nvidia_l40s": 362,
+    "nvidia_a10g": 70,
+    "nvidia_a40": 149.7,
+    "nvidia_rtx_a6000": 309.7 / 2,
     "nvidia_geforce_rtx_3090": 71,
+    "nvidia_geforce_rtx_3080": 59.5,
+    "nvidia_l4": 121,
+    "nvidia_l40": 181.05,
+    "nvidia_l40s": 362,
+    "nvidia_rtx_6000_ada_generation": 1457 / 4,
     "nvidia_geforce_rtx_4090": 165.2,
-    "nvidia_geforce_rtx_5090": 209.5,
+    "nvidia_geforce_rtx_4080": 97.5,
+    "nvidia_geforce_rtx_4070": 58.3,
     "nvidia_h100_80gb_hbm3": 989,
     "nvidia_h100_pcie": 756,
+    "nvidia_h100_nvl": 835,
     "nvidia_h200": 989,
+    "nvidia_gh200_480gb": 990,
+    "nvidia_h20": 148,
     "nvidia_b200": 2250,
+    "nvidia_gb200": 2500,
+    "nvidia_b300_sxm6_ac": 2250,
+    "nvidia_geforce_rtx_5090": 209.5,
+    "nvidia_geforce_rtx_5080": 112.6,
+    "nvidia_geforce_rtx_5070": 61.7,
+    "nvidia_rtx_pro_6000_blackwell_workstation_edition": 503.8,
+    "nvidia_gb10": 31 * 2,
+    "amd_instinct_mi210": 181.0,
+    "amd_instinct_mi250x_mi250": 383 / 2,
     "amd_instinct_mi300x": 1307.4,
+    "amd_instinct_mi325x": 1307.4,
     "amd_instinct_mi355x": 2516.6,
 }
 
@@ -39,13 +69,14 @@ def test_peaks_are_those_of_the_data_sheets() -> None:
 def test_slugs() -> None:
     assert slug_of("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
     assert all(slug == gpu.slug for slug, gpu in TARGETS.items())
-    assert all(target in TARGETS and alias not in TARGETS for alias, target in ALIASES.items())
 
 
-def test_an_alias_is_of_the_same_silicon() -> None:
-    assert all(ALIASES[a].split("_")[0] == a.split("_")[0] for a in ALIASES)
-    # The workstation card has the full matrix rate, and so the L40S; the RTX 4090 has half of it.
-    assert ALIASES["nvidia_rtx_6000_ada_generation"] == "nvidia_l40s"
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_an_alias_is_served_by_a_known_product_of_its_vendor(alias: str) -> None:
+    product = product_of(alias)
+    assert product in TARGETS
+    assert alias not in TARGETS
+    assert alias.split("_")[0] == product.split("_")[0]
 
 
 def test_without_a_c_compiler_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,45 +95,76 @@ def test_without_a_c_compiler_the_device_says_so(monkeypatch: pytest.MonkeyPatch
 
 def test_an_unknown_slug_names_the_nearest() -> None:
     with pytest.raises(InvalidArgument, match="nvidia_h200"):
-        known_target("nvidia_h20")
+        known_target("nvidia_h2000")
     with pytest.raises(InvalidArgument, match="nvidia_a100_sxm4_80gb or nvidia_a100_sxm4_40gb"):
         known_target("nvidia_a100")
     assert known_target("nvidia_h200_nvl").slug == "nvidia_h200"
 
 
-LIMITS = {"shared_per_block": 101376, "registers_per_sm": 65536}
+LIMITS = {"max_shared_mem": 101376, "max_num_regs": 65536}
+CLOCKS = {"sm_clock_rate": 2_550_000, "mem_clock_rate": 10_501_000, "mem_bus_width": 384}
 
 
-def device(name: str, major: int, minor: int) -> SimpleNamespace:
+def device(
+    name: str, major: int, minor: int, *, sms: int = 77, l2_mib: int = 32
+) -> SimpleNamespace:
     return SimpleNamespace(
         name=name,
         major=major,
         minor=minor,
-        multi_processor_count=77,
+        multi_processor_count=sms,
         shared_memory_per_multiprocessor=102400,
         max_threads_per_multi_processor=1536,
         warp_size=32,
-        L2_cache_size=32 << 20,
+        L2_cache_size=l2_mib << 20,
     )
 
 
-def test_a_device_nobody_listed_can_be_read() -> None:
-    gpu = from_properties(device("NVIDIA Made-Up 9000", 8, 9), **LIMITS)
-    assert (gpu.slug, gpu.arch, gpu.sms, gpu.warps_per_sm) == (
-        "nvidia_made_up_9000",
-        "sm_89",
-        77,
-        48,
-    )
-    assert gpu.clock_mhz is None
-    assert gpu.bandwidth_gbs is None
+def test_a_device_nobody_listed_has_what_its_driver_reports() -> None:
+    gpu = from_properties(device("NVIDIA Made-Up 9000", 8, 9), LIMITS | CLOCKS)
+    assert (gpu.slug, gpu.arch, gpu.sms) == ("nvidia_made_up_9000", "sm_89", 77)
+    assert (gpu.warps_per_sm, gpu.clock_mhz) == (48, 2550)
+    assert gpu.bandwidth_gbs == pytest.approx(1008.1, abs=0.1)  # 384 bits at 21 Gbit/s
+    assert gpu.matrix_flops_per_clock == 1024
+    assert "not a known product" in recognised_as(gpu)
+
+
+def test_an_unknown_geforce_multiplies_at_a_geforces_rate() -> None:
+    gpu = from_properties(device("NVIDIA GeForce RTX 4050", 8, 9), LIMITS | CLOCKS)
+    assert gpu.matrix_flops_per_clock == 512
+
+
+def test_what_no_driver_reports_is_none() -> None:
+    gpu = from_properties(device("NVIDIA Future", 13, 0), LIMITS)
+    assert gpu.arch == "sm_130"
+    assert (gpu.clock_mhz, gpu.bandwidth_gbs) == (None, None)
+    assert gpu.matrix_flops_per_clock is None
     assert gpu.peak_tflops is None
-    future = from_properties(device("NVIDIA Future", 13, 0), **LIMITS)
-    assert future.arch == "sm_130"
-    assert future.matrix_flops_per_clock is None
 
 
 def test_a_listed_device_keeps_its_own_limits() -> None:
-    gpu = from_properties(device("NVIDIA L4", 8, 9), **LIMITS)
+    gpu = from_properties(device("NVIDIA L4", 8, 9), LIMITS | CLOCKS)
     assert gpu.sms == 77  # what the device says, not what the list says
-    assert gpu.bandwidth_gbs == 300.0
+    assert (gpu.bandwidth_gbs, gpu.clock_mhz) == (300.0, 2040)  # of the data sheet
+    assert "known product" in recognised_as(gpu)
+
+
+def test_a_mig_slice_is_served_as_its_gpu_with_its_share_of_the_memory() -> None:
+    slice_of = device("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 9, 0, sms=60, l2_mib=25)
+    gpu = from_properties(slice_of, LIMITS | CLOCKS)
+    assert product_of(gpu.slug) == "nvidia_h100_80gb_hbm3"
+    assert (gpu.sms, gpu.clock_mhz) == (60, 1830)
+    assert gpu.bandwidth_gbs == 3352.0 / 2
+    assert recognised_as(gpu) == "a MIG slice of NVIDIA H100 80GB HBM3, with 60 of its SMs"
+
+
+@pytest.mark.parametrize("profile", ["1g.5gb", "1g.10gb+me", "1c.3g.40gb", "7g.80gb"])
+def test_names_of_mig_slices(profile: str) -> None:
+    slug = slug_of(f"NVIDIA A100-SXM4-80GB MIG {profile}")
+    assert product_of(slug) == "nvidia_a100_sxm4_80gb"
+
+
+def test_an_alias_says_whose_table_serves_it() -> None:
+    gpu = from_properties(device("NVIDIA H800", 9, 0, sms=132), LIMITS | CLOCKS)
+    assert recognised_as(gpu).startswith("served as NVIDIA H100 80GB HBM3")
+    assert gpu.bandwidth_gbs == 3352.0
