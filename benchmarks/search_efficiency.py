@@ -348,7 +348,7 @@ def main() -> None:
     if seeds < 1 or asked.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if asked.peers and importlib.util.find_spec("kernel_tuner") is None:
-        sys.exit("--peers needs Kernel Tuner: pip install 'flashgen[peers]'")
+        sys.exit("--peers needs Kernel Tuner: pip install '.[peers]'")
     all_of_them = PEERS if asked.peers else CONTENDERS
     contenders = [each for each in all_of_them if each.name in (asked.contender or names())]
     packages = ("kernel_tuner", *PACKAGES) if asked.peers else PACKAGES
@@ -439,7 +439,7 @@ def write(
         panels = [(title(landscape), found) for landscape, found in done]
         draw(panels, names(), at, out.with_suffix(".png"))
     except ImportError:
-        print("no picture: it needs matplotlib, pip install 'flashgen[plots]'")
+        print("no picture: it needs matplotlib, pip install '.[plots]'")
     print(f"\nWritten: {out.with_suffix('.json')} and, beside it, .md and .png")
 
 

@@ -1,4 +1,4 @@
-"""Strategies of Kernel Tuner on recorded landscapes (pip install 'flashgen[peers]'), and the public
+"""Strategies of Kernel Tuner on recorded landscapes (pip install '.[peers]'), and the public
 landscapes to compare them on.
 
 Each run gets a search space of its own: Kernel Tuner keeps neighbours in it, so a space shared by

@@ -12,9 +12,11 @@ def main(arguments: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "flashgen":
             raise
+        from flashgen.paths import install_command
+
         sys.exit(
             f"flashgen: the command line needs {error.name}, of the extra `tune`: "
-            f"pip install 'flashgen[tune]'"
+            + install_command("tune")
         )
     cli.main(sys.argv[1:] if arguments is None else arguments)
 

@@ -1,4 +1,5 @@
-"""Locates templates, tables and generated files; no other module knows where they are.
+"""Locates templates, tables, generated files and flashgen itself; no other module knows where they
+are.
 
 A wheel holds them as flashgen/_templates, flashgen/_configs and flashgen/_generated. A checkout,
 installed or not, has them next to flashgen/. The import system is not consulted: the working
@@ -7,13 +8,28 @@ directory and sys.path change nothing.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
-from flashgen import settings
+from flashgen import __version__, settings
 from flashgen.errors import InvalidArgument
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
+
+ON_INDEX = False
+"""Whether pip finds flashgen by its name. Until a release it installs a clone or a built wheel."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of flashgen: of this clone, or of the wheel that was
+    installed, which `make release` builds.
+    """
+    if ON_INDEX:
+        return f"pip install 'flashgen[{extra}]'"
+    if (ROOT / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{ROOT}[{extra}]')}"
+    return f"pip install 'flashgen-{__version__}-py3-none-any.whl[{extra}]'"
 
 
 def templates_dir() -> Path:

@@ -13,7 +13,7 @@ from flashgen import paths
 from flashgen.bench import GROUPS
 from flashgen.cli.options import COMMAND_LINE, Causal, check_least
 from flashgen.errors import InvalidArgument, printable
-from flashgen.runtime import folders, registry
+from flashgen.runtime import registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
 
 DIRECTIONS = ("forward", "backward", "both", "decode")
@@ -116,6 +116,8 @@ def _serve_from(folder: Path | None) -> None:
     problem = registry.why_not_generated(paths.generated_dir(folder))
     if problem is not None:
         raise InvalidArgument(f"--tuned must name a folder that tune --out wrote: {problem}")
+    from flashgen.runtime import folders  # imports torch, without which other commands must work
+
     folders.use(folder)
 
 

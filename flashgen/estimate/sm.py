@@ -33,6 +33,7 @@ from flashgen.estimate.machines import (
     machine_of,
 )
 from flashgen.files import content_of, write_whole
+from flashgen.paths import install_command
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import parsed, record_of, value_of
@@ -47,7 +48,7 @@ STAGGER = 60.0
 """Cycles between the starts of the blocks of an SM."""
 
 NUMBA_MISSING = (
-    "estimates need numba: pip install 'flashgen[offline]' (or tune on the GPU itself with --gpu)"
+    f"estimates need numba: {install_command('offline')} (or tune on the GPU itself with --gpu)"
 )
 
 

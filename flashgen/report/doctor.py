@@ -19,6 +19,7 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.tasks import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Task
 from flashgen.evaluate.workers.pool import Workers
+from flashgen.paths import install_command
 from flashgen.report.gpu_probe import CLOCKS_SET, SLOWED
 from flashgen.report.machine import (
     Fact,
@@ -260,7 +261,7 @@ def _compiles(gpu: Gpu, folder: Path, tools: Tools) -> Ability:
     why = f"a kernel for {gpu.arch} in {time.monotonic() - began:.1f} s"
     if found.status is Status.NO_ESTIMATE:
         why = f"{why}, without an estimate ({found.detail})"
-        remedy = "for estimates: pip install 'flashgen[offline]'"
+        remedy = f"for estimates: {install_command('offline')}"
         return Ability(name="compile", able=True, why=why, remedy=remedy)
     return Ability(name="compile", able=True, why=why) if found.ok else _failed("compile", found)
 
@@ -310,7 +311,7 @@ def _worked(name: str, outcome: Outcome) -> Ability:
 _REMEDIES = (
     ("C compiler", "install gcc or clang, or set CC"),
     ("Python.h", "install the headers of Python (python3-dev)"),
-    ("No module named 'yaml'", "install the tuner's packages: pip install 'flashgen[tune]'"),
+    ("No module named 'yaml'", f"install the tuner's packages: {install_command('tune')}"),
     (".yaml", "correct or delete this table, or unset FLASHGEN_CONFIGS"),
     ("FLASHGEN_CONFIGS", "let FLASHGEN_CONFIGS name a folder of tables, or unset it"),
     ("No module named 'torch'", "install torch: pip install torch"),

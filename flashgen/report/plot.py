@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.paths import install_command
 from flashgen.report.calibrate import Pair, family_of
 from flashgen.spec.config import Loads, Schedule
 from flashgen.spec.vocabulary import DECODING, Direction
@@ -57,7 +58,7 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
         from matplotlib.figure import Figure  # no pyplot: no window, and nothing kept
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        raise ToolchainError("plots need matplotlib: pip install 'flashgen[plots]'") from None
+        raise ToolchainError(f"plots need matplotlib: {install_command('plots')}") from None
     columns = min(count, PANELS_A_ROW)
     rows = -(-count // PANELS_A_ROW)
     figure = Figure(

@@ -43,6 +43,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from flashgen.errors import ToolchainError
+from flashgen.paths import install_command
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.outcome import Outcome, Timing
 
@@ -154,7 +155,7 @@ def _stats() -> Any:
     except ImportError:
         raise ToolchainError(
             "a final round is decided by scipy's rank test, and scipy is missing: "
-            "pip install 'flashgen[tune]'"
+            + install_command("tune")
         ) from None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from flashgen.errors import ToolchainError
+from flashgen.paths import install_command
 from flashgen.spec.config import KernelConfig
 
 LEAST_CONFIGS = 10
@@ -36,7 +37,7 @@ def importances(times_us: Mapping[KernelConfig, float]) -> dict[str, float]:
     try:
         import optuna
     except ImportError:
-        raise ToolchainError("importances need optuna: pip install 'flashgen[tune]'") from None
+        raise ToolchainError(f"importances need optuna: {install_command('tune')}") from None
     values = {
         field.name: list(dict.fromkeys(getattr(config, field.name) for config in times_us))
         for field in fields(KernelConfig)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.random import RandomState
 
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.paths import install_command
 from flashgen.search.points import ILLEGAL, Parameter, Space
 from flashgen.search.samplers import Proposer
 from flashgen.search.space import Method, Sampler
@@ -155,7 +156,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise ToolchainError(
-            "this sampler needs optuna: pip install 'flashgen[tune]', or choose the sampler auto"
+            f"this sampler needs optuna: {install_command('tune')}, or choose the sampler auto"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
@@ -172,7 +173,7 @@ def _check_applies(sampler: Sampler, parameters: Sequence[Parameter]) -> None:
     for package in NEEDED.get(sampler, ()):
         if importlib.util.find_spec(package) is None:
             raise ToolchainError(
-                f"the sampler {sampler} needs {package}: pip install 'flashgen[tune]'"
+                f"the sampler {sampler} needs {package}: {install_command('tune')}"
             )
 
 

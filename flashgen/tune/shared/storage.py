@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.paths import install_command
 from flashgen.spec.records import parsed, value_of
 
 if TYPE_CHECKING:
@@ -447,7 +448,7 @@ class Storage:
         except ImportError:
             raise ToolchainError(
                 f"--storage {self.shown} needs the package psycopg: "
-                f"pip install 'flashgen[distributed]'"
+                + install_command("distributed")
             ) from None
         except self._losses() as error:
             raise StorageError(self._refused(self._reason(error), url)) from None
@@ -507,7 +508,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ToolchainError("--storage needs optuna: pip install 'flashgen[tune]'") from None
+        raise ToolchainError(f"--storage needs optuna: {install_command('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return optuna

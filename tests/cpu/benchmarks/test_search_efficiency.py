@@ -94,7 +94,7 @@ class TestPeers:
     def test_the_order_of_seeds_changes_nothing_and_failures_count(
         self, program: ModuleType
     ) -> None:
-        pytest.importorskip("kernel_tuner", reason="pip install 'flashgen[peers]'")
+        pytest.importorskip("kernel_tuner", reason="pip install '.[peers]'")
         (large,) = read(LANDSCAPES[0])
         small = thinned(large)
         for name in program.STRATEGIES:

@@ -937,7 +937,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("flashgen.cli")
     monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit, match=r"needs typer, .* pip install 'flashgen\[tune\]'"):
+    with pytest.raises(SystemExit, match=r"needs typer, .* pip install .*\[tune\]"):
         __main__.main(["--help"])
 
 

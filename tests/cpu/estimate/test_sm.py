@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flashgen import paths
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.estimate import loop_program, machines, sm, sm_clock
@@ -357,7 +358,7 @@ def test_without_numba_the_sentence_says_what_to_install() -> None:
     )
     done = programs.run(["-c", program_text])
     assert "ToolchainError" in done.stdout
-    assert "pip install 'flashgen[offline]'" in done.stdout
+    assert paths.install_command("offline") in done.stdout
     assert issubclass(ToolchainError, RuntimeError)
     assert sm.NUMBA_MISSING in done.stdout
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import flashgen
 from flashgen import paths
 from flashgen.errors import InvalidArgument
 
@@ -82,3 +85,22 @@ def test_a_checkout_serves_its_own_folders_wherever_it_is_called_from(tmp_path: 
     assert folders(str(two / "program.py"), cwd=one, path=one) == of(two)
     named = folders(str(script), cwd=two, path=one, FLASHGEN_GENERATED=str(two))
     assert named == [*of(one)[:3], two / "generated"]
+
+
+def test_the_command_that_installs_an_extra_works_where_flashgen_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_clone = shlex.quote(f"{ROOT}[tune]")
+    assert paths.install_command("tune") == f"pip install -e {of_clone}"
+    monkeypatch.setattr(paths, "ROOT", tmp_path / "site-packages")  # of a wheel
+    wheel = f"flashgen-{flashgen.__version__}-py3-none-any.whl"
+    assert paths.install_command("tune") == f"pip install '{wheel}[tune]'"
+    monkeypatch.setattr(paths, "ON_INDEX", True)
+    assert paths.install_command("tune") == "pip install 'flashgen[tune]'"
+
+
+def test_no_page_asks_the_index_for_flashgen_before_it_is_there() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.ipynb")]
+    asking = re.compile(r"pip install [^`\n]*\bflashgen(?![\w.-]*whl)[\[ `'\"]")
+    named = [path.name for path in pages if asking.search(path.read_text())]
+    assert paths.ON_INDEX or not named

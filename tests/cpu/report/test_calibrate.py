@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flashgen import __main__
+from flashgen import __main__, paths
 from flashgen.report import plot
 from flashgen.report.calibrate import (
     Calibration,
@@ -294,11 +294,11 @@ def test_without_matplotlib_there_are_the_figures(run, tmp_path: Path, monkeypat
     code, output, _ = run(log)
     assert code == 0
     assert "5/1   0.90" in output
-    assert output.endswith("No plot: plots need matplotlib: pip install 'flashgen[plots]'\n")
+    assert output.endswith(f"No plot: plots need matplotlib: {paths.install_command('plots')}\n")
     code, output, errors = run(log, "--plot", "asked.png")
     assert code == 1
     assert "5/1   0.90" in output
-    assert errors == "flashgen: plots need matplotlib: pip install 'flashgen[plots]'\n"
+    assert errors == f"flashgen: plots need matplotlib: {paths.install_command('plots')}\n"
 
 
 def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers.answers import Answer, Died, Done
 from flashgen.report import doctor, gpu_probe, machine
@@ -224,7 +225,7 @@ def test_a_kernel_without_an_estimate_compiles(tmp_path: Path) -> None:
     one = found(tmp_path, failing=at("timed", Status.NO_ESTIMATE))
     assert able(one) == [True, True, True]
     assert "without an estimate (made to fail)" in one.abilities[0].why
-    assert one.remedies == ("for estimates: pip install 'flashgen[offline]'",)
+    assert one.remedies == (f"for estimates: {paths.install_command('offline')}",)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class TestAnatomy:
             without.setitem(sys.modules, "numba", None)
             found = dissect(*ask)
         assert found.compiled is not None
-        assert "pip install 'flashgen[offline]'" in describe(found)[0]
+        assert paths.install_command("offline") in describe(found)[0]
 
 
 def entry(source: Any = "estimated", median_us: float = 100.0, **changes: Any) -> Entry:

@@ -498,9 +498,7 @@ def test_other_urls_are_refused(url: str, said: str) -> None:
 
 def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(
-        ToolchainError, match=r"psycopg: pip install 'flashgen\[distributed\]'"
-    ) as e:
+    with pytest.raises(ToolchainError, match=r"psycopg: pip install .*\[distributed\]") as e:
         Ledger("postgresql+psycopg://anna:s3cret@db/flash", gpu="g", request={})
     assert_secret(e.value)
 
