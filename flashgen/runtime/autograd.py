@@ -32,7 +32,7 @@ from flashgen.runtime.eager.gradients import sink_gradient
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.spec.features import BIAS, PLAIN, SINKS, Features
-from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, Direction, no_gradient
+from flashgen.spec.vocabulary import Direction, why_no_gradient
 
 
 def attention(
@@ -42,9 +42,8 @@ def attention(
 
     Raises InvalidArgument for head dims that have no backward kernel: now, and not in a backward.
     """
-    widest = max(q.shape[3], v.shape[3])
-    if widest > MAX_BACKWARD_HEAD_DIM:
-        raise InvalidArgument(no_gradient(widest))
+    if reason := why_no_gradient(max(q.shape[3], v.shape[3]), q.element_size()):
+        raise InvalidArgument(reason)
     if torch_modes.transformed():
         function: Any = _Transformed
     elif features is PLAIN or features.only_limits:

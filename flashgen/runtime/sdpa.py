@@ -3,11 +3,11 @@ the same order, with the same meaning.
 
 What no kernel takes is left to torch's own function, which is said once for each reason: CPU
 tensors (unless interpreted) and those of other devices than CUDA's, other dtypes, head dims that
-are not multiples of 8 from 16 to 256, more than four dimensions, batches or heads that broadcast,
-nested and sparse tensors, subclasses of Tensor beside a plain query, and what torch refuses: a call
-that mixes devices or dtypes, a mask of odd dimensions, enable_gqa without heads. Dtypes are judged
-as autocast leaves them, which casts a floating mask too. Arguments that contradict each other are
-refused by name.
+are not multiples of 8 from 16 to 512 (float32: 256), more than four dimensions, batches or heads
+that broadcast, nested and sparse tensors, subclasses of Tensor beside a plain query, and what torch
+refuses: a call that mixes devices or dtypes, a mask of odd dimensions, enable_gqa without heads.
+Dtypes are judged as autocast leaves them, which casts a floating mask too. Arguments that
+contradict each other are refused by name.
 
 As torch's own flash attention, the backward repeats its bits only under
 torch.use_deterministic_algorithms(True), which autograd.py looks at when the backward runs.
@@ -25,7 +25,12 @@ from flashgen.errors import InvalidArgument
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import PLAIN_TYPES
 from flashgen.spec.from_call import check_heads
-from flashgen.spec.vocabulary import DTYPE_BYTES, HEAD_DIM_STEP, MAX_BACKWARD_HEAD_DIM, MIN_HEAD_DIM
+from flashgen.spec.vocabulary import (
+    DTYPE_BYTES,
+    HEAD_DIM_STEP,
+    MAX_BACKWARD_HEAD_DIM,
+    MIN_HEAD_DIM,
+)
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -185,9 +190,6 @@ def _why_not_of_shape(
     lone = heads != kv_heads and 1 in (*heads, *kv_heads) and not enable_gqa
     if lone or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
         return "batches or heads that broadcast"
-    for dim in (q.shape[-1], v.shape[-1]):
-        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_BACKWARD_HEAD_DIM:
-            return f"head dim {dim}"
     return None
 
 
@@ -197,6 +199,10 @@ def _why_not_of_dtype(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> s
         return f"dtype {_name(dtypes[0])}"
     if not dtypes[0] == dtypes[1] == dtypes[2]:
         return "tensors of several dtypes"
+    most = MAX_BACKWARD_HEAD_DIM[DTYPE_BYTES[_name(dtypes[0])]]
+    for dim in (q.shape[-1], v.shape[-1]):
+        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= most:
+            return f"head dim {dim}"
     if mask is not None and mask.device == q.device and mask.is_floating_point():
         dtype = torch_modes.autocast_dtype(mask)
         if dtype not in (dtypes[0], torch.float32):  # torch refuses it

@@ -21,11 +21,12 @@ from flashgen.spec.vocabulary import (
     Direction,
     Rotary,
     padded,
+    why_no_gradient,
 )
 from flashgen.spec.whole_rows import why_no_rows
 
 DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
-"""Those of all directions; forward and decode without features have MAX_HEAD_DIM, too."""
+"""Those of all listed defaults; without features MAX_HEAD_DIM is listed, too."""
 DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
     "forward",
     "backward_delta",
@@ -49,10 +50,13 @@ def specs_with_default() -> Iterator[AttentionSpec]:
 def plain_specs() -> Iterator[AttentionSpec]:
     """The specs of the defaults that between them serve every attention() without features."""
     # Of several the delta kernel is one and the same.
+    dims = (*DEFAULT_HEAD_DIMS, MAX_HEAD_DIM)
     yield from dict.fromkeys(
-        spec.for_direction(direction) for direction in DEFAULT_DIRECTIONS for spec in _forward()
+        spec.for_direction(direction)
+        for direction in DEFAULT_DIRECTIONS
+        for spec in _forward(dims)
+        if direction == "forward" or why_no_gradient(spec.head_dim, spec.element_bytes) is None
     )
-    yield from _forward((MAX_HEAD_DIM,))
 
 
 def featured_specs(words: Iterable[str]) -> Iterator[AttentionSpec]:
@@ -116,12 +120,12 @@ def _forward(head_dims: tuple[int, ...] = DEFAULT_HEAD_DIMS) -> Iterator[Attenti
 _Tile = tuple[int, int, int, int]
 _HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
-    # br, bc, num_warps, num_stages for each of _HEAD_DIMS; the last has no backward, and two parts
-    # of V in forward and decode. Compiled with Triton 3.7.1 for sm_80, sm_89, sm_90, sm_100, sm_120
-    # and gfx942, these take at most 64 KiB of shared memory on gfx942, which has no more (MI300X),
-    # 66 KiB elsewhere (82 for head dim 512), and do not spill in a main loop; but in float32 at 256
-    # the gradient of a bias does on gfx942, and dQ on gfx950. float32 by FMA has the fewest
-    # registers.
+    # br, bc, num_warps, num_stages for each of _HEAD_DIMS; the last has no backward of float32, and
+    # two parts of V in forward and decode. Compiled with Triton 3.7.1 for sm_80, sm_89, sm_90,
+    # sm_100, sm_120 and gfx942, these take at most 64 KiB of shared memory on gfx942, which has no
+    # more (MI300X), 66 KiB elsewhere (82 for head dim 512), and do not spill in a main loop; but in
+    # float32 at 256 the gradient of a bias does on gfx942, and dQ on gfx950; and at 512 dK and dV
+    # of a bias with ALiBi on sm_80. float32 by FMA has the fewest registers.
     "forward": {
         "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 2),
                  (32, 32, 8, 2)),
@@ -131,21 +135,25 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
                  (16, 16, 4, 1)),
     },
     "backward_delta": {
-        "half": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
+        "half": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
         "ieee": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
     },
     "backward_dkv": {
-        "half": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 8, 2)),
+        "half": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 8, 2),
+                 (16, 16, 4, 1)),
         "tf32": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 1)),
         "ieee": ((32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
     },
     "backward_dq": {
-        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1)),
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1),
+                 (16, 16, 4, 1)),
         "tf32": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1), (16, 16, 4, 1)),
         "ieee": ((64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 2)),
     },
     "backward_dbias": {
-        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1)),
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1),
+                 (16, 16, 4, 1)),
         "tf32": ((32, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1), (16, 16, 8, 2)),
         "ieee": ((32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
     },

@@ -23,8 +23,8 @@ from flashgen.spec.config import (
     shares_keys,
 )
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import DECODING, MAX_BACKWARD_HEAD_DIM, padded
-from flashgen.spec.whole_rows import MMA_SYNC, k_parts, o_parts, why_no_rows
+from flashgen.spec.vocabulary import DECODING, padded
+from flashgen.spec.whole_rows import MMA_SYNC, WIDEST, k_parts, o_parts, why_no_rows
 
 AMPERE_WARPS = (4, 8)
 """Warps of schedule ampere, 16 rows each."""
@@ -224,11 +224,6 @@ def _v_parts(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return (
             "v_parts goes with order plain or longest_first, and not with persistent: "
             f"got {_order_of(config)}"
-        )
-    if spec.varlen:
-        return (
-            "v_parts goes without varlen, which zeroes O where no sequence is in its first columns "
-            f"alone if V is in parts: got v_parts {config.v_parts}"
         )
     ways = (spec.direction, config.schedule, config.loads)
     if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
@@ -462,7 +457,7 @@ def _ampere(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"num_stages is 1: got bc={config.bc} and num_stages={config.num_stages}"
         )
     dims = spec.head_dim, spec.head_dim_v
-    if any(dim % 64 or dim > MAX_BACKWARD_HEAD_DIM for dim in dims):
+    if any(dim % 64 or dim > WIDEST for dim in dims):
         return f"schedule ampere has head dims 64, 128, 192 and 256: got {dims[0]} and {dims[1]}"
     return None
 

@@ -12,7 +12,6 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.features import OFF, features_on
 from flashgen.spec.vocabulary import (
     DECODING,
-    MAX_BACKWARD_HEAD_DIM,
     Bias,
     Direction,
     DType,
@@ -22,7 +21,7 @@ from flashgen.spec.vocabulary import (
     Precision,
     Rotary,
     check_head_dim,
-    no_gradient,
+    why_no_gradient,
 )
 
 if TYPE_CHECKING:
@@ -81,8 +80,10 @@ def _flags(spec: AttentionSpec) -> str | None:
 def _gradients(spec: AttentionSpec) -> str | None:
     """What backward kernels there are, and what they know."""
     widest = max(spec.head_dim, spec.head_dim_v)
-    if spec.direction not in ("forward", *DECODING) and widest > MAX_BACKWARD_HEAD_DIM:
-        return no_gradient(widest)
+    if spec.direction not in ("forward", *DECODING) and (
+        reason := why_no_gradient(widest, spec.element_bytes)
+    ):
+        return reason
     if spec.direction == "backward_dbias" and spec.bias != "additive":
         return f"direction backward_dbias needs bias additive: got {spec.bias}"
     return None
@@ -122,17 +123,6 @@ def _delta(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _varlen(spec: AttentionSpec) -> str | None:
-    if not spec.varlen:
-        return None
-    if max(spec.head_dim, spec.head_dim_v) > MAX_BACKWARD_HEAD_DIM:
-        return (
-            f"varlen goes with head dims to {MAX_BACKWARD_HEAD_DIM}: "
-            f"got {spec.head_dim} and {spec.head_dim_v}"
-        )
-    return None
-
-
 def _pages(spec: AttentionSpec) -> str | None:
     if spec.paged and spec.direction == "forward" and not spec.varlen:
         return "paged goes with direction decode and append, and with forward and varlen: got none"
@@ -166,6 +156,6 @@ def _scoreless(spec: AttentionSpec) -> str | None:
 
 
 _RULES = (
-    _values, _head_dims, _precision, _flags, _gradients, _features, _delta, _varlen, _pages,
+    _values, _head_dims, _precision, _flags, _gradients, _features, _delta, _pages,
     _scales, _scoreless,
 )  # fmt: skip

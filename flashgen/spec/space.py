@@ -196,8 +196,12 @@ def legal_configs(
             *(_hopper_grid(spec.direction) if on_gpu else ()),
             *(_auto_grid() if on_gpu else ()),
             *_ampere_grid(),
-            *in_parts(spec, _grid(spec.direction in BY_KEYS)),
-            *(_few_registers(_grid(False)) if spec.direction == "forward" else ()),
+            *in_parts(spec, _grid(spec.direction in BY_KEYS, _rows_of_a_warp(spec))),
+            *(
+                _few_registers(_grid(False, _rows_of_a_warp(spec)))
+                if spec.direction == "forward"
+                else ()
+            ),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
         )
         if _worth_trying(spec, config, gpu)
@@ -215,11 +219,17 @@ def _worth_trying(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
     return not tma or config.loads == "descriptor"
 
 
-@functools.cache
-def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
-    """All combinations but those that leave warps without a row of what a program owns: 16 rows
-    make a matrix instruction.
+def _rows_of_a_warp(spec: AttentionSpec) -> int:
+    """The fewest rows or keys of a program that a warp must have: half of a matrix instruction's.
+    Gradients of head dims above 256 leave room for 16 alone, whose columns the warps share.
     """
+    wide = spec.direction != "forward" and max(spec.head_dim, spec.head_dim_v) > 256
+    return 2 if wide else 8
+
+
+@functools.cache
+def _grid(by_keys: bool, rows_of_a_warp: int) -> tuple[KernelConfig, ...]:
+    """All combinations but those that leave warps without a row of what a program owns."""
     return tuple(
         KernelConfig(
             br=walked if by_keys else owned,
@@ -233,7 +243,7 @@ def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
         for owned, walked, (schedule, loads), warps, stages, order in itertools.product(
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
         )
-        if warps <= owned // 8
+        if warps <= owned // rows_of_a_warp
     )
 
 

@@ -54,8 +54,9 @@ _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 512, 8
 LONGEST = 1 << 29
 """Queries or keys of a sequence at most: kernels add positions, windows and chunks in 32 bits."""
-MAX_BACKWARD_HEAD_DIM = 256
-"""The largest head dim that has gradients: beyond, dK and dV of a tile fill the registers."""
+MAX_BACKWARD_HEAD_DIM = {2: MAX_HEAD_DIM, 4: 256}
+"""The largest head dim that has gradients, by the bytes of an element: beyond, dK and dV of a tile
+of float32 fill the registers."""
 
 
 def parse_dtype(text: str, *, beside: tuple[str, ...] = ()) -> str:
@@ -75,11 +76,14 @@ def padded(head_dim: int) -> int:
     return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
 
 
-def no_gradient(head_dim: int) -> str:
-    """Why a head dim has no backward kernel, in one sentence."""
+def why_no_gradient(head_dim: int, element_bytes: int) -> str | None:
+    """Why a head dim has no backward kernel, in one sentence; None where it has."""
+    most = MAX_BACKWARD_HEAD_DIM[element_bytes]
+    if head_dim <= most:
+        return None
     return (
-        f"head dims above {MAX_BACKWARD_HEAD_DIM} have no backward kernel: got {head_dim}; "
-        "detach the tensors, or call attention under torch.no_grad"
+        f"head dims above {most} have no backward kernel in float32: got {head_dim}; "
+        "detach the tensors, call attention under torch.no_grad, or take 16 bits"
     )
 
 

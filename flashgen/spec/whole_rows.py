@@ -14,10 +14,13 @@ from typing import NamedTuple
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, padded
+from flashgen.spec.vocabulary import padded
 
 MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 """Architectures of NVIDIA whose products are mma.sync in every tile."""
+
+WIDEST = 256
+"""The largest head dim: beyond, a warp's rows of O fill its registers."""
 
 WIDTHS = (128, 64)
 """Columns of a part at most, the widest first."""
@@ -55,9 +58,9 @@ def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
         )
     if spec.operand_bytes != 2:
         return f"whole_rows goes with operands of 16 bits: got {spec.feature_words or spec.dtype}"
-    if max(spec.head_dim, spec.head_dim_v) > MAX_BACKWARD_HEAD_DIM:
+    if max(spec.head_dim, spec.head_dim_v) > WIDEST:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
-        return f"whole_rows goes with head dims to {MAX_BACKWARD_HEAD_DIM}: got {dims}"
+        return f"whole_rows goes with head dims to {WIDEST}: got {dims}"
     if config.br < WIDTHS[-1] or config.bc > config.br or len(o_parts(spec, config)) == 1:
         return (
             f"whole_rows is for {WIDTHS[-1]} rows and more, no more keys, and an O that is wider: "

@@ -1,9 +1,10 @@
-"""Head dims above 256: which configs there are, what has no gradient, where the kernels come from."""
+"""Head dims above 256: which configs there are, where the kernels come from."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,13 @@ def test_the_space_has_v_in_parts_where_it_is_wide() -> None:
     assert {config.v_parts for config in legal_configs(narrow, H200)} == {1}
 
 
+@pytest.mark.parametrize("gpu", ["nvidia_h200", "nvidia_l4"])
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
+def test_the_space_of_a_gradient_has_warps_that_share_columns(direction: Any, gpu: str) -> None:
+    configs = legal_configs(WIDE.for_direction(direction), TARGETS[gpu])
+    assert {4, 8} <= {config.num_warps for config in configs if min(config.br, config.bc) == 16}
+
+
 @pytest.mark.parametrize(
     ("spec", "config", "what"),
     [
@@ -77,7 +85,7 @@ def test_the_widest_has_listed_defaults() -> None:
     listed = list(specs_with_default())
     assert {WIDE, WIDE.for_direction("decode")} <= set(listed)
     assert {s.direction for s in listed if s.head_dim > 256} == {
-        "forward", "decode", "combine", "append",
+        "forward", "decode", "combine", "append", "backward_delta", "backward_dkv", "backward_dq",
     }  # fmt: skip
 
 
@@ -88,14 +96,16 @@ def test_a_table_keeps_parts() -> None:
     assert parse(dump(table), Path(f"{table.gpu.slug}.yaml")) == table
 
 
-def test_there_is_no_backward() -> None:
+def test_float32_has_no_backward() -> None:
+    wide = make_spec("float32", 512, "causal")
     for direction in ("backward_dkv", "backward_dq", "backward_fused", "backward_delta"):
+        assert WIDE.for_direction(direction).head_dim == 512  # type: ignore[arg-type]
         with pytest.raises(
-            InvalidArgument, match="head dims above 256 have no backward kernel: got 512"
+            InvalidArgument, match="above 256 have no backward kernel in float32: got 512"
         ):
-            WIDE.for_direction(direction)  # type: ignore[arg-type]
+            wide.for_direction(direction)  # type: ignore[arg-type]
     q = torch.randn(1, 1, 4, 264, requires_grad=True)
-    with pytest.raises(InvalidArgument, match="no backward kernel: got 264; detach"):
+    with pytest.raises(InvalidArgument, match="no backward kernel in float32: got 264; detach"):
         autograd.attention(DISPATCHER.passes, Call(causal=True, scale=1.0), q, q, q, PLAIN)
     o = DISPATCHER.attention(q, q, q, causal=True)  # of CPU tensors torch has one
     assert torch.autograd.grad(o.sum(), q)[0].isfinite().all()
@@ -113,8 +123,18 @@ def jobs_of(dtypes: tuple[str, ...], archs: tuple[str, ...]) -> list[Job]:
         decode = spec.for_direction("decode")
         paged = replace(decode, paged=True, window=True, sink=True, softcap=True)
         narrow = [] if spec.dtype == "float32" else [replace(decode, kv_dtype="float8_e4m3")]
+        packed = replace(spec, varlen=True)
+        backward = [
+            each.for_direction(direction)
+            for each in (spec, packed)
+            for direction in ("backward_delta", "backward_dkv", "backward_dq")
+            if spec.dtype != "float32"
+        ]
         for each in (
             spec,
+            packed,
+            replace(packed, paged=True),
+            *backward,
             decode,
             paged,
             *narrow,

@@ -1,4 +1,4 @@
-"""Head dims above 256, V in parts: forward and decode against float64, and mutants."""
+"""Head dims above 256: forward and decode with V in parts, and gradients, against float64; mutants."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.kernels.render import render
+from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
@@ -81,6 +82,41 @@ def test_what_goes_with_decode(direction: Any, seed: int) -> None:
     prove(make_spec("bfloat16", 512, direction=direction), make_config(16, 16, num_stages=1), seed)
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_packed_sequences(parts: int, seed: int) -> None:
+    """Places of no sequence are zeroed in every part."""
+    spec = make_spec("bfloat16", 320, "causal", varlen=True, head_dim_v=400)
+    prove(spec, make_config(16, 16, v_parts=parts), seed)
+
+
+def test_packed_sequences_over_pages(seed: int) -> None:
+    spec = make_spec("bfloat16", 512, "causal", varlen=True, paged=True, window=True)
+    prove(spec, default_config(spec), seed)
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("direction", ["backward_delta", "backward_dkv", "backward_dq"])
+def test_gradients(direction: Any, varlen: bool, seed: int) -> None:
+    asked = make_spec("bfloat16", 320, "causal", head_dim_v=512, varlen=varlen)
+    spec = default_spec(asked.for_direction(direction))
+    prove(spec, default_config(spec), seed)
+
+
+def test_the_gradient_of_a_bias(seed: int) -> None:
+    spec = make_spec("float16", 512, direction="backward_dbias", bias="additive")
+    prove(spec, default_config(spec), seed)
+
+
+def test_a_mutant_that_zeroes_the_first_part_alone_is_caught() -> None:
+    spec, config = make_spec("bfloat16", 128, varlen=True), make_config(16, 16, v_parts=2)
+    rendered = render(spec, config)
+    line = "        dims_v = first_dim_v + tl.arange"
+    assert line in rendered.source
+    broken = rendered.source.replace(line, "        dims_v = tl.arange")
+    mutant = dataclasses.replace(rendered, source=broken)
+    assert not check_kernel(mutant, spec, config, seed=1).passed
+
+
 MUTANTS = {
     "the first part twice": ("first_dim_v = tl.program_id(0) % 2 * HEAD_DIM_V_PAD", "first_dim_v = tl.program_id(0) % 2 * 0"),
     "parts of other rows": ("pid = tl.program_id(0) // 2", "pid = tl.program_id(0) // 4 * 2"),
@@ -114,3 +150,24 @@ def test_the_dispatcher_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     want = dispatcher.attention(q, k, v, causal=True)
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(by_decode, want, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_layers_of_gemma_4_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Head dim 512, from the public call to dQ, dK and dV."""
+    generator = torch.Generator().manual_seed(5)
+    bounds = torch.tensor([0, 5, 12], dtype=torch.int32)
+
+    def run() -> list[torch.Tensor]:
+        generator.manual_seed(5)
+        x = [
+            torch.randn(12, heads, 512, generator=generator).half().requires_grad_()
+            for heads in (2, 1, 1)
+        ]
+        o = attention_varlen(*x, bounds, bounds, 7, 7, causal=True, scale=0.05)
+        return [o, *torch.autograd.grad(o.float().sin().sum(), x)]
+
+    serve(monkeypatch)
+    found = run()
+    monkeypatch.delenv("FLASHGEN_GPU")
+    for x, want in zip(found, run(), strict=True):
+        torch.testing.assert_close(x, want, rtol=0.02, atol=0.02)
