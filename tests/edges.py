@@ -3,6 +3,7 @@ CPU path and the kernels are held to the same table."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -94,3 +95,21 @@ def _torch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         mask = None if bias is None else bias.to(q.dtype)
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=SCALE)[0, 0, 0].float()
+
+
+def check_hidden_key(dtype: torch.dtype, size: int) -> None:
+    """NaN in a key that the first query may not see: its O is finite and its dQ NaN, as with torch's flash attention."""
+    q, k, v = (torch.ones(1, 1, size, 16, dtype=dtype) for _ in range(3))
+    k[0, 0, 1] = NAN
+    found = []
+    for function in (functools.partial(attention, causal=True), _flash):
+        leaf = q.clone().requires_grad_()
+        o = function(leaf, k, v)
+        (dq,) = torch.autograd.grad(o[0, 0, 0].sum(), leaf)
+        found.append((o[0, 0, 0].isfinite().all().item(), dq[0, 0, 0].isnan().all().item()))
+    assert found == [(True, True)] * 2
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)

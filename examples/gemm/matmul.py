@@ -87,15 +87,14 @@ def estimate(payload: dict[str, Any]) -> dict[str, float]:
 
 def check(payload: dict[str, Any]) -> dict[str, bool]:
     """Whether a point computes what float64 does, up to rounding: {point} -> {found}."""
-    from flashgen.reference.attention import FLOORS_ACCEPTED, error_in_floors
+    from flashgen.reference.attention import compared
 
     m, n, k = CHECKED
     a, b = _inputs(m, n, k)
     found = _run(a, b, payload["point"])
     exact = a.double() @ b.double()
     ideal = exact.float().half()
-    floors = error_in_floors(found, exact, ideal, float((a.abs() @ b.abs()).max()))
-    return {"found": floors <= FLOORS_ACCEPTED}
+    return {"found": compared(found, exact, ideal, float((a.abs() @ b.abs()).max())).passed}
 
 
 def measure(payload: dict[str, Any]) -> dict[str, float]:

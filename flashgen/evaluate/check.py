@@ -1,119 +1,63 @@
 """Compares a kernel with float64 before it is timed or written. Rendered -> CheckResult.
 
-On a GPU the kernel runs there. Without one it runs in Triton's interpreter, or if it is of schedule
-ampere on a model of Gluon, with the same tiles at reduced length: a few ragged and masked tiles,
-where most errors show.
+The cases of its direction; for each a trial, which is the call and the comparison of its results;
+the worst of all is the verdict. Whatever runs a call can be checked: the kernel on a GPU; without
+one, in Triton's interpreter, or if it is of schedule ampere on a model of Gluon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from flashgen.errors import ToolchainError
-from flashgen.evaluate.check_cache import DecodeCase, decoding_cases, run_decoding
-from flashgen.evaluate.check_packed import in_pages, varlen_cases
+from flashgen.evaluate.check_attention import attention_cases, attention_trial
+from flashgen.evaluate.check_cache import DecodeCase, cache_cases, cache_trial
 from flashgen.evaluate.gluon_model import GluonModel
 from flashgen.files import temporary_folder
 from flashgen.kernels import interpreter
-from flashgen.kernels.launch import bind, launch
-from flashgen.kernels.launch_backward import Backward, Delta
-from flashgen.kernels.launch_forward import order_limits
+from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.plan import Kernel
 from flashgen.kernels.render import Rendered
-from flashgen.reference import attention as reference
-from flashgen.reference import cases as reference_cases
-from flashgen.reference import gradients
 from flashgen.reference.attention import Comparison
-from flashgen.reference.cases import CheckCase
+from flashgen.reference.cases import CheckCase, Trial
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.from_call import check_scale
 from flashgen.spec.outcome import CheckResult
-from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import DECODING
 
 AnyCase = CheckCase | DecodeCase
+Runner = Callable[[Any], Any]
+"""Runs the call of a trial, and returns what the launcher of its direction returns."""
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the cases and the reference; check results of other versions are not reused."""
-
-
-def check_cases(config: KernelConfig) -> tuple[CheckCase, ...]:
-    """The cases every candidate must pass: ragged lengths with batches and shared heads, lengths
-    aligned to the tiles, one key beyond a tile, more queries than keys, and rows without
-    keys.
-    """
-
-    def case(
-        sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str
-    ) -> CheckCase:
-        problem = Problem(batch=batch, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-        return CheckCase(problem=problem, **options)
-
-    br, bc = config.br, config.bc
-    return (
-        case(br + 5, 2 * bc + 7, batch=2, heads=6, kv=2, layout="bshd"),
-        case(br, max(br, 2 * bc)),
-        case(br, 2 * bc + 1),
-        case(2 * br + 1, bc + 1, alignment="top_left"),
-        case(max(br, bc) + 1, max(1, bc - 1)),
-    )
 
 
 def cases_of(spec: AttentionSpec, config: KernelConfig, device: str = "cpu") -> tuple[AnyCase, ...]:
     """The cases every candidate of a direction must pass on a device."""
-    if spec.direction in DECODING:
-        return decoding_cases(spec, config)
-    if spec.block_mask:
-        return block_mask_cases()
-    if spec.varlen:
-        return varlen_cases(config)
-    return (*check_cases(config), *walking_cases(config, device))
+    cases = cache_cases if spec.direction in DECODING else attention_cases
+    return cases(spec, config, device)
 
 
-def walking_cases(config: KernelConfig, device: str) -> tuple[CheckCase, ...]:
-    """Further cases for a persistent kernel on a GPU, which has more SMs than check_cases has
-    tiles: three tiles per program, of several lengths under a causal mask.
+def trial_of(
+    spec: AttentionSpec, case: AnyCase, seed: int, device: torch.device | str = "cpu"
+) -> Trial:
+    """A case with inputs drawn from the seed. The rms counts where scores are even alone: otherwise
+    the few rows in which two keys are near the maximum carry it.
     """
-    programs = order_limits(torch.device(device)).sms if config.persistent else 0
-    most_tiles = max(
-        case.problem.batch * case.problem.heads * -(-case.problem.seq_q // config.br)
-        for case in check_cases(config)
-    )
-    if 3 * programs <= most_tiles:
-        return ()
-    kv_heads = -(-3 * programs // 6)  # two heads each, three tiles per head
-    problem = Problem(
-        batch=1,
-        heads=2 * kv_heads,
-        kv_heads=kv_heads,
-        seq_q=2 * config.br + 1,
-        seq_k=2 * config.br + config.bc + 7,
-    )
-    return (CheckCase(problem=problem, alignment="top_left"),)
-
-
-def block_mask_cases() -> tuple[CheckCase, ...]:
-    """Several blocks of queries and keys, ragged and whole ones; four cases, so that each kind
-    of block mask occurs whatever the first seed.
-    """
-
-    def case(
-        sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str
-    ) -> CheckCase:
-        problem = Problem(batch=batch, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-        return CheckCase(problem=problem, **options)
-
-    return (
-        case(BLOCK + 5, 2 * BLOCK + 7, batch=2, heads=2, layout="bshd"),
-        case(2 * BLOCK, BLOCK + 1, heads=2, kv=2),
-        case(BLOCK + 1, 2 * BLOCK, batch=2),
-        case(3, 3 * BLOCK - 1, heads=2),
-    )
+    if isinstance(case, DecodeCase):
+        trial = cache_trial(spec, case, seed, device)
+    else:
+        trial = attention_trial(spec, case, seed, device)
+    if case.scores == "even":
+        return trial
+    return replace(trial, compare=lambda found: replace(trial.compare(found), elements=0))
 
 
 def check_kernel(
@@ -171,128 +115,48 @@ def check_loaded(
 ) -> CheckResult:
     """check_kernel for a kernel that is loaded already."""
     chosen = cases_of(spec, config, device) if cases is None else tuple(cases)
-    worst, at, number = Comparison(floors=0.0, lse=0.0), "no case", 0
-    passed = True
+    run = bind(kernel, spec, config)
+    worst, detail, count = Comparison(), "no case", 0
     for number, case in enumerate(chosen):
-        verdict = run_case(kernel, spec, config, case, seed=seed + number, device=device)
-        passed = passed and verdict.passed
-        if not verdict.passed or _badness(verdict) > _badness(worst):
-            worst, at = verdict, f"{case}, seed {seed + number}"
-        if not passed:
+        verdict = compared(run, trial_of(spec, case, seed + number, device))
+        count += 1
+        if number == 0 or verdict.badness > worst.badness:
+            worst, detail = verdict, f"worst at {case}, seed {seed + number}"
+        if not verdict.passed:
             break
-    where = "gpu" if torch.device(device).type == "cuda" else "interpreter"
     return CheckResult(
-        passed=passed,
+        passed=worst.passed,
         floors=worst.floors,
+        rms=worst.rms,
         lse_error=worst.lse,
-        cases=number + 1 if chosen else 0,
+        cases=count,
         seed=seed,
-        where=where,  # type: ignore[arg-type]  # one of the two literals above
-        detail=f"worst at {at}",
+        where="gpu" if torch.device(device).type == "cuda" else "interpreter",
+        detail=detail,
     )
 
 
-def _badness(verdict: Comparison) -> float:
-    return max(verdict.floors / reference.FLOORS_ACCEPTED, verdict.lse)
-
-
-def run_case(
-    kernel: Kernel,
-    spec: AttentionSpec,
-    config: KernelConfig,
-    case: AnyCase,
-    *,
-    seed: int,
-    device: str,
-) -> Comparison:
-    """One case: inputs from the seed, outputs filled with NaN by the allocator, compared with
-    float64.
-
-    A backward kernel gets the O, LSE and delta of an ideally rounded forward, so that its errors
-    are its own.
-    """
+def compared(run: Runner, trial: Trial) -> Comparison:
+    """Run a trial's call, with outputs filled with NaN by the allocator, and judge the results."""
     import numpy as np
 
     # -inf and 0 are correct for rows without keys; numpy would warn while computing them.
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        if isinstance(case, DecodeCase):
-            with _poisoned_outputs():
-                return run_decoding(kernel, spec, config, case, seed=seed, device=device)
-        if spec.direction == "forward":
-            return _run_forward(kernel, spec, config, case, seed, device)
-        return _run_backward(kernel, spec, config, case, seed, device)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"), poisoned_outputs():
+        found = run(trial.call)
+    return trial.compare(found)
 
 
-def _run_forward(
-    kernel: Kernel,
-    spec: AttentionSpec,
-    config: KernelConfig,
-    case: CheckCase,
-    seed: int,
-    device: str,
-) -> Comparison:
-    q, k, v = reference_cases.make_inputs(spec, case, seed, device)
-    features = reference_cases.make_features(spec, case, seed, device)
-    scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
-    keys, values, given = in_pages(k, v, features, case, seed) if spec.paged else (k, v, features)
-    with _poisoned_outputs():
-        o, lse = launch(
-            kernel, spec, config, q, keys, values, scale=scale, diagonal=diagonal, features=given
-        )
-    return reference.judge(
-        o,
-        lse,
-        q,
-        k,
-        v,
-        scale=scale,
-        diagonal=diagonal,
-        precision=spec.precision,
-        features=features,
-    )
-
-
-def _run_backward(
-    kernel: Kernel,
-    spec: AttentionSpec,
-    config: KernelConfig,
-    case: CheckCase,
-    seed: int,
-    device: str,
-) -> Comparison:
-    inputs = gradients.make_inputs(spec, case, seed, device)
-    o, lse, delta = gradients.forward(inputs)
-    if spec.direction == "backward_delta":
-        with _poisoned_outputs():
-            found = bind(kernel, spec, config)(Delta(o=o, do=inputs.do, dlse=inputs.dlse))
-        return gradients.judge_delta(found, o, inputs.do, inputs.dlse)
-    call = Backward(
-        q=inputs.q,
-        k=inputs.k,
-        v=inputs.v,
-        do=inputs.do,
-        lse=lse,
-        delta=delta,
-        scale=inputs.scale,
-        diagonal=inputs.diagonal,
-        features=inputs.features,
-    )
-    with _poisoned_outputs():
-        results = bind(kernel, spec, config)(call)
-    return gradients.judge(spec.direction, results, inputs)
-
-
-class _poisoned_outputs:
+@contextlib.contextmanager
+def poisoned_outputs() -> Iterator[None]:
     """While active, torch.empty returns NaN: an element that the kernel does not write cannot
     pass.
     """
-
-    def __enter__(self) -> None:
-        self.fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        self.mode = torch.are_deterministic_algorithms_enabled()
-        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True, warn_only=True)
-
-    def __exit__(self, *_: object) -> None:
-        torch.use_deterministic_algorithms(self.mode)
-        torch.utils.deterministic.fill_uninitialized_memory = self.fill  # type: ignore[attr-defined]
+    of_torch: Any = torch.utils.deterministic
+    fill, mode = of_torch.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
+    of_torch.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        of_torch.fill_uninitialized_memory = fill

@@ -177,7 +177,10 @@ def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple
     """OK, or WRONG with the worst case; a wrong kernel is written to a file."""
     if result.passed and sound(result):
         return Status.OK, ""
-    detail = f"{result.floors:.3g} floors, LSE {result.lse_error:.3g}: {result.detail}"
+    detail = (
+        f"{result.floors:.3g} floors, rms {result.rms:.3g}, LSE {result.lse_error:.3g}: "
+        f"{result.detail}"
+    )
     return Status.WRONG, kept(detail, rendered, cache)
 
 
@@ -185,7 +188,7 @@ def sound(result: CheckResult) -> bool:
     """Whether its figures are finite. A kernel that writes NaN is wrong without a figure, and an
     Outcome has none.
     """
-    return math.isfinite(result.floors) and math.isfinite(result.lse_error)
+    return all(map(math.isfinite, (result.floors, result.rms, result.lse_error)))
 
 
 def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Status, str]:

@@ -6,7 +6,9 @@ V may have fewer heads than Q, as long as they divide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +25,9 @@ from flashgen.runtime.eager.attention import (
 from flashgen.spec.features import PLAIN, Features
 
 FLOORS_ACCEPTED = 2.0
+RMS_ACCEPTED = 1.15
+RMS_ELEMENTS = 1024
+"""Fewer have no limit: docs/numerics.md has how much the rms of right kernels varies."""
 LSE_TOLERANCE = 2.0**-16
 FP8_LSE_TOLERANCE = 2.0**-10
 """Of an fp8 kernel: the matrix units of sm_89 and sm_90 keep some 14 bits of a sum of products."""
@@ -62,17 +67,61 @@ def rounded_attention(
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One comparison. floors: error of O in units of the floor. lse: error of LSE in units of its
-    tolerance.
+    """Results of a kernel beside float64.
+
+    floors: the largest error in units of the floor. rms: the root of the mean square of all errors,
+    in units of that of an ideally rounded kernel. elements: how many these are. lse: the largest
+    error of LSE in units of its tolerance.
     """
 
-    floors: float
-    lse: float
+    floors: float = 0.0
+    rms: float = 0.0
+    elements: int = 0
+    lse: float = 0.0
+
+    @property
+    def badness(self) -> float:
+        """The largest figure in units of its limit; inf for NaN. The rms of few elements varies by
+        more than its limit, and is not looked at.
+        """
+        rms = self.rms / RMS_ACCEPTED if self.elements >= RMS_ELEMENTS else 0.0
+        figures = (self.floors / FLOORS_ACCEPTED, rms, self.lse)
+        return float("inf") if any(x != x for x in figures) else max(figures)
 
     @property
     def passed(self) -> bool:
-        """NaN compares false, so it never passes."""
-        return self.floors <= FLOORS_ACCEPTED and self.lse <= 1.0
+        """Whether no figure is above its limit."""
+        return self.badness <= 1.0
+
+
+def pooled(parts: Sequence[Comparison]) -> Comparison:
+    """The comparison of several results, each with its own units, as if they were one."""
+    elements = sum(part.elements for part in parts)
+    squares = sum(part.rms**2 * part.elements for part in parts)
+    return Comparison(
+        floors=_largest(part.floors for part in parts),
+        rms=math.sqrt(squares / max(1, elements)),
+        elements=elements,
+        lse=_largest(part.lse for part in parts),
+    )
+
+
+def worst(parts: Iterable[Comparison]) -> Comparison:
+    """The comparison of several results: of each figure the worst."""
+    parts = tuple(parts)
+    counted = [part for part in parts if part.elements >= RMS_ELEMENTS] or parts
+    return Comparison(
+        floors=_largest(part.floors for part in parts),
+        rms=_largest(part.rms for part in counted),
+        elements=max((part.elements for part in counted), default=0),
+        lse=_largest(part.lse for part in parts),
+    )
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The largest, NaN if there is one; 0 for none."""
+    found = tuple(values)
+    return next((x for x in found if x != x), max(found, default=0.0))
 
 
 def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,9 +153,11 @@ def judge(
     """Compare a kernel's O and LSE with float64.
 
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
-    max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout).
-    On tiny shapes the first by itself would reject correct kernels. LSE may be off by 2^-16 *
-    max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by 2^-10.
+    max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout,
+    and times max|LSE| / 16 if that is more than 1: the exponents of P are as large as LSE, and
+    rounded relative to that). On tiny shapes the first by itself would reject correct kernels. LSE
+    may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by
+    2^-10.
     """
     exact_o, exact_lse = attention(
         q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal, features=features
@@ -116,28 +167,42 @@ def judge(
             q, k, v, scale=scale, diagonal=diagonal, precision=precision, features=features
         )
     if o.numel() == 0:
-        return Comparison(floors=0.0, lse=0.0)
+        return Comparison()
     _, _, wide_v = descaled(q.double(), k.double(), v.double(), features)
-    largest = max_abs(wide_v) * max(1.0, features.keep_scale)
-    floors = error_in_floors(o, exact_o, ideal_o, largest)
+    exponents = max_abs(exact_lse.nan_to_num(posinf=0.0, neginf=0.0))
+    largest = max_abs(wide_v) * max(1.0, features.keep_scale) * max(1.0, exponents / 16)
     least = LSE_TOLERANCE if features.fp8 is None else FP8_LSE_TOLERANCE
     tolerance = least * exact_lse.abs().clamp(min=1.0)
     if precision == "tf32":
         tolerance = tolerance.clamp(min=2 * max_abs(_difference(ideal_lse.double(), exact_lse)))
     off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)
-    return Comparison(floors=floors, lse=max_abs(off))
+    return replace(compared(o, exact_o, ideal_o, largest), lse=max_abs(off))
 
 
-def error_in_floors(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) -> float:
-    """The largest error of `found` in units of the largest of: the floor, which is that of `ideal`;
-    half a unit in the last place at max|exact|; 4 * 2^-24 * summed, a bound of the sums of absolute
-    values that float32 accumulates.
+def compared(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) -> Comparison:
+    """The errors of one result, `found`.
+
+    The unit of the largest is the largest of: the floor, which is that of `ideal`; half a unit in
+    the last place at max|exact|; 4 * 2^-24 * summed, a bound of the sums of absolute values that
+    float32 accumulates. The unit of the rms is that of `ideal`, but not less than the last of
+    these.
     """
-    floor = max_abs(ideal.double() - exact)
+    lost = 4 * 2.0**-24 * summed
     half_ulp = 2.0 ** -OUTPUT_BITS[found.dtype] * max_abs(exact)
-    unit = max(floor, half_ulp, 4 * 2.0**-24 * summed)
-    error = max_abs(found.double() - exact)
+    error, of_ideal = found.double() - exact, ideal.double() - exact
+    return Comparison(
+        floors=_in_units(max_abs(error), max(max_abs(of_ideal), half_ulp, lost)),
+        rms=_in_units(_root_mean_square(error), max(_root_mean_square(of_ideal), lost)),
+        elements=found.numel(),
+    )
+
+
+def _in_units(error: float, unit: float) -> float:
     return 0.0 if error == 0.0 else error / unit if unit else float("inf")
+
+
+def _root_mean_square(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from flashgen.reference.attention import Comparison
 from flashgen.runtime.block_mask import PARTIAL, WHOLE, document, from_boolean, prefix_lm
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BLOCK, BlockMask
@@ -22,6 +25,25 @@ all are at it.
 BIAS_SHAPES = ("bhqk", "hqk", "k", "bh", "qk", "bq", "bhk")
 """Dimensions in which a random bias is not broadcast; cases use them in turn, by seed."""
 
+Scores = Literal["even", "growing", "falling"]
+"""How the scores of a row are spread over its keys. even: standard normal. growing: normal, their
+deviation from nearly 0 at the first key to LARGEST_SCORES at the last, so that the running maximum
+jumps at each tile, beyond what exp2 can take. falling: the other way.
+"""
+
+LARGEST_SCORES = 64.0
+"""A row of 16 such keys reaches 100 on average; exp2 overflows float32 at 128 / log2(e) = 89."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial:
+    """One comparison, ready to run. call: what the launcher of the direction takes; compare: judges
+    what it returns.
+    """
+
+    call: Any
+    compare: Callable[[Any], Comparison]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCase:
@@ -34,6 +56,7 @@ class CheckCase:
     problem: Problem
     alignment: str = "bottom_right"
     layout: str = "bhsd"
+    scores: Scores = "even"
 
     def diagonal(self, spec: AttentionSpec) -> int | None:
         """The diagonal offset of this case under the spec's mask."""
@@ -54,24 +77,35 @@ class CheckCase:
         p = self.problem
         return (
             f"batch {p.batch}, heads {p.heads}/{p.kv_heads}, seq {p.seq_q}x{p.seq_k}, "
-            f"{self.alignment}, {self.layout}"
+            f"{self.alignment}, {self.layout}, {self.scores} scores"
         )
 
 
 def make_inputs(
     spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random normal Q, K and V for a case; the same for the same seed, on every device."""
+    """Random normal Q, K and V for a case, Q and K for its scores; the same for the same seed, on
+    every device.
+    """
     generator = torch.Generator().manual_seed(seed)
     p, dtype = case.problem, getattr(torch, spec.operand_dtype)
 
     def draw_heads(heads: int, seq: int, dim: int) -> Tensor:
-        x = draw((p.batch, heads, seq, dim), case.layout, generator)
-        return moved(x, dtype, device)
+        return draw((p.batch, heads, seq, dim), case.layout, generator)
 
     q = draw_heads(p.heads, p.seq_q, spec.head_dim)
     k = draw_heads(p.kv_heads, p.seq_k, spec.head_dim)
-    return q, k, draw_heads(p.kv_heads, p.seq_k, spec.head_dim_v)
+    v = draw_heads(p.kv_heads, p.seq_k, spec.head_dim_v)
+    if case.scores != "even":
+        q *= LARGEST_SCORES
+        k *= weights_of(case.scores, p.seq_k)
+    return moved(q, dtype, device), moved(k, dtype, device), moved(v, dtype, device)
+
+
+def weights_of(scores: Scores, keys: int) -> Tensor:
+    """What the keys are multiplied by where their scores grow or fall, (keys, 1)."""
+    rising = torch.arange(1, keys + 1)[:, None] / max(1, keys)
+    return rising if scores == "growing" else rising.flip(0)
 
 
 def draw(shape: tuple[int, int, int, int], layout: str, generator: torch.Generator) -> Tensor:
@@ -185,8 +219,8 @@ def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
         (5, 2),
         (0, 0),
         (-1, keys // 4),
-        (17, keys // 3),
         (far + 3, 5 * far),
+        (17, keys // 3),
     )
 
 
@@ -194,26 +228,3 @@ def chunks(problem: Problem) -> tuple[int, ...]:
     """Chunks that find mistakes: of one key, less than a tile, a tile, more, all keys and more."""
     keys = max(1, problem.seq_k)
     return (keys // 2 + 1, 7, 16, keys // 3 + 1, 1, 2 * keys + 3, 33)
-
-
-def nasty_cases(br: int, bc: int) -> tuple[CheckCase, ...]:
-    """The shapes that find errors for tiles of br by bc: 1, a tile less one, a tile, one more,
-    primes; Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory.
-    """
-
-    def case(sq: int, sk: int, heads: int = 1, kv: int = 1, **options: str) -> CheckCase:
-        problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-        return CheckCase(problem=problem, **options)
-
-    return (
-        case(1, 1),
-        case(br - 1, bc - 1),
-        case(br, bc),
-        case(br + 1, bc + 1, alignment="top_left"),
-        case(1, 2 * bc + 1),
-        case(br + 1, 1, alignment="top_left"),
-        case(2 * br + 1, bc, layout="bshd"),  # bottom-right, Sq > Sk: rows that see nothing
-        case(37, 3 * bc + 5, heads=4, kv=2, layout="bshd"),
-        case(2 * br + 3, 2 * bc + 7, heads=3, kv=1, layout="sliced", alignment="top_left"),
-        case(127, 131, heads=2, kv=2),
-    )

@@ -92,13 +92,11 @@ def judge(direction: Direction, found: tuple[Tensor, ...], inputs: GradientInput
     _, lse, delta = forward(inputs)
     exact, summed = exact_gradients(inputs), _summed(inputs)
     ideal = rounded_gradients(inputs, lse, delta)
-    floors = [
-        reference.error_in_floors(t, exact[name], ideal[name], summed[name])
+    return reference.worst(
+        reference.compared(t, exact[name], ideal[name], summed[name])
         for name, t in zip(OUTPUTS[direction], found, strict=True)
         if t.numel()
-    ]
-    nan = any(floor != floor for floor in floors)
-    return Comparison(floors=float("nan") if nan else max(floors, default=0.0), lse=0.0)
+    )
 
 
 def _summed(inputs: GradientInputs) -> dict[str, float]:
@@ -128,9 +126,9 @@ def _summed(inputs: GradientInputs) -> dict[str, float]:
 def judge_delta(found: Tensor, o: Tensor, do: Tensor, dlse: Tensor) -> Comparison:
     """Compare delta with float64: the same unit, with the sum of |dO * O| + |dLSE|."""
     if found.numel() == 0:
-        return Comparison(floors=0.0, lse=0.0)
+        return Comparison()
     o64, do64, dlse64 = o.double(), do.double(), dlse.double()
     summed = reference.max_abs((o64 * do64).abs().sum(-1) + dlse64.abs())
     ideal = delta_of(o.float(), do.float(), dlse)
     exact = delta_of(o64, do64, dlse64)
-    return Comparison(floors=reference.error_in_floors(found, exact, ideal, summed), lse=0.0)
+    return reference.compared(found, exact, ideal, summed)

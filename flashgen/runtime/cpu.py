@@ -24,8 +24,11 @@ def attention(
 
     SDPA supports only the top-left diagonal, returns no LSE, and has no rule for empty keys; a
     scale that is not above 0 meets its mask of -inf and gives NaN; and of scores that are NaN or
-    infinite it loses some. Under autocast both compute in the dtype of q all the same.
+    infinite it loses some. Under autocast both compute in the dtype of q all the same. Raises
+    InvalidArgument under torch.vmap, as the kernels do.
     """
+    if torch_modes.transformed():
+        torch_modes.refuse_batched(q, k, v, features.bias, features.slopes, features.sinks)
     seq_q, seq_k = q.shape[2], k.shape[2]
     causal, scale = call.causal, call.scale
     plain = features is PLAIN and (causal is False or causal == "top_left" or seq_q == seq_k)

@@ -122,6 +122,16 @@ def check_gradients(*gradients: Tensor | None) -> None:
         )
 
 
+def refuse_batched(*tensors: Tensor | None) -> None:
+    """Raise InvalidArgument if torch.vmap maps one of them, beneath whatever other transforms."""
+    functorch = torch._C._functorch
+    for x in tensors:
+        while x is not None and functorch.is_functorch_wrapped_tensor(x):
+            if functorch.is_batchedtensor(x):
+                refuse_vmap()
+            x = functorch.get_unwrapped(x)
+
+
 def refuse_vmap() -> NoReturn:
     """Raise InvalidArgument: what torch.vmap meets on every road."""
     raise InvalidArgument(

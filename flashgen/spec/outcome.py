@@ -82,10 +82,12 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """A comparison with float64 over all cases of one kernel.
+    """A comparison with float64 over all cases of one kernel; the figures are of the worst case,
+    which detail names, seed included.
 
-    floors is the largest error of O in units of the floor (accepted up to 2), lse_error the largest
-    of LSE in units of its tolerance (accepted up to 1). detail names the worst case, seed included.
+    floors is the largest error in units of the floor (accepted up to 2), rms that of all errors in
+    units of an ideally rounded kernel's (up to 1.15), lse_error the largest of LSE in units of its
+    tolerance (up to 1).
     """
 
     passed: bool
@@ -95,6 +97,7 @@ class CheckResult:
     seed: int
     where: Literal["gpu", "interpreter"]
     detail: str = ""
+    rms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

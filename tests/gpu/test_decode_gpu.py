@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.evaluate.check_cache import DecodeCase, judge, make_call, nasty_decode_cases
+from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.render import render
 from flashgen.runtime.eager import cache as eager_cache
@@ -16,6 +16,7 @@ from flashgen.spec.defaults import default_config
 from flashgen.spec.space import seed_configs
 from generated.dispatcher import decode
 from tests.makers import make_spec
+from tests.nasty_cases import nasty_decode_cases
 
 
 @pytest.mark.parametrize("paged", [False, True])

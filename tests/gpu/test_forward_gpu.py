@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flashgen.evaluate import check
+from flashgen.evaluate.check_attention import tile_cases
 from flashgen.kernels.descriptors import takes_descriptor
 from flashgen.kernels.launch import device_gpu, launch
 from flashgen.kernels.loader import load_kernel
@@ -26,6 +27,7 @@ from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import CheckResult
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
+from tests.nasty_cases import nasty_cases
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,7 +45,7 @@ def checked(spec: AttentionSpec, config: KernelConfig, seed: int = 1) -> CheckRe
     reason = why_illegal(spec, config, device_gpu())
     if reason is not None:
         pytest.skip(f"not on this GPU: {reason}")
-    cases = (*check.check_cases(config), *reference_cases.nasty_cases(config.br, config.bc))
+    cases = (*tile_cases(spec, config), *nasty_cases(config.br, config.bc))
     result = check.check_kernel(
         render(spec, config), spec, config, device="cuda", seed=seed, cases=cases
     )

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate import check
+from flashgen.evaluate.check_attention import tile_cases
 from flashgen.kernels.launch import device_gpu
 from flashgen.kernels.render import render
-from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
@@ -19,6 +19,7 @@ from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_cases
 from tests.operators_contract import OperatorsContract
 from tests.serving import leaves
 
@@ -98,7 +99,7 @@ def test_every_backward_kernel(direction: Direction, loads: str, mask: str) -> N
     reason = why_illegal(spec, config, device_gpu())
     if reason is not None:
         pytest.skip(reason)
-    cases = (*check.check_cases(config), *reference_cases.nasty_cases(config.br, config.bc))
+    cases = (*tile_cases(spec, config), *nasty_cases(config.br, config.bc))
     result = check.check_kernel(
         render(spec, config), spec, config, device="cuda", seed=1, cases=cases
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.evaluate.check_packed import packed_case, varlen_cases
+from flashgen.evaluate.check_attention import packed_case, packed_cases
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime.varlen import attention_varlen
@@ -35,7 +35,7 @@ def test_kernels_are_right(
     spec = make_spec(dtype, 128, mask, varlen=True, **features).for_direction(direction)
     for config in seed_configs(spec, gpu)[:2]:
         cases = [
-            *varlen_cases(config),
+            *packed_cases(spec, config),
             packed_case(RAGGED, heads=8, kv_heads=2, index="int64"),
             packed_case(RAGGED, heads=2, kv_heads=2, spare=(3, 70), tail=(300, 2)),
         ]

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from flashgen.evaluate import check
-from flashgen.evaluate.check import cases_of, check_cases, check_loaded
+from flashgen.evaluate import check_attention
+from flashgen.evaluate.check import cases_of, check_loaded
+from flashgen.evaluate.check_attention import tile_cases
 from flashgen.kernels import launch_forward
 from flashgen.kernels.launch_forward import INTERPRETED, OrderLimits
 from flashgen.kernels.render import render
@@ -82,13 +83,13 @@ def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
 ) -> None:
     """With as many SMs as tiles no program walks, and a ring that begins anew is not found."""
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, persistent=True)
-    assert cases_of(spec, config) == check_cases(config)
+    assert cases_of(spec, config) == tile_cases(spec, config)
     few = OrderLimits(sms=24, l2_bytes=1 << 15)
-    for module in (launch_forward, check):
+    for module in (launch_forward, check_attention):
         monkeypatch.setattr(module, "order_limits", lambda device: few)
-    assert cases_of(spec, replace(config, persistent=False)) == check_cases(config)
+    assert cases_of(spec, replace(config, persistent=False)) == tile_cases(spec, config)
     *usual, walked = cases_of(spec, config)
-    assert tuple(usual) == check_cases(config)
+    assert tuple(usual) == tile_cases(spec, config)
     rendered = render(spec, config)
     anew = rendered.source.replace("        walked = end\n", "        walked = 0\n")
     assert check_loaded(ModelKernel(anew, rendered.name), spec, config, cases=usual).passed

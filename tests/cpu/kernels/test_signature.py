@@ -9,8 +9,10 @@ import pytest
 import triton
 from triton.compiler import ASTSource
 
-from flashgen.evaluate.check import cases_of, run_case
+from flashgen.evaluate.check import cases_of, compared, trial_of
+from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.kernels import signature
+from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
@@ -88,11 +90,12 @@ def facts_of(source: ASTSource, kernel: Any) -> dict[str, tuple[object, ...]]:
 
 
 def of_launch(kernel: Any, spec: AttentionSpec, config: KernelConfig) -> ASTSource:
-    """What the launch of a case with contiguous tensors looks up; of packed sequences they always are."""
+    """What the launch of a case with contiguous tensors of whole tiles looks up; packed ones always are."""
     cases = cases_of(spec, config)
-    case = next((case for case in cases if getattr(case, "layout", "bhsd") == "bhsd"), cases[0])
+    aligned = (c for c in cases if isinstance(c, DecodeCase) or c.problem.seq_k % config.bc == 0)
+    case = next((case for case in aligned if case.layout == "bhsd"), cases[0])
     with pytest.raises(Asked) as raised:
-        run_case(kernel, spec, config, case, seed=0, device="cpu")
+        compared(bind(kernel, spec, config), trial_of(spec, case, 0))
     (found,) = raised.value.args
     assert isinstance(found, ASTSource)
     return found

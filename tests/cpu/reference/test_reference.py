@@ -9,10 +9,11 @@ import torch
 
 from flashgen.reference import attention as reference
 from flashgen.reference.attention import judge
-from flashgen.reference.cases import CheckCase, make_inputs, nasty_cases
+from flashgen.reference.cases import CheckCase, make_inputs
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
+from tests.nasty_cases import nasty_cases
 
 
 def draw(sq: int, sk: int, heads: int = 2, kv: int = 2, seed: int = 0) -> tuple[torch.Tensor, ...]:

@@ -132,6 +132,22 @@ def test_cpu_tensors_are_differentiable(dispatcher: Dispatcher, return_lse: bool
         torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_vmap_is_refused_on_a_cpu(dispatcher: Dispatcher, return_lse: bool) -> None:
+    """As the kernels refuse it, with gradients and without; other transforms, and tensors that are not mapped, are not."""
+    q, k, v = (torch.randn(1, 2, 4, 16) for _ in range(3))
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        found = dispatcher.attention(x, k, v, return_lse=return_lse)
+        return (found[0] if isinstance(found, tuple) else found).sum()
+
+    for mapped in (total, torch.func.grad(total)):
+        with pytest.raises(InvalidArgument, match=r"torch\.vmap: fold the mapped dimension"):
+            torch.vmap(mapped)(q[None])
+    assert torch.func.grad(total)(q).shape == q.shape
+    assert torch.vmap(lambda x: x + total(q))(v[None]).shape == (1, *v.shape)
+
+
 def test_rows_that_see_nothing_have_finite_gradients(dispatcher: Dispatcher) -> None:
     q, k, v = leaves(*draw(9, 5))
     o, lse = dispatcher.attention(q, k, v, causal=True, return_lse=True)

@@ -13,3 +13,8 @@ from tests import edges
 @pytest.mark.parametrize("name", edges.EDGES)
 def test_the_cpu(name: str, dtype: torch.dtype, size: int) -> None:
     edges.check(name, dtype, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_hidden_key_of_nan(dtype: torch.dtype) -> None:
+    edges.check_hidden_key(dtype, 40)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.evaluate.check_packed import in_pages, packed_case, varlen_cases
+from flashgen.evaluate.check_attention import in_pages, packed_case, packed_cases
 from flashgen.evaluate.inputs import make_features, make_inputs
 from flashgen.reference import cases as reference_cases
 from flashgen.runtime.eager import attention as eager
@@ -246,7 +246,7 @@ def test_what_does_not_fit_pages_is_named(change: dict[str, Any], message: str) 
         attention_varlen(**(call | change))
 
 
-@pytest.mark.parametrize("case", varlen_cases(make_config(16, 16)), ids=str)
+@pytest.mark.parametrize("case", packed_cases(make_spec(), make_config(16, 16)), ids=str)
 def test_the_reference_is_each_sequence_alone(case: Any) -> None:
     """Who sees whom, slopes, windows, and what lies between the sequences."""
     spec = make_spec("float32", 16, "causal", varlen=True, alibi=True, window=True, sink=True)

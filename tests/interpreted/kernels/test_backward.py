@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate import inputs
-from flashgen.evaluate.check import check_kernel, run_case
+from flashgen.evaluate.check import check_kernel, compared, trial_of
 from flashgen.kernels.launch import Kernel, bind, launch
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.loader import load_kernel
@@ -29,6 +29,7 @@ from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_cases
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
@@ -183,9 +184,9 @@ def test_default_kernels_take_the_true_head_dims(direction: Any, seed: int, tmp_
     asked = make_spec("float16", 40, "causal", head_dim_v=56, **bias).for_direction(direction)
     spec, config = default_spec(asked), default_config(asked)
     kernel = kernel_of(spec, config, tmp_path)
-    for number, given in enumerate(reference_cases.nasty_cases(32, 16)[-3:]):
+    for number, given in enumerate(nasty_cases(32, 16)[-3:]):
         # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
-        verdict = run_case(kernel, asked, config, given, seed=seed + number, device="cpu")
+        verdict = compared(bind(kernel, asked, config), trial_of(asked, given, seed + number))
         assert verdict.passed, (given, seed + number, verdict)
 
 

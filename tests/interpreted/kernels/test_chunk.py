@@ -18,7 +18,6 @@ from flashgen.errors import InvalidArgument
 from flashgen.estimate.trip_counts import grid
 from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.kernels.render import render
-from flashgen.reference.cases import nasty_cases
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
@@ -29,6 +28,7 @@ from flashgen.spec.problem import Problem, flops
 from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_cases
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

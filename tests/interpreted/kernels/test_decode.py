@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check import check_kernel
-from flashgen.evaluate.check_cache import DecodeCase, judge, make_call, nasty_decode_cases
+from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import decode_run, make_decode
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.loader import load_kernel
@@ -27,6 +27,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_decode_cases
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -20,7 +20,6 @@ from flashgen.evaluate.check_cache import (
     judge,
     make_call,
     make_features,
-    nasty_decode_cases,
 )
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Decode
@@ -34,6 +33,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_decode_cases
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -20,7 +20,7 @@ from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
-from flashgen.reference.cases import CheckCase, nasty_cases
+from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
@@ -30,6 +30,7 @@ from flashgen.spec.features import Features
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_cases
 from tests.serving import leaves, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

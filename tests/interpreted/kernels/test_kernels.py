@@ -12,15 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashgen.evaluate.check import check_kernel, run_case
+from flashgen.evaluate.check import check_kernel, compared, trial_of
+from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference.cases import CheckCase, nasty_cases
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_cases
 
 WAYS = [
     ("fa2", "pointer"),
@@ -108,7 +110,7 @@ def test_default_kernels_take_the_true_head_dims(
         kernel = load_kernel(path, rendered.name)
         for number, case in enumerate(nasty_cases(config.br, config.bc)):
             # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
-            verdict = run_case(kernel, asked, config, case, seed=seed + number, device="cpu")
+            verdict = compared(bind(kernel, asked, config), trial_of(asked, case, seed + number))
             assert verdict.passed, (case, seed + number, verdict)
 
 

@@ -14,11 +14,12 @@ import torch
 from flashgen.evaluate.check import check_kernel
 from flashgen.kernels import launch, launch_forward, loader
 from flashgen.kernels.render import render
-from flashgen.reference.cases import CheckCase, nasty_cases
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.nasty_cases import nasty_cases
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
 ORDERS = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.evaluate.check_packed import packed_case
+from flashgen.evaluate.check_attention import packed_case
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_kernel

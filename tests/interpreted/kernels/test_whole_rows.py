@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.evaluate.check_packed import packed_case
+from flashgen.evaluate.check_attention import packed_case
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec

@@ -16,3 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_kernel(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch)
     edges.check(name, dtype, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_hidden_key_of_nan(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch)
+    edges.check_hidden_key(dtype, 40)

@@ -1,0 +1,173 @@
+"""The check itself: which cases there are, and what of results passes. No kernel runs: torch computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgen.evaluate.check import cases_of, compared, poisoned_outputs, trial_of
+from flashgen.evaluate.check_cache import DecodeCase
+from flashgen.reference import attention as reference
+from flashgen.reference.attention import RMS_ELEMENTS, Comparison, pooled, worst
+from flashgen.reference.cases import LARGEST_SCORES, CheckCase, make_inputs
+from flashgen.spec.problem import Problem
+from tests.makers import make_config, make_spec
+
+SPEC = make_spec("bfloat16", 64, "none")
+CASE = CheckCase(problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=40, seq_k=70))
+OF_TORCH = {"scale": 0.125, "diagonal": None}
+
+WALKED = {
+    **dict.fromkeys(("forward", "backward_dq", "backward_dbias"), "seq_k"),
+    **dict.fromkeys(("backward_dkv", "backward_fused"), "seq_q"),
+}
+"""What the programs of a direction walk."""
+
+
+def ideal(call: Any) -> tuple[Tensor, Tensor]:
+    """A forward kernel that rounds as it must."""
+    return reference.rounded_attention(call.q, call.k, call.v, precision="ieee", **OF_TORCH)
+
+
+@pytest.mark.parametrize("direction", WALKED)
+@pytest.mark.parametrize(
+    "features", [{}, {"varlen": True}, {"window": True}, {"chunk": True}], ids=str
+)
+def test_a_case_fills_the_ring_twice(direction: Any, features: dict[str, Any]) -> None:
+    if "varlen" in features and direction == "backward_dbias":
+        pytest.skip("packed sequences have no bias")
+    config = make_config(32, 16, num_stages=5)
+    of_bias = {"bias": "additive"} if direction == "backward_dbias" else {}
+    spec = make_spec("bfloat16", 64, "causal", **of_bias, **features).for_direction(direction)
+    tile = config.bc if WALKED[direction] == "seq_k" else config.br
+    found = []
+    for number, case in enumerate(cases_of(spec, config)):
+        assert isinstance(case, CheckCase)
+        drawn = trial_of(spec, case, number).call.features
+        sizes = case.longest
+        whole = drawn.window is None or drawn.window[0] > sizes.seq_q + sizes.seq_k
+        whole = whole and not 0 < drawn.chunk < sizes.seq_k
+        if of_bias:
+            whole = whole and drawn.bias.shape[3] == 1
+        found.append(whole and getattr(sizes, WALKED[direction]) >= 12 * tile)
+    assert any(found)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_dkv"])
+def test_block_masks_have_blocks_for_the_ring(direction: Any) -> None:
+    config = make_config(64, 128, num_stages=3)
+    spec = replace(SPEC, block_mask=True).for_direction(direction)
+    tile, walked = (64, "seq_q") if direction == "backward_dkv" else (128, "seq_k")
+    longest = max(getattr(case.problem, walked) for case in cases_of(spec, config))
+    assert 2 / 3 * longest >= 8 * tile
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_decode_and_its_combine_fill_theirs(stages: int) -> None:
+    config = make_config(16, 64, num_stages=stages)
+    cases = cases_of(SPEC.for_direction("decode"), config)
+    assert all(isinstance(case, DecodeCase) for case in cases)
+    assert any(max(c.lengths) / c.splits >= (2 * stages + 2) * 64 for c in cases)
+    parts = cases_of(SPEC.for_direction("combine"), config)
+    assert max(case.splits for case in parts) >= (2 * stages + 2) * 64
+
+
+@pytest.mark.parametrize(
+    "direction", ["forward", "backward_dq", "backward_dkv", "decode", "combine"]
+)
+@pytest.mark.parametrize("features", [{}, {"varlen": True}, {"block_mask": True}], ids=str)
+def test_scores_grow_and_fall_in_every_direction(direction: Any, features: dict[str, Any]) -> None:
+    if features and direction in ("decode", "combine"):
+        pytest.skip("a cache has neither")
+    spec = replace(SPEC, **features).for_direction(direction)
+    assert {case.scores for case in cases_of(spec, make_config(16, 16))} == {
+        "even",
+        "growing",
+        "falling",
+    }
+
+
+@pytest.mark.parametrize("scores", ["growing", "falling"])
+def test_uneven_scores_overflow_without_a_maximum(scores: Any) -> None:
+    """And jump by more than 8 from tile to tile, up or down."""
+    case = replace(CASE, problem=replace(CASE.problem, seq_q=16, seq_k=64), scores=scores)
+    q, k, _ = make_inputs(SPEC, case, 1, "cpu")
+    s = 0.125 * q.float() @ k.float().transpose(-1, -2).repeat_interleave(2, 1)
+    assert s.std() > LARGEST_SCORES / 3
+    tiles = s.unflatten(-1, (4, 16)).amax(-1) / math.log(2)
+    jumps = tiles.diff(dim=-1) * (1 if scores == "growing" else -1)
+    assert (tiles.amax(-1) > 128).float().mean() > 0.5
+    assert jumps.mean() > 8
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_bias_beneath_the_floor_is_seen_by_the_rms(dtype: Any) -> None:
+    spec = replace(SPEC, dtype=dtype)
+    trial = trial_of(spec, CASE, 0)
+    verdict = compared(ideal, trial)
+    assert verdict.passed
+    assert verdict.rms == 1.0
+    o, lse = ideal(trial.call)
+    factor = 1.003 if dtype == "bfloat16" else 1.0004
+    biased = trial.compare(((o.float() * factor).to(o.dtype), lse))
+    assert biased.floors < 2
+    assert biased.rms > 1.3
+    assert not biased.passed
+
+
+def test_few_elements_and_uneven_scores_have_no_rms() -> None:
+    assert not Comparison(rms=1.2, elements=RMS_ELEMENTS).passed
+    assert Comparison(rms=1.2, elements=RMS_ELEMENTS - 1).passed
+    trial = trial_of(SPEC, replace(CASE, scores="growing"), 0)
+    assert compared(ideal, trial).elements == 0
+
+
+def test_comparisons_together() -> None:
+    one, two = (
+        Comparison(floors=1.0, rms=1.0, elements=3000),
+        Comparison(rms=2.0, elements=1000, lse=0.5),
+    )
+    assert pooled([one, two]) == Comparison(floors=1.0, rms=math.sqrt(1.75), elements=4000, lse=0.5)
+    assert worst([one, two]) == Comparison(floors=1.0, rms=1.0, elements=3000, lse=0.5)
+    assert pooled([]) == worst([]) == Comparison()
+    for together in (pooled, worst):
+        assert math.isnan(together([one, Comparison(floors=math.nan)]).floors)
+        assert not together([Comparison(lse=math.nan), two]).passed
+
+
+def test_an_element_that_is_not_written_is_nan() -> None:
+    """Whatever was in memory before: a kernel that leaves an element out finds NaN in it."""
+
+    def leaves_one_out(call: Any) -> tuple[Tensor, Tensor]:
+        o, lse = ideal(call)
+        found = torch.empty_like(o)
+        found[..., :-1] = o[..., :-1]
+        return found, lse
+
+    trial = trial_of(SPEC, CASE, 0)
+    verdict = compared(leaves_one_out, trial)
+    assert math.isnan(verdict.floors)
+    assert not verdict.passed
+
+
+@pytest.mark.parametrize("mode", ["default", "warn", "error"])
+def test_poisoning_ends_as_it_began(mode: str) -> None:
+    def failing() -> None:
+        with poisoned_outputs():
+            assert torch.empty(4).isnan().all()
+            raise ZeroDivisionError
+
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode(mode)
+    modes = torch.get_deterministic_debug_mode()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            failing()
+        assert torch.get_deterministic_debug_mode() == modes
+    finally:
+        torch.set_deterministic_debug_mode(before)

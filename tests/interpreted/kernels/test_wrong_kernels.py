@@ -1,0 +1,93 @@
+"""Wrong kernels whose largest error on a few tiles of normal numbers is as small as a right one's.
+
+docs/numerics.md has the table of them. Each is found by what the check does beyond that: more tiles in
+a row, scores that grow or fall, or the rms of the error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flashgen.evaluate.check import cases_of, compared, trial_of
+from flashgen.kernels.launch import bind
+from flashgen.kernels.loader import load_text
+from flashgen.kernels.render import Rendered, render
+from flashgen.reference.attention import FLOORS_ACCEPTED, RMS_ACCEPTED, Comparison
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from tests.makers import make_config, make_spec
+
+FORWARD, CAUSAL = make_spec("bfloat16", 64, "none"), make_spec("bfloat16", 64, "causal")
+DQ, DKV = CAUSAL.for_direction("backward_dq"), CAUSAL.for_direction("backward_dkv")
+FUSED, DECODE = CAUSAL.for_direction("backward_fused"), FORWARD.for_direction("decode")
+CONFIG, WIDE = make_config(16, 16), make_config(16, 64)
+"""WIDE is that of the decode, for which 127 keys shall be two tiles."""
+
+S = "s = tl.dot(q, tl.trans(k))"
+S_T = "s_t = tl.dot(k, tl.trans(q))"
+CUT = "(({}).to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)"
+"""The float32 of a bfloat16, cut off where it should be rounded."""
+
+WRONG: dict[str, tuple[AttentionSpec, str, str, str]] = {
+    "keys beyond the fifth tile ignored": (FORWARD, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "keys beyond the fifth tile ignored, causal": (CAUSAL, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "keys beyond the fifth tile ignored in dQ": (DQ, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "keys beyond the fifth tile ignored in a decode": (DECODE, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "rows beyond the fifth tile ignored in dK, dV": (DKV, S_T, f"{S_T} + tl.where(row_start < 5 * BR, 0.0, float('-inf'))", "ring"),
+    "rows beyond the fifth tile ignored, fused": (FUSED, S_T, f"{S_T} + tl.where(row_start < 5 * BR, 0.0, float('-inf'))", "ring"),
+    "no running maximum": (FORWARD, "new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2e)", "new_max = tl.zeros_like(row_max)", "growing"),
+    "no running maximum in a decode": (DECODE, "new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2e)", "new_max = tl.zeros_like(row_max)", "growing"),
+    "the maximum of a tile alone": (FORWARD, "tl.maximum(row_max, tl.max(s, 1) * scale_log2e)", "tl.max(s, 1) * scale_log2e", "falling"),
+    "the maximum of a tile alone in a decode": (DECODE, "tl.maximum(row_max, tl.max(s, 1) * scale_log2e)", "tl.max(s, 1) * scale_log2e", "falling"),
+    "O not rescaled for a jump by 8": (FORWARD, "acc = acc * rescale[:, None]", "acc = acc * tl.where((rescale < 0.00390625) & (row_max > -1e38), 1.0, rescale)[:, None]", "growing"),
+    "O times 1.003": (FORWARD, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
+    "O times 1.003 in a decode": (DECODE, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
+    "O cut off": (FORWARD, "o = acc * inverse[:, None]", f"o = {CUT.format('acc * inverse[:, None]')}", "rms"),
+    "P cut off": (FORWARD, "p = p.to(q.dtype)", f"p = {CUT.format('p')}.to(q.dtype)", "rms"),
+    "dV times 1.003": (DKV, "dv.to(v.dtype)", "(dv * 1.003).to(v.dtype)", "rms"),
+    "LSE off by 0.002 in dQ": (DQ, "s * scale_log2e - lse_log2e", "s * scale_log2e - 0.002 * 1.442695 - lse_log2e", "rms"),
+    "D off by 0.3 % in dQ": (DQ, "(dp - delta[:, None])", "(dp - 1.003 * delta[:, None])", "rms"),
+    "D off by 0.3 % in dK": (DKV, "(dp_t - delta[None, :])", "(dp_t - 1.003 * delta[None, :])", "rms"),
+}  # fmt: skip
+
+
+def config_of(spec: AttentionSpec) -> KernelConfig:
+    return WIDE if spec.direction == "decode" else CONFIG
+
+
+def verdicts(rendered: Rendered, spec: AttentionSpec) -> dict[str, list[Comparison]]:
+    """Those of all cases, by what a case adds: rings, growing or falling scores, or nothing."""
+    config = config_of(spec)
+    run = bind(load_text(rendered.source, rendered.name, rendered.digest), spec, config)
+    found: dict[str, list[Comparison]] = {}
+    for number, case in enumerate(cases_of(spec, config)):
+        added = "ring" if number == 5 else case.scores if case.scores != "even" else "rms"
+        found.setdefault(added, []).append(compared(run, trial_of(spec, case, number)))
+    return found
+
+
+def passed_before(verdict: Comparison) -> bool:
+    """By the largest error alone."""
+    return verdict.floors <= FLOORS_ACCEPTED and verdict.lse <= 1.0
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_found(name: str) -> None:
+    spec, line, broken, by = WRONG[name]
+    rendered = render(spec, config_of(spec))
+    assert line in rendered.source, f"the line is not in {rendered.name}: {line}"
+    source = rendered.source.replace(line, broken)
+    wrong = dataclasses.replace(rendered, source=source, digest=f"{rendered.digest}-{name}")
+    found = verdicts(wrong, spec)
+    assert all(map(passed_before, found["rms"])), "a few tiles of normal numbers show it"
+    assert not all(verdict.passed for verdict in found[by])
+    if by == "rms":
+        assert max(verdict.rms for verdict in found[by]) > 1.05 * RMS_ACCEPTED
+
+
+@pytest.mark.parametrize("spec", [FORWARD, CAUSAL, DQ, DKV, FUSED, DECODE], ids=lambda s: s.name)
+def test_a_right_one_is_not(spec: AttentionSpec) -> None:
+    for each in verdicts(render(spec, config_of(spec)), spec).values():
+        assert all(verdict.passed for verdict in each), each
