@@ -11,7 +11,7 @@ order over all specs and schedules, so that an interrupted run is a sample too. 
 --passes passes, against drifts. Inputs are random normal; kernels that fail are failing points.
 
 LANDSCAPE.jsonl next to the result has each outcome as soon as it is known: the same command
-resumes. The result and the estimates are outcomes, which flashgen.search.landscape.read, `flashgen
+resumes. The result and the estimates are outcomes, which benchmarks.recorded.read, `flashgen
 calibrate` and the replay evaluator read. Each time comes with its frozen estimate.
 
 --smoke runs both with one config per schedule on a CPU and measures nothing. Exit codes: 0 all

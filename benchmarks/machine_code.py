@@ -18,7 +18,7 @@ bfloat16:
                     products (2 forward, 5 backward); the mean of DRAWS machines whose latencies and
                     bandwidth are up to 30 % off
 
-The replay takes the peers' roles from the caller (flashgen/estimate/given_roles.py). The shared
+The replay takes the peers' roles from the caller (benchmarks/given_roles.py). The shared
 memory of a peer is read off the addresses of its mbarriers, and so a little less than all of it.
 
 A cell is a direction, a head dim and a mask. It holds where one of our kernels without spills takes
@@ -49,13 +49,13 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import triton
 from peer_kernels import DECODE, KERNELS, PEERS, PeerKernel, TemplateArguments, listing_of
 
+from benchmarks.given_roles import program_of
 from flashgen import paths
 from flashgen.compile.compiler import cache_file, compile_kernel
 from flashgen.compile.loops import Body, facts, main_bodies, matrix_flops, roles
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import time_of
-from flashgen.estimate.given_roles import program_of
 from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF, Program, link
 from flashgen.estimate.machines import MACHINES, Machine, hmma_cycles
 from flashgen.estimate.sm import Replay, Scoreboard, steady_cycles

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flashgen.search.landscape import Landscape, dump
+from benchmarks.recorded import Landscape, dump
 
 PROCESSORS, THREADS, REGISTERS, SHARED_BYTES = 108, 2048, 65536, 164 * 1024
 """Of the GPU that is imagined, all but the first per multiprocessor."""

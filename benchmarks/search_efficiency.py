@@ -3,7 +3,7 @@
     python benchmarks/search_efficiency.py [FILE ...] [--seeds 50] [--jobs N] [--out NAME]
     python benchmarks/search_efficiency.py --peers [FILE ...] [--public FOLDER] [--seeds 30]
 
-FILE is anything flashgen.search.landscape reads: a log of flashgen, a cache of Kernel Tuner, T4
+FILE is anything benchmarks/recorded.py reads: a log of flashgen, a cache of Kernel Tuner, T4
 results. Without one, the landscapes that ship: two of an A100 that others measured and published
 (tests/data/published_timings.yaml), and spaces of flashgen's own kernels in landscapes/, whose
 times are ESTIMATES: they show how a search copes with such a space, and nothing about a GPU.
@@ -55,9 +55,10 @@ import numpy as np
 import yaml
 
 import flashgen
+from benchmarks.optuna_samplers import CLASSES, Foreign, replay_foreign
+from benchmarks.recorded import Landscape, read, replay
 from flashgen.errors import FlashgenError
 from flashgen.search import Method
-from flashgen.search.landscape import Landscape, read, replay
 from flashgen.search.space import Sampler
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
@@ -86,7 +87,7 @@ class Contender:
     """
 
     name: str
-    sampler: Sampler | None
+    sampler: Sampler | Foreign | None
     warm: bool = False
     by_chance: bool = True
 
@@ -171,6 +172,8 @@ def _search(task: Task) -> tuple[float, ...]:
     number, contender, seed, evaluations = task
     if contender.sampler is None:
         regrets = replay_peer(_held[number], contender.name, seed, evaluations)
+    elif contender.sampler in CLASSES:
+        regrets = replay_foreign(_held[number], contender.sampler, seed, evaluations)
     else:
         method = Method(sampler=contender.sampler, seed=seed)
         regrets = replay(_held[number], method, evaluations, warm=contender.warm)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.search.landscape import Landscape, read
+from benchmarks.recorded import Landscape, read
 
 STRATEGIES = {
     "kernel tuner, annealing": "simulated_annealing",

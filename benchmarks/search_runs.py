@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashgen.search.landscape import Landscape, dump
+from benchmarks.recorded import Landscape, dump
 
 SEARCH = Path(__file__).resolve().parents[1] / "flashgen" / "search"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.search.landscape import Landscape
+from benchmarks.recorded import Landscape
 
 RESAMPLES = 2000
 LEAST, MOST = 1e-3, 10.0

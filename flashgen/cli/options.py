@@ -69,9 +69,7 @@ ModelFile = Annotated[
 ]
 Trials = Annotated[int, typer.Option(help="Configs to try per spec and bucket; on a GPU, to time.")]
 Seconds = Annotated[float | None, typer.Option(help="Seconds for all searches together.")]
-SamplerName = Annotated[
-    str, typer.Option(help="auto, exhaustive, random, tpe, gp, cmaes or genetic.")
-]
+SamplerName = Annotated[str, typer.Option(help="auto, exhaustive, random or tpe.")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
 MaxRegret = Annotated[
     float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")

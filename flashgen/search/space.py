@@ -12,7 +12,7 @@ from flashgen.errors import InvalidArgument
 Value = bool | int | float | str
 Point = Mapping[str, Value]
 
-Sampler = Literal["auto", "exhaustive", "random", "tpe", "gp", "cmaes", "genetic"]
+Sampler = Literal["auto", "exhaustive", "random", "tpe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Method:
     """How candidates are proposed. Raises InvalidArgument.
 
     auto is flashgen's own sampler (search/samplers/auto.py); exhaustive takes all, in order,
-    whatever the budget; the others are Optuna's. seed fixes the random choices. likely_first: the
-    order of the space means something: the earlier a point, the likelier it is fast; only auto
+    whatever the budget; random and tpe are Optuna's. seed fixes the random choices. likely_first:
+    the order of the space means something: the earlier a point, the likelier it is fast; only auto
     uses it.
     """
 

@@ -5,7 +5,6 @@ The only module that imports optuna here.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,33 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.random import RandomState
 
-from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.errors import ToolchainError
 from flashgen.paths import install_command
 from flashgen.search.points import ILLEGAL, Parameter, Space
 from flashgen.search.samplers import Proposer
-from flashgen.search.space import Method, Sampler
+from flashgen.search.space import Method, Value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
     from optuna.trial import Trial
 
 ASKS, MOST_ASKS = 20, 240
 """Proposals asked of the sampler for one that is legal and new, and for any number of them; then
 one is drawn by chance: a sampler is slow where few are left."""
-
-GP_ASKS = 3
-"""The same for gp, which takes a tenth of a second for each and repeats itself."""
-
-POPULATION = 12
-"""Points of one generation of the genetic sampler."""
-
-BY_PLACE: tuple[Sampler, ...] = ("gp", "cmaes")
-"""Samplers that get the ranks of ordered values. They do not learn from pruned trials, so a
-failure is reported as the worst value so far."""
-
-NEEDED = {"gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
-"""Packages that Optuna imports for a sampler, beside its own."""
-
 
 DRAWN = 100
 """Random points that are drawn at a time."""
@@ -49,27 +35,25 @@ class OptunaProposer(Proposer):
     """Presents a space to Optuna: one parameter of a study for each one that varies.
 
     A proposal that is illegal or already learnt is answered at once and costs no evaluation. A
-    failure is reported as pruned, which most samplers treat as worse than any value. If a point is
-    learnt again, the first value counts.
+    failure is reported as pruned, which its samplers treat as worse than any value. If a point
+    is learnt again, the first value counts.
     """
+
+    asks = ASKS
 
     def __init__(self, space: Space, method: Method) -> None:
         super().__init__(space)
         self._optuna = optuna = _optuna()
-        self._by_place = method.sampler in BY_PLACE
-        self._asks = GP_ASKS if method.sampler == "gp" else ASKS
         self._parameters = space.parameters
-        _check_applies(method.sampler, self._parameters)
-        self._study = optuna.create_study(sampler=_sampler(optuna, method))
+        self._study = optuna.create_study(sampler=self._sampler(optuna, method))
         self._distributions = {each.name: self._distribution(each) for each in self._parameters}
         self._pending: dict[int, Trial] = {}
-        self._worst: float | None = None
         self._by_chance = self._drawn(RandomState(method.seed))
 
     def propose(self, count: int) -> list[int]:
         """As Proposer.propose."""
         batch: list[int] = []
-        for _ in range(min(MOST_ASKS, self._asks * count)):
+        for _ in range(min(MOST_ASKS, self.asks * count)):
             if len(batch) == count or len(self._learnt) + len(self._pending) >= self._space.size:
                 break
             batch += self._ask()
@@ -101,12 +85,7 @@ class OptunaProposer(Proposer):
     def _ask(self) -> list[int]:
         """One proposal: a new point, or none if it was answered at once."""
         trial = self._study.ask(self._distributions)
-        codes = [
-            trial.params[each.name]
-            if self._is_place(each)
-            else each.values.index(trial.params[each.name])
-            for each in self._parameters
-        ]
+        codes = [self._code_of(each, trial.params[each.name]) for each in self._parameters]
         number = int(self._space.numbers(np.array([codes], dtype=np.int64))[0])
         if number == ILLEGAL:
             self._tell(trial, None)
@@ -120,32 +99,42 @@ class OptunaProposer(Proposer):
         return []
 
     def _tell(self, trial: Trial, value: float | None) -> None:
-        if value is None and self._by_place:
-            value = self._worst
         if value is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         else:
-            self._worst = value if self._worst is None else max(value, self._worst)
             self._study.tell(trial, value)
 
-    def _is_place(self, parameter: Parameter) -> bool:
-        """Whether the sampler gets the ranks of this parameter's values."""
-        return self._by_place and parameter.ordered
+    def _sampler(self, optuna: Any, method: Method) -> BaseSampler:
+        """The sampler of this method, seeded."""
+        found: BaseSampler
+        if method.sampler == "random":
+            found = optuna.samplers.RandomSampler(seed=method.seed)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                found = optuna.samplers.TPESampler(multivariate=True, seed=method.seed)
+        return found
 
     def _distribution(self, parameter: Parameter) -> BaseDistribution:
-        distributions = self._optuna.distributions
-        found: BaseDistribution
-        if self._is_place(parameter):
-            found = distributions.IntDistribution(0, len(parameter.values) - 1)
-        else:
-            found = distributions.CategoricalDistribution(parameter.values)
+        """How the sampler sees a parameter: its values have no order."""
+        found: BaseDistribution = self._optuna.distributions.CategoricalDistribution(
+            parameter.values
+        )
         return found
+
+    def _code_of(self, parameter: Parameter, shown: Value) -> int:
+        """The number of the value that the sampler proposes."""
+        return parameter.values.index(shown)
+
+    def _shown(self, parameter: Parameter, code: int) -> Value:
+        """A value as the sampler sees it, by its number."""
+        return parameter.values[code]
 
     def _values_of(self, number: int) -> dict[str, Any]:
         """The parameters of a trial of this point."""
         codes = self._space.codes([number])[0].tolist()
         return {
-            each.name: code if self._is_place(each) else each.values[code]
+            each.name: self._shown(each, code)
             for each, code in zip(self._parameters, codes, strict=True)
         }
 
@@ -160,34 +149,3 @@ def _optuna() -> Any:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def _check_applies(sampler: Sampler, parameters: Sequence[Parameter]) -> None:
-    """Raise if this sampler cannot search these parameters or lacks a package."""
-    if sampler == "cmaes" and not any(parameter.ordered for parameter in parameters):
-        names = ", ".join(parameter.name for parameter in parameters) or "none at all"
-        raise InvalidArgument(
-            f"the sampler cmaes needs a parameter that varies and whose values are numbers: "
-            f"got {names}; choose another sampler"
-        )
-    for package in NEEDED.get(sampler, ()):
-        if importlib.util.find_spec(package) is None:
-            raise ToolchainError(
-                f"the sampler {sampler} needs {package}: {install_command('tune')}"
-            )
-
-
-def _sampler(optuna: Any, method: Method) -> Any:
-    """The sampler of this name, seeded."""
-    samplers, seed = optuna.samplers, method.seed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if method.sampler == "random":
-            return samplers.RandomSampler(seed=seed)
-        if method.sampler == "gp":
-            return samplers.GPSampler(seed=seed)
-        if method.sampler == "cmaes":
-            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-        if method.sampler == "genetic":
-            return samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
-        return samplers.TPESampler(multivariate=True, seed=seed)

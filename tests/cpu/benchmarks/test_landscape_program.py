@@ -16,19 +16,19 @@ import pytest
 
 from benchmarks import landscape as program
 from benchmarks.landscape import Journal, check_frozen, dump, freeze, measure, merged, sample
+from benchmarks.recorded import read
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.replayed import ReplayEvaluator
 from flashgen.kernels.render import render
 from flashgen.report.calibrate import pairs_of
 from flashgen.search.history import outcomes_of
-from flashgen.search.landscape import read
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.space import legal_configs
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_spec
+from tests.replayed import ReplayEvaluator
 
 H200 = TARGETS["nvidia_h200"]
 SPECS = (make_spec("bfloat16", 64), make_spec("bfloat16", 128, mask="causal"))

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from flashgen.search.landscape import Landscape, dump, read
+from benchmarks.recorded import Landscape, dump, read
 from tests import programs
 
 ROOT = Path(__file__).resolve().parents[3]

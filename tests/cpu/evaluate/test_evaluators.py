@@ -16,7 +16,6 @@ from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.replayed import ReplayEvaluator
 from flashgen.evaluate.tasks import FINAL_LIMIT_PER_CONFIG_S, INTERPRET_ENV, MEASURE_LIMIT_S, Tasks
 from flashgen.evaluate.workers.answers import Answer
 from flashgen.spec.gpu import known_target
@@ -24,6 +23,7 @@ from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import Problem, flops, workload
 from tests.evaluator_contract import STAGES, EvaluatorContract, FaultsContract, played
 from tests.makers import make_config, make_spec
+from tests.replayed import ReplayEvaluator
 
 H200 = known_target("nvidia_h200")
 SPEC = make_spec(head_dim=64)

@@ -231,7 +231,7 @@ class TestSampled:
         _, evaluator = self.run(tmp_path, trials=24, goal=make_goal(seeds=seeds))
         assert evaluator.configs("check")[:16] == [DEFAULT, *sorted(seeds, key=self.guess)]
 
-    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "genetic"])
+    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
     def test_of_four_compiled_the_best_is_measured(self, tmp_path: Path, sampler: str) -> None:
         real = real_goal()
         evaluator = guided(us=area, guess=lambda c: area(c) / 3, band=(0.1, 1.0))

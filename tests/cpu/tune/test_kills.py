@@ -21,7 +21,6 @@ from rich.console import Console
 
 from flashgen import paths
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.replayed import ReplayEvaluator
 from flashgen.search.goal import Budget, Goal, goal_for
 from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
@@ -35,6 +34,7 @@ from flashgen.tune import evaluators, tune
 from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator
 from tests.makers import make_spec
+from tests.replayed import ReplayEvaluator
 
 H200 = TARGETS["nvidia_h200"]
 SPECS = (make_spec(), make_spec(mask="causal"))

@@ -15,7 +15,6 @@ import pytest
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.evaluator import Evaluator, triton_version
 from flashgen.evaluate.measure import Conditions
-from flashgen.evaluate.replayed import ReplayEvaluator
 from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -26,6 +25,7 @@ from flashgen.tune.shared.evaluator import MOST_DEATHS, SharedEvaluator, rendere
 from tests import searches
 from tests.evaluator_contract import EvaluatorContract
 from tests.fakes import FakeEvaluator, digest_of
+from tests.replayed import ReplayEvaluator
 
 PACE = Pace(look_s=0.0, patience_s=0.0)
 CONFIGS = searches.SPACE[:12]

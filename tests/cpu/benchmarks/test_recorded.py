@@ -1,4 +1,4 @@
-"""search/landscape.py: logs of flashgen, caches of Kernel Tuner and T4 results, read, written and searched."""
+"""benchmarks/recorded.py: logs of flashgen, caches of Kernel Tuner and T4 results, read, written and searched."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from benchmarks.recorded import Landscape, dump, from_outcomes, read, replay
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search import Method
-from flashgen.search.landscape import Landscape, dump, from_outcomes, read, replay
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Source, Stage, Status, Timing

@@ -1,14 +1,14 @@
-"""estimate/given_roles.py: a loop whose warps the caller names, as FlashAttention-3's."""
+"""benchmarks/given_roles.py: a loop whose warps the caller names, as FlashAttention-3's."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.given_roles import program_of
 from flashgen.compile.loops import main_bodies
 from flashgen.compile.sass import Listing
 from flashgen.errors import NoEstimate
 from flashgen.estimate import loop_program
-from flashgen.estimate.given_roles import program_of
 from flashgen.estimate.loop_program import Program
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import steady_cycles
