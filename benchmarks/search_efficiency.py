@@ -57,7 +57,7 @@ import yaml
 import flashgen
 from benchmarks.optuna_samplers import CLASSES, Foreign, replay_foreign
 from benchmarks.recorded import Landscape, read, replay
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.search import Method
 from flashgen.search.space import Sampler
 from flashgen.spec.attention import AttentionSpec
@@ -441,8 +441,8 @@ def write(
     try:
         panels = [(title(landscape), found) for landscape, found in done]
         draw(panels, names(), at, out.with_suffix(".png"))
-    except ImportError:
-        print("no picture: it needs matplotlib, pip install '.[plots]'")
+    except ToolchainError as error:
+        print(f"no picture: {error}")
     print(f"\nWritten: {out.with_suffix('.json')} and, beside it, .md and .png")
 
 

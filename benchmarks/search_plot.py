@@ -8,10 +8,9 @@ from typing import Any
 
 from search_scores import Curve
 
-COLOURS = (
-    "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#999999", "#000000",
-    "#7F3C8D", "#11A579", "#3969AC",
-)  # fmt: skip
+from flashgen.report import charts
+
+COLOURS = (*charts.COLOURS, "#7f3c8d", "#11a579", "#e68310")
 DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--", "-.", ":")
 FLOOR = 1e-3
 """The regret that a logarithmic axis ends at; 0 is drawn there."""
@@ -21,27 +20,19 @@ def draw(
     done: Sequence[tuple[str, list[Curve]]], names: Sequence[str], at: Sequence[int], path: Path
 ) -> None:
     """A panel a landscape, with its title. names: all contenders, each of its own colour."""
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(done))
-    rows = -(-len(done) // columns)
-    figure = Figure(figsize=(6.5 * columns, 4.4 * rows + 0.6), dpi=120, layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (title, found) in zip(panels, done, strict=False):
+    figure, panels = charts.panels(len(done), columns=2, inches=(6.5, 4.6))
+    for axes, (title, found) in zip(panels, done, strict=True):
         _draw_panel(axes, found, names, at)
         axes.set_title(title, fontsize=9)
-    for axes in panels[len(done) :]:
-        axes.remove()
-    handles, labels = panels[0].get_legend_handles_labels()
-    of_label = dict(zip(labels, handles, strict=True))
-    for axes in panels[1 : len(done)]:
+    of_label: dict[str, Any] = {}
+    for axes in panels:
         of_label |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [name for name in names if name in of_label]
     figure.legend(
         [of_label[name] for name in order], order,
         loc="outside lower center", ncols=min(5, len(order)), fontsize=9, frameon=False,
     )  # fmt: skip
-    figure.savefig(path)
+    charts.save(figure, path, "--out")
 
 
 def _draw_panel(axes: Any, found: Sequence[Curve], names: Sequence[str], at: Sequence[int]) -> None:

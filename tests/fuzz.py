@@ -586,7 +586,7 @@ def programs() -> Iterator[None]:
         for place in ("precompile", "package"):
             patch.setattr(flashgen.tune.precompile, place, lambda *_, **__: iter(()))
         patch.setattr("flashgen.tune.verify.verify", lambda *_: iter(()))
-        patch.setattr("flashgen.report.plot.draw", lambda *_: None)
+        patch.setattr("flashgen.report.charts.draw", lambda *_: None)
         yield
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.bench.race import Line
 from flashgen.bench.record import Measured
-from flashgen.report.plot import COLOURS, MARKERS, panels, plain_numbers, save
+from flashgen.report.charts import COLOURS, MARKERS, panels, plain_numbers, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

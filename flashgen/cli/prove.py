@@ -56,11 +56,11 @@ def calibrate(
     parameter.
     """
     from flashgen.report import calibrate as calibrating
-    from flashgen.report import plot as plotting
+    from flashgen.report import charts
     from flashgen.table.show import console
 
     picture = plot or Path("calibration.png")
-    plotting.check_file(picture)
+    charts.check_file(picture)
     screen = console()
     pairs = calibrating.read_pairs(logs, screen.print)
     for slug, of_gpu in pairs.items():
@@ -70,7 +70,7 @@ def calibrate(
             screen.print(line)
     screen.print(calibrating.LEGEND)
     try:
-        plotting.draw(pairs, picture)
+        charts.draw(pairs, picture)
     except ToolchainError as error:
         if plot is not None:
             raise

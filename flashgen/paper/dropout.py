@@ -10,7 +10,8 @@ from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.paper import forms, runs
 from flashgen.paper.counter import Counter, Traffic
-from flashgen.paper.finding import Chart, Check, Finding, Line, Scale, powers
+from flashgen.paper.finding import Check, Finding, powers
+from flashgen.report.charts import Chart, Line, Scale
 from flashgen.spec.features import Features
 
 N = 64

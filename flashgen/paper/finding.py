@@ -7,6 +7,8 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flashgen.report.charts import Chart
+
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
@@ -14,48 +16,6 @@ class Check:
 
     text: str
     holds: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Points of a chart that belong together. closed: computed by a closed form, so they are drawn
-    as a dashed line without marks; scattered: marks without a line.
-    """
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    closed: bool = False
-    scattered: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """An axis: its name with the unit, and the values that have a tick, if not round numbers."""
-
-    name: str
-    log: bool = True
-    low: float | None = None
-    at: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """A horizontal line with a name."""
-
-    y: float
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """Lines over two axes. caption: what to see."""
-
-    title: str
-    caption: str
-    x: Scale
-    y: Scale
-    lines: tuple[Line, ...]
-    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from markupsafe import Markup
-
 import flashgen
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.build import cpu_count
@@ -18,10 +16,9 @@ from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
 from flashgen.paper.claims import Claim
-from flashgen.paper.finding import Chart, Finding, Line
-from flashgen.report import svg
+from flashgen.paper.finding import Finding
+from flashgen.report import charts
 from flashgen.report.html import environment
-from flashgen.report.svg import Axis, Level, Series
 from flashgen.spec.records import record_of
 
 LIMIT_S = 300.0
@@ -83,45 +80,14 @@ def write_page(shown: Sequence[Shown], path: Path) -> None:
 
 
 def page(shown: Sequence[Shown]) -> str:
-    """The HTML of these claims; it loads nothing from the network."""
+    """The HTML of these claims; it loads nothing from the network. Raises ToolchainError if
+    matplotlib is missing.
+    """
     template = environment(Path(__file__).parent).get_template("paper.html.jinja")
     return template.render(
         shown=shown,
-        draw=draw,
-        legend=legend,
+        draw=charts.lines,
         version=flashgen.__version__,
         triton=version("triton"),
         python=platform.python_version(),
     )
-
-
-def draw(chart: Chart) -> Markup:
-    """The SVG of a chart."""
-    series = [
-        Series(
-            name=line.name,
-            points=line.points,
-            look=number,
-            line=not line.scattered,
-            dashed=line.closed,
-            marked=not line.closed,
-        )
-        for number, line in enumerate(chart.lines)
-    ]
-    x, y = (
-        Axis(name=scale.name, log=scale.log, low=scale.low, at=scale.at)
-        for scale in (chart.x, chart.y)
-    )
-    levels = [Level(y=limit.y, name=limit.name, kind="default") for limit in chart.limits]
-    names = ", ".join(line.name for line in chart.lines)
-    return Markup(
-        svg.lines(series, x, y, f"{chart.title}: {y.name} over {x.name}; {names}", levels)
-    )
-
-
-def legend(lines: Sequence[Line]) -> list[tuple[Markup, str]]:
-    """The mark or line of each line of a chart, and its name."""
-    return [
-        (Markup(svg.swatch(f"s{n % 8}", "line" if line.closed else svg.SHAPES[n % 6])), line.name)
-        for n, line in enumerate(lines)
-    ]

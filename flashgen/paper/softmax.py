@@ -7,8 +7,9 @@ import math
 import torch
 
 from flashgen.paper import runs
-from flashgen.paper.finding import Chart, Check, Finding, Limit, Line, Row, Scale, Table
+from flashgen.paper.finding import Check, Finding, Row, Table
 from flashgen.reference.attention import FLOORS_ACCEPTED, judge, max_abs
+from flashgen.report.charts import Chart, Limit, Line, Scale
 from flashgen.runtime.eager.attention import attention
 from flashgen.runtime.merge import merge
 from flashgen.spec.config import Schedule

@@ -9,8 +9,9 @@ from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
 from flashgen.paper import forms, runs
-from flashgen.paper.finding import Chart, Check, Finding, Limit, Line, Row, Scale, Table, powers
+from flashgen.paper.finding import Check, Finding, Row, Table, powers
 from flashgen.paper.traffic import BR, HEADS, D, N, gigabytes
+from flashgen.report.charts import Chart, Limit, Line, Scale
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Timing

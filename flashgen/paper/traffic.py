@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from flashgen.paper import forms, runs
 from flashgen.paper import standard as standard_attention
 from flashgen.paper.counter import Traffic
-from flashgen.paper.finding import Chart, Check, Finding, Line, Row, Scale, Table, powers
+from flashgen.paper.finding import Check, Finding, Row, Table, powers
+from flashgen.report.charts import Chart, Line, Scale
 
 HEADS = 64 * 16
 """Batch 64 with 16 heads each, of the FlashAttention paper's Figure 2."""

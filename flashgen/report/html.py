@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 import flashgen
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.files import write_whole
-from flashgen.report import svg
-from flashgen.report.calibrate import Calibration, Pair, calibrations, pairs_of
-from flashgen.report.svg import Level, Mark
-from flashgen.search.history import Searches, SearchHistory, TimedConfig
+from flashgen.report import charts
+from flashgen.report.calibrate import Pair, calibrations, pairs_of
+from flashgen.report.charts import Limit
+from flashgen.search.history import Searches, SearchHistory
 from flashgen.search.importance import fastest_share, importances
 from flashgen.spec.config import kernel_name
 from flashgen.spec.outcome import Outcome
@@ -62,7 +61,6 @@ class Search:
     entry: Entry
     run: Run
     trace: SearchHistory
-    chart: str
     tiles: Mapping[int, Mapping[int, Tile | None]]
 
     @property
@@ -119,6 +117,15 @@ def page(
         notice(f"the report has no importances: {error}")
         shares = [{} for _ in searches]
     pairs, alone = pairs_of(own)
+    drawn = _thinned(pairs)
+    drawings = dict.fromkeys((search.number for search in searches), "")
+    scatter = ""
+    try:
+        for search in searches:
+            drawings[search.number] = _chart(search.entry, search.trace)
+        scatter = _scatter(drawn)
+    except ToolchainError as error:
+        notice(f"the report has no charts: {error}")
     template = environment(Path(__file__).parent).get_template("report.html.jinja")
     return template.render(
         table=table,
@@ -130,10 +137,11 @@ def page(
         over_default=_gains(search.entry.result.speedup for search in searches),
         over_sdpa=_gains(search.over_sdpa for search in searches),
         widest=max((s.entry.result.speedup or 0.0 for s in searches), default=0.0),
-        scatter=_scatter(pairs),
-        families=_families(pairs),
-        rows=_calibrations(pairs),
-        drawn=len(_thinned(pairs)),
+        drawings=drawings,
+        again=charts.again,
+        scatter=scatter,
+        rows=calibrations(pairs) if pairs else [],
+        drawn=len(drawn),
         pairs=len(pairs),
         alone=alone,
         fastest_share=fastest_share,
@@ -148,35 +156,21 @@ def _search(number: int, entry: Entry, table: Table, traces: Searches) -> Search
         entry=entry,
         run=run,
         trace=trace,
-        chart=_history(entry, trace),
         tiles=_tiles(trace),
     )
 
 
-def _history(entry: Entry, trace: SearchHistory) -> str:
-    """The chart of a search; "" if nothing about it is known."""
+def _chart(entry: Entry, trace: SearchHistory) -> str:
+    """The chart of a search; "" if nothing about it is known. Raises ToolchainError."""
     if not trace.points:
         return ""
-    marks = [_history_mark(n, point, entry) for n, point in enumerate(trace.points, start=1)]
-    result = entry.result
-    levels = []
-    if result.default_us:
-        levels.append(Level(y=result.default_us, name="default", kind="default"))
-    if entry.evidence.sdpa_us:
-        levels.append(Level(y=entry.evidence.sdpa_us, name="SDPA", kind="sdpa", at_right=True))
+    times = (("default", entry.result.default_us), ("SDPA", entry.evidence.sdpa_us))
+    limits = [Limit(name=name, y=us) for name, us in times if us]
     label = (
-        f"History of {entry.spec.name} {entry.bucket}: {len(marks)} configs, "
+        f"History of {entry.spec.name} {entry.bucket}: {len(trace.points)} configs, "
         f"from {figure(trace.points[0].us)} to a best of {figure(trace.best_us[-1])} microseconds"
     )
-    return svg.history(marks, trace.best_us, levels, label)
-
-
-def _history_mark(number: int, point: TimedConfig, entry: Entry) -> Mark:
-    kind, shape = ("dropped", "cross") if point.dropped else ("mark", "circle")
-    if point.config == entry.config:
-        kind, shape = "winner", "diamond"
-    title = f"{number}: {point.config.label}, {figure(point.us)} us"
-    return Mark(x=number, y=point.us, title=title, kind=kind, shape=shape)
+    return charts.history(trace, entry.config, limits, label)
 
 
 def _tiles(trace: SearchHistory) -> dict[int, dict[int, Tile | None]]:
@@ -220,41 +214,11 @@ def _thinned(pairs: Sequence[Pair]) -> Sequence[Pair]:
     return pairs[:: math.ceil(len(pairs) / MOST_MARKS)] if pairs else pairs
 
 
-def _looks(pairs: Sequence[Pair]) -> dict[str, tuple[str, str]]:
-    """The colour class and shape of each family; no two families have the same pair."""
-    names = sorted({pair.family for pair in pairs})
-    shapes = svg.SHAPES  # six, and eight colours: 24 pairs
-    return {name: (f"s{n % 8}", shapes[n % len(shapes)]) for n, name in enumerate(names)}
-
-
-def _families(pairs: Sequence[Pair]) -> dict[str, Markup]:
-    """The legend of the scatter: each family and its mark."""
-    return {name: Markup(svg.swatch(*look)) for name, look in _looks(pairs).items()}
-
-
 def _scatter(pairs: Sequence[Pair]) -> str:
-    """Measured over estimated times; none where no config has both."""
+    """Measured over estimated times; "" where no config has both. Raises ToolchainError."""
     if not pairs:
         return ""
-    looks = _looks(pairs)
-    marks = [
-        Mark(
-            x=pair.estimate.median_us,
-            y=pair.measured_us,
-            title=f"{kernel_name(pair.spec, pair.config)} seq {pair.problem.seq_k}: estimated "
-            f"{figure(pair.estimate.median_us)} us, measured {figure(pair.measured_us)} us",
-            kind=looks[pair.family][0],
-            shape=looks[pair.family][1],
-        )
-        for pair in _thinned(pairs)
-    ]
-    label = f"Measured over estimated microseconds of {len(marks)} configs"
-    return svg.scatter(marks, label, ("estimated, us", "measured, us"))
-
-
-def _calibrations(pairs: Sequence[Pair]) -> list[Calibration]:
-    """How far estimates were off: of all pairs, and of each family."""
-    return calibrations(pairs) if pairs else []
+    return charts.scatter(pairs, f"Measured over estimated microseconds of {len(pairs)} configs")
 
 
 @functools.cache
@@ -271,5 +235,4 @@ def environment(folder: Path) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["figure"] = figure
-    environment.filters["svg"] = Markup
     return environment

@@ -15,8 +15,9 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.paper.claims import CLAIMS, named
-from flashgen.paper.finding import Chart, Check, Finding, Line, Row, Scale, Table
+from flashgen.paper.finding import Check, Finding, Row, Table
 from flashgen.paper.page import Shown, page, write_page
+from flashgen.report.charts import Chart, Line, Scale
 from tests.programs import ROOT
 
 POINTS = ((1.0, 2.0), (2.0, 8.0), (4.0, 9.0))

@@ -1,4 +1,4 @@
-"""report/calibrate.py, report/plot.py and search/history.py: figures one can compute by hand, from logs that are made up."""
+"""report/calibrate.py, report/charts.py and search/history.py: figures one can compute by hand, from logs that are made up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flashgen import __main__, paths
-from flashgen.report import plot
+from flashgen.report import charts
 from flashgen.report.calibrate import (
     Calibration,
     calibration,
@@ -294,11 +294,11 @@ def test_without_matplotlib_there_are_the_figures(run, tmp_path: Path, monkeypat
     code, output, _ = run(log)
     assert code == 0
     assert "5/1   0.90" in output
-    assert output.endswith(f"No plot: plots need matplotlib: {paths.install_command('plots')}\n")
+    assert output.endswith(f"No plot: charts need matplotlib: {paths.install_command('tune')}\n")
     code, output, errors = run(log, "--plot", "asked.png")
     assert code == 1
     assert "5/1   0.90" in output
-    assert errors == f"flashgen: plots need matplotlib: {paths.install_command('plots')}\n"
+    assert errors == f"flashgen: charts need matplotlib: {paths.install_command('tune')}\n"
 
 
 def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> None:
@@ -309,7 +309,7 @@ def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> No
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
     dkv = search(GOOD[:2], TMA, spec=SPEC.for_direction("backward_dkv"))
     pairs = pairs_of(search(GOOD) + search(POOR[:3], TMA) + dkv)[0]
-    plot.draw({"nvidia_h200": pairs}, tmp_path / "plot.png")
+    charts.draw({"nvidia_h200": pairs}, tmp_path / "plot.png")
     (axes,) = drawn[0].axes
     labels = {each.get_label(): each for each in axes.collections}
     of_families = {"fa2 pointer (5)", "fa2 descriptor (3)", "dkv fa2 descriptor (2)"}
@@ -321,6 +321,6 @@ def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> No
 
 
 def test_every_family_looks_like_itself_alone() -> None:
-    assert len(set(plot.LOOKS.values())) == len(plot.LOOKS)
-    assert {"fa2 pointer", "s_ahead descriptor"} <= set(plot.LOOKS)
-    assert {"dkv fa2 pointer", "fused fa2 descriptor", "delta fa2 pointer"} <= set(plot.LOOKS)
+    assert len(set(charts.LOOKS.values())) == len(charts.LOOKS)
+    assert {"fa2 pointer", "s_ahead descriptor"} <= set(charts.LOOKS)
+    assert {"dkv fa2 pointer", "fused fa2 descriptor", "delta fa2 pointer"} <= set(charts.LOOKS)

@@ -1,0 +1,375 @@
+"""Charts, all of them by matplotlib: SVG for pages, and files of panels.
+
+An SVG has no colours of its own: THEME replaces those of matplotlib by the variables of
+_style.css.jinja, which has a light and a dark set. Each mark has a title, which browsers show on
+hover. Sizes are in points, of which a phone has 340 across.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from markupsafe import Markup, escape
+
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.paths import install_command
+from flashgen.report.calibrate import Pair, family_of
+from flashgen.search.history import SearchHistory
+from flashgen.spec.config import KernelConfig, Loads, Schedule, kernel_name
+from flashgen.spec.vocabulary import DECODING, Direction
+from flashgen.table.table import figure as rounded
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+PANEL_INCHES, PANELS_A_ROW = 5.0, 3
+WIDTH, HEIGHT = 340, 220
+
+INK, SOFT, GRID, BEST, WINNER = "#1b1f24", "#57606a", "#d0d7de", "#0072b1", "#d55e01"
+COLOURS = (
+    "#0072b2", "#d55e00", "#00795a", "#b04c86", "#b07800", "#2a88c4", "#6e6e6e", "#010101",
+)  # fmt: skip
+"""Told apart by most eyes; by Okabe and Ito, darker where white paper needs it. matplotlib leaves
+plain black out of an SVG."""
+MARKERS = "osvD^X<>P"
+"""Told apart without colour, for print."""
+THEME = {
+    INK: "--ink", SOFT: "--soft", GRID: "--line", BEST: "--best", WINNER: "--win",
+    **{colour: f"--c{n}" for n, colour in enumerate(COLOURS)},
+}  # fmt: skip
+"""The variable of the style sheet for each colour."""
+
+_ESTIMATED = [direction for direction in get_args(Direction) if direction not in DECODING]
+_FAMILIES = product(_ESTIMATED, get_args(Schedule), get_args(Loads))
+LOOKS = {
+    # Eight colours used up, they come again, each with the next marker.
+    family_of(*family): (COLOURS[n % 8], MARKERS[(n % 8 + n // 8) % 9])
+    for n, family in enumerate(_FAMILIES)
+}
+"""Colour and marker of each family, the same in every plot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Points (x, y) that belong together. closed: computed by a closed form, so they are drawn as
+    a dashed line without marks; scattered: marks without a line.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    closed: bool = False
+    scattered: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """An axis: its name with the unit. low: where a linear one begins; at: the values that have a
+    tick, if not round numbers.
+    """
+
+    name: str
+    log: bool = True
+    low: float | None = None
+    at: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A horizontal line with a name."""
+
+    y: float
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Lines over two axes. caption: what to see."""
+
+    title: str
+    caption: str
+    x: Scale
+    y: Scale
+    lines: tuple[Line, ...]
+    limits: tuple[Limit, ...] = ()
+
+
+def lines(chart: Chart) -> Markup:
+    """The SVG of a chart, with its legend. On a logarithmic axis all points are above 0."""
+    names = ", ".join(line.name for line in chart.lines)
+    label = f"{chart.title}: {chart.y.name} over {chart.x.name}; {names}"
+
+    def draw(axes: Axes) -> None:
+        for number, line in enumerate(chart.lines):
+            colour, marker = COLOURS[number % 8], MARKERS[number % 9]
+            if not line.scattered:
+                dashes, label_ = ("--", line.name) if line.closed else ("-", None)
+                axes.plot(*zip(*line.points, strict=True), dashes, color=colour, label=label_)
+            if not line.closed:
+                titles = [
+                    f"{line.name}: {chart.x.name} {x:g}, {chart.y.name} {y:.4g}"
+                    for x, y in line.points
+                ]
+                _marks(axes, line.points, colour, marker, titles, label=line.name)
+        for limit in chart.limits:
+            _limit(axes, limit, "--")
+        _scale(axes, "x", chart.x)
+        _scale(axes, "y", chart.y)
+
+    rows = -(-len(chart.lines) // 2)
+    return _svg(draw, label, (WIDTH, HEIGHT + 14 * rows), columns=2)
+
+
+def history(
+    trace: SearchHistory, winner: KernelConfig, limits: Sequence[Limit], label: str
+) -> Markup:
+    """The SVG of a search: times (microseconds, logarithmic) over configs in their order, and the
+    best so far. There is at least one point.
+    """
+
+    def draw(axes: Axes) -> None:
+        best, numbered = trace.best_us, list(enumerate(trace.points, start=1))
+        end = len(best) + 0.5
+        axes.plot([*range(1, len(best) + 1), end], [*best, best[-1]], color=BEST, ds="steps-post")
+        wins = [(n, point) for n, point in numbered if point.config == winner]
+        rest = [(n, point) for n, point in numbered if point.config != winner]
+        for colour, marker, some in (
+            (SOFT, "X", [each for each in rest if each[1].dropped]),
+            (SOFT, "o", [each for each in rest if not each[1].dropped]),
+            (WINNER, "D", wins),
+        ):
+            titles = [f"{n}: {each.config.label}, {rounded(each.us)} us" for n, each in some]
+            points = [(n, each.us) for n, each in some]
+            _marks(axes, points, colour, marker, titles)
+        for number, limit in enumerate(limits):
+            _limit(axes, limit, ("--", ":")[number], at_right=number == 1)
+        axes.set_xlim(0.5, end)
+        _scale(axes, "x", Scale(name="configs, in their order", log=False, low=0.5))
+        _scale(axes, "y", Scale(name="us"))
+
+    return _svg(draw, label, (WIDTH, HEIGHT))
+
+
+def scatter(pairs: Sequence[Pair], label: str) -> Markup:
+    """The SVG of measured over estimated times. There is at least one pair."""
+    families = len({pair.family for pair in pairs})
+    return _svg(
+        lambda axes: _panel(axes, pairs), label, (WIDTH, WIDTH + 14 * (families + 3)), columns=1
+    )
+
+
+def again(chart: str) -> Markup:
+    """The same chart for another place of its page, where each id must be there once."""
+    return Markup(re.sub(r'(id="|href="#|url\(#)', r"\1again-", str(chart)))
+
+
+def check_file(path: Path) -> None:
+    """Raise InvalidArgument unless `path` can be a .png file."""
+    if path.suffix.lower() != ".png":
+        raise InvalidArgument(f"--plot must name a .png file: got {path}")
+
+
+def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
+    """Draw one panel per GPU and write them to `path`, a PNG. Raises the errors of panels() and
+    save().
+    """
+    figure, panels_ = panels(len(pairs))
+    for axes, (gpu, of_gpu) in zip(panels_, pairs.items(), strict=True):
+        _panel(axes, of_gpu)
+        axes.set_title(gpu)
+        axes.legend(loc="upper left", fontsize="small", edgecolor="none")
+    save(figure, path, "--plot")
+
+
+def panels(
+    count: int, columns: int = PANELS_A_ROW, inches: tuple[float, float] = (PANEL_INCHES,) * 2
+) -> tuple[Figure, list[Axes]]:
+    """A figure with this number of panels. Raises ToolchainError if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure  # no pyplot: no window, and nothing kept
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError:
+        raise ToolchainError(f"charts need matplotlib: {install_command('tune')}") from None
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure = Figure(
+        figsize=(inches[0] * columns, inches[1] * rows),
+        dpi=150,
+        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15),
+    )
+    found = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in found[count:]:
+        axes.set_visible(False)
+    return figure, found[:count]
+
+
+def save(figure: Figure, path: Path, option: str) -> None:
+    """Write a figure to `path`, which `option` has named. Raises FlashgenError if it cannot be
+    written.
+    """
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise FlashgenError(
+            f"{path} cannot be written ({error.strerror}): name another file with {option}"
+        ) from None
+
+
+def plain_numbers(axes: Iterable[Axis], digits: Iterable[int], base: int = 10) -> None:
+    """Figures as 200 and 5,000 on logarithmic axes, at these first digits."""
+    from matplotlib.ticker import LogLocator
+
+    for axis in axes:
+        axis.set_major_locator(LogLocator(base=base, subs=tuple(digits)))
+        _plain(axis)
+
+
+def _plain(axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _scale(axes: Axes, name: str, scale: Scale) -> None:
+    """Name an axis whose points are drawn, and give it few round ticks."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    axis: Axis = axes.xaxis if name == "x" else axes.yaxis
+    axes.set(**{f"{name}scale": "log" if scale.log else "linear"})
+    if scale.low is not None:
+        axes.set(**{f"{name}lim": (scale.low, None)})
+    low, high = axis.get_view_interval()
+    if name == "x":
+        axes.set_xlabel(scale.name)
+    else:
+        axes.set_title(scale.name, loc="left", fontsize="medium", color=SOFT)
+    inside = [tick for tick in scale.at or () if low <= tick <= high]
+    if inside:
+        axis.set_major_locator(FixedLocator(inside))
+    elif scale.log and high >= 10 * low:
+        digits = (1, 2, 5) if high <= 100 * low else (1, 3) if high <= 1000 * low else (1,)
+        plain_numbers([axis], digits)
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    _plain(axis)
+
+
+def _marks(
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    colour: str,
+    marker: str,
+    titles: Sequence[str],
+    **options: Any,
+) -> None:
+    """Marks with their titles, which an SVG of matplotlib carries as links."""
+    if points:
+        xs, ys = zip(*points, strict=True)
+        axes.scatter(
+            xs, ys, s=16, c=colour, marker=marker, linewidths=0, zorder=3,
+            urls=[*titles, None], **options,  # a single link would be left out
+        )  # fmt: skip
+
+
+def _limit(axes: Axes, limit: Limit, dashes: str, *, at_right: bool = False) -> None:
+    axes.axhline(limit.y, color=SOFT, linestyle=dashes, linewidth=1.0)
+    axes.annotate(
+        limit.name, (1.0 if at_right else 0.0, limit.y), (0, 2), xycoords=("axes fraction", "data"),
+        textcoords="offset points", ha="right" if at_right else "left", color=SOFT, zorder=4,
+    )  # fmt: skip
+
+
+def _panel(axes: Axes, pairs: Sequence[Pair]) -> None:
+    """Measured over estimated times: the bands of the estimates, the line of equality, and a mark
+    of each pair.
+    """
+    times = [t for pair in pairs for t in (pair.estimate.median_us, pair.measured_us)]
+    ends = min(times) / 1.3, max(times) * 1.3
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    for low, high in _bands(pairs):
+        least, most = [end * low for end in ends], [end * high for end in ends]
+        label = f"band, {low:g} to {high:g} times"
+        axes.fill_between(ends, least, most, color=GRID, alpha=0.5, lw=0, label=label, zorder=0)
+    axes.plot(ends, ends, color=SOFT, linewidth=0.8, linestyle="--")
+    for family in sorted({pair.family for pair in pairs}):
+        mine = [pair for pair in pairs if pair.family == family]
+        points = [(pair.estimate.median_us, pair.measured_us) for pair in mine]
+        titles = [
+            f"{kernel_name(pair.spec, pair.config)} seq {pair.problem.seq_k}: estimated "
+            f"{rounded(pair.estimate.median_us)} us, measured {rounded(pair.measured_us)} us"
+            for pair in mine
+        ]
+        label = f"{family} ({len(mine)})"
+        _marks(axes, points, *LOOKS[family], titles, alpha=0.7, label=label)
+    axes.set_xlabel("estimated, us")
+    axes.set_ylabel("measured, us")
+    axes.set_axisbelow(True)
+    axes.grid(which="major", color=GRID, linewidth=0.4)
+    plain_numbers((axes.xaxis, axes.yaxis), (1, 2, 5) if ends[1] > 10 * ends[0] else range(1, 10))
+
+
+def _bands(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
+    """The two most common bands of the estimates, as factors of the time; the wide one first.
+
+    There are two by design; those that the peak has cut are rare.
+    """
+    found = Counter(
+        (
+            round(pair.estimate.low_us / pair.estimate.median_us, 2),
+            round(pair.estimate.high_us / pair.estimate.median_us, 2),
+        )
+        for pair in pairs
+    )
+    return sorted(band for band, _ in found.most_common(2))
+
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none", "font.size": 9.5, "axes.linewidth": 0.6, "lines.linewidth": 1.6,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
+    "axes.ymargin": 0.1,
+    "grid.color": GRID, "grid.linewidth": 0.5, "axes.axisbelow": True, "axes.edgecolor": GRID,
+    "text.color": INK, "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT,
+}  # fmt: skip
+
+
+def _svg(
+    draw: Callable[[Axes], None], label: str, points: tuple[int, int], columns: int = 0
+) -> Markup:
+    """What `draw` draws, as an element of a page; columns: of the legend above it, 0 for none.
+
+    Raises ToolchainError if matplotlib is missing.
+    """
+    figure, _ = panels(1)  # raises before anything else of matplotlib is imported
+    from matplotlib import rc_context
+
+    with rc_context({**_STYLE, "svg.hashsalt": label}):
+        figure, (axes,) = panels(1, inches=(points[0] / 72, points[1] / 72))
+        engine: Any = figure.get_layout_engine()  # of panels()
+        engine.set(w_pad=0.04, h_pad=0.04)
+        draw(axes)
+        if columns:
+            figure.legend(loc="outside upper left", ncols=columns, frameon=False)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", transparent=True)
+    text = written.getvalue()
+    text = text[re.search(r"<svg [^>]*>", text).end() :]  # type: ignore[union-attr]
+    text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>|<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # a page has many charts, and each id once
+    text = re.sub(r'<a xlink:href="([^"]*)"[^>]*>', r"<g><title>\1</title>", text)
+    text = text.replace("</a>", "</g>")
+    for colour, variable in THEME.items():
+        text = text.replace(colour, f"var({variable})")
+    text = re.sub(r'font-family: [^;"]*; | transform="rotate\(-0[^"]*"', "", text)
+    text = re.sub(r"\s*\n\s*", " ", text.replace("xlink:href", "href"))
+    head = f'viewBox="0 0 {points[0]} {points[1]}"'
+    return Markup(f'<svg class="chart" role="img" aria-label="{escape(label)}" {head}>{text}')
