@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,20 @@ def test_blocks_share_the_exp2_of_a_sub_partition() -> None:
         assert trip(code, num_warps=4, blocks=blocks) == blocks * 10 * SM80.exp2
     # One warp a block: the second one goes to another sub-partition, and does not disturb.
     assert trip(code, blocks=2) == trip(code)
+
+
+def test_blocks_start_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 cycles apart: three blocks of one warp, each on a sub-partition of its own, end so too."""
+    clock, finishes = sm.clock(), []
+
+    def replay(*arguments: Any) -> Any:
+        finishes.append(clock.replay(*arguments))
+        return finishes[-1]
+
+    monkeypatch.setattr(sm, "clock", lambda: SimpleNamespace(replay=replay))
+    assert trip(loop(line(EXP2, stall=9), line("MOV R1, R2", stall=2)), blocks=3) > 0
+    (found,) = finishes
+    assert (found[1:] - found[:-1] == 60.0).all()
 
 
 def test_no_block_looks_faster_than_the_full_pipe_lets_all_of_them_be() -> None:

@@ -8,7 +8,15 @@ import itertools
 import pytest
 
 from flashgen.runtime.choice import Choice
-from flashgen.runtime.selection import Served, ladder, tune_command
+from flashgen.runtime.selection import (
+    Selection,
+    Served,
+    ladder,
+    prefers_fused,
+    relatives,
+    tune_command,
+    why_unfit,
+)
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
 from flashgen.spec.defaults import default_config, specs_with_default
@@ -204,3 +212,80 @@ class TestThePlainTile:
             "no entry for fwd_bf16_d64_causal_window on nvidia_h200 or a GPU like it; the tile of "
             "fwd_bf16_d64_causal for seq_k in [4096, 16384) serves, untimed"
         )
+
+
+def timed(us: float | None, *, slug: str | None = H200, **changes: object) -> Selection:
+    choice = dataclasses.replace(make_choice(SPEC, BIG, BUCKETS[2]), median_us=us, **changes)  # type: ignore[arg-type]
+    return Selection(choice=choice, rung="exact", slug=slug, reason="")
+
+
+def test_one_fused_kernel_is_preferred_where_it_is_faster_than_two() -> None:
+    assert prefers_fused(timed(19.0), timed(10.0), timed(10.0))
+    assert not prefers_fused(timed(20.0), timed(10.0), timed(10.0))
+    assert not prefers_fused(timed(19.0), timed(10.0), timed(None))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        timed(10.0, slug=H100),
+        timed(10.0, bucket=BUCKETS[1]),
+        timed(10.0, source="measured"),
+    ],
+    ids=["GPU", "bucket", "source"],
+)
+def test_times_of_two_origins_do_not_compare(other: Selection) -> None:
+    fast = timed(1.0)
+    assert not prefers_fused(fast, other, timed(10.0))
+    assert not prefers_fused(fast, timed(10.0), other)
+    assert not prefers_fused(other, fast, fast)
+
+
+def test_what_was_compiled_with_too_many_registers_is_unfit() -> None:
+    wide = make_config(128, 64, num_warps=16)
+    for registers, fits in ((128, True), (129, False), (None, True)):
+        choice = dataclasses.replace(make_choice(SPEC, wide, BUCKETS[2]), registers=registers)
+        reason = why_unfit(choice, TARGETS[H200])
+        assert (reason is None) == fits
+        assert fits or f"takes {registers} registers in each of 512 threads" in str(reason)
+
+
+def test_relatives_come_by_their_number_of_sms() -> None:
+    archs = {
+        slug: TARGETS[slug].arch
+        for slug in ("nvidia_geforce_rtx_4090", "nvidia_l4", "nvidia_l40s", "nvidia_h200")
+    }
+    small = dataclasses.replace(TARGETS["nvidia_l4"], name="NVIDIA Small", sms=60)
+    large = dataclasses.replace(small, sms=136)
+    by_name = ["nvidia_geforce_rtx_4090", "nvidia_l4", "nvidia_l40s"]
+    assert relatives(archs, small.slug, small) == ["nvidia_l4", by_name[0], by_name[2]]
+    assert relatives(archs, large.slug, large) == ["nvidia_l40s", by_name[0], by_name[1]]
+
+
+@pytest.mark.parametrize(
+    ("direction", "loads", "head_dim", "room"),
+    [
+        ("forward", "pointer", 64, 96),
+        ("forward", "pointer", 40, 80),
+        ("forward", "descriptor", 64, 160),
+        ("backward_dq", "pointer", 64, 96),
+        ("backward_dq", "descriptor", 64, 128),
+    ],
+)
+def test_a_feature_leaves_room_for_registers(
+    direction: str, loads: str, head_dim: int, room: int
+) -> None:
+    """The bound, met and passed: tiles whose accumulators take from 36 to 256 registers a thread."""
+    spec = make_spec("bfloat16", head_dim, "causal", window=True).for_direction(direction)  # type: ignore[arg-type]
+    seen = set()
+    for br, bc, num_warps in itertools.product(
+        (16, 32, 64, 128), (16, 32, 64, 128, 256), (1, 2, 4, 8)
+    ):
+        config = make_config(br, bc, num_warps=num_warps, loads=loads)
+        scores = (2 if direction == "backward_dq" else 1) * br * bc
+        held = (br * 64 + scores) // (32 * num_warps)
+        reason = may_spill(spec, config, TARGETS[H200]) or ""
+        assert (f"and with its features {room} are safe" in reason) == (held > room), held
+        seen.add(held)
+    assert room in seen or max(h for h in seen if h < room) > 0.8 * room
+    assert min(h for h in seen if h > room) < 1.4 * room

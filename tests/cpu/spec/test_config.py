@@ -249,3 +249,23 @@ def test_shared_bound_counts_stages() -> None:
     two, three = (make_config(128, 64, num_warps=8, num_stages=n) for n in (2, 3))
     tile = 64 * 128 * 2
     assert shared_bound_bytes(spec, three, A100) - shared_bound_bytes(spec, two, A100) == 2 * tile
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fields", "has"),
+    [
+        ("nvidia_h200", {}, False),  # TMA: by descriptor alone
+        ("nvidia_h200", {"varlen": True}, True),
+        ("nvidia_a100_sxm4_40gb", {}, True),
+        ("nvidia_a100_sxm4_40gb", {"direction": "backward_dq"}, False),
+        ("nvidia_h200", {"direction": "backward_dq"}, False),
+    ],
+)
+def test_s_ahead_by_pointer_is_tried_where_there_are_no_descriptors(
+    gpu: str, fields: dict[str, Any], has: bool
+) -> None:
+    spec = make_spec("bfloat16", 128, "causal", **fields)
+    ways = {(config.schedule, config.loads) for config in legal_configs(spec, TARGETS[gpu])}
+    assert (("s_ahead", "pointer") in ways) == has
+    if gpu == "nvidia_h200" and "varlen" not in fields:
+        assert ("s_ahead", "descriptor") in ways

@@ -208,6 +208,16 @@ def test_times_of_other_protocols_do_not_compete() -> None:
     assert merge([late, early]).entries[0].run == "b"
 
 
+def test_of_equal_dates_the_first_stays() -> None:
+    """Whatever the order, nothing flips when a merged table is merged again."""
+    one, two = timed(10.0), timed(9.5, run="b")  # within the spread
+    for tables in ([table_of(one), table_of(two)], [table_of(two), table_of(one)]):
+        merged = merge(tables)
+        assert merged.entries == tables[0].entries
+        assert merge([merged, *tables]) == merge([merged, *tables[::-1]])
+        assert merge([merged, *tables]).entries == merged.entries
+
+
 def test_two_runs_of_one_name_both_stay() -> None:
     here = table_of(timed(10.0), timed(11.0, bucket=BUCKETS[2]), clocks="here")
     there = table_of(

@@ -17,9 +17,11 @@ from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import decode_run, make_decode
-from flashgen.kernels.launch_cache import Decode
-from flashgen.kernels.loader import load_kernel
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_cache import Combine, Decode, Parts
+from flashgen.kernels.loader import load_kernel, load_text
 from flashgen.kernels.render import render
+from flashgen.reference import attention as reference
 from flashgen.runtime.decode import rows_together
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.spec.attention import AttentionSpec
@@ -277,3 +279,20 @@ def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
     assert len(list(tmp_path.glob("combine_*.py"))) == 1
     with pytest.raises(InvalidArgument, match="direction must be decode to be timed"):
         decode_run(kernel, spec.for_direction("combine"), config, call, tmp_path)
+
+
+@pytest.mark.parametrize("stride", [16, 1 << 30])
+def test_parts_may_lie_beyond_32_bits(stride: int, tmp_path: Path) -> None:
+    """Of four parts of one row, which take 12 GB of a file that is all hole, the last is beyond 2^31 elements."""
+    spec, config = make_spec("float16", 16, direction="combine"), make_config(16, 16, num_stages=1)
+    path = tmp_path / "parts"
+    held = torch.from_file(str(path), shared=True, size=3 * stride + 16, dtype=torch.float32)
+    o = held.as_strided((4, 1, 1, 1, 16), (stride, 16, 16, 16, 1))
+    o.copy_(torch.randn(o.shape, generator=torch.Generator().manual_seed(1)))
+    lse = torch.tensor([0.5, -1.0, 0.0, 1.0]).view(4, 1, 1, 1)
+    rendered = render(spec, config)
+    run = bind(load_text(rendered.source, rendered.name, rendered.digest), spec, config)
+    found, of_all = run(Combine(parts=Parts(o=o, lse=lse), q=torch.zeros(1, 1, 1, 16).half()))
+    expected, total = reference.merge(o.double(), lse.double())
+    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(of_all.double(), total)

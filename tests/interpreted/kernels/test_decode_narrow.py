@@ -22,6 +22,7 @@ from flashgen.kernels.launch_cache import Append, Decode
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
+from flashgen.runtime.eager import attention as eager_attention
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.attention import AttentionSpec
@@ -311,3 +312,24 @@ def test_what_is_timed_has_scales(name: str, tmp_path: Path) -> None:
     o = parts.o if parts.whole else reference.merge(parts.o, parts.lse)[0]
     expected, _ = eager_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
     torch.testing.assert_close(o.half(), expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-30, 3e4])
+def test_scales_of_vs_pages_are_beyond_float16(size: float, tmp_path: Path) -> None:
+    """P in float16 takes them relative to the largest of a tile: alone 1e-9 would be 0, and 3e4 times 3 infinite."""
+    spec = make_spec("float16", 16, "none", direction="decode", **CACHES["int8 by page"])
+    case = DecodeCase(lengths=(70,), capacity=80, group=2, page_size=16)
+    q, cache = make_call(spec, case, 3, "cpu")
+    assert cache.v_scale is not None
+    factors = torch.linspace(1.0, 3.0, len(cache.v_scale))[:, None]
+    cache = dataclasses.replace(cache, v_scale=size * factors)
+    call = Decode(q=q, cache=cache, scale=0.25, sms=1, splits=2)
+    config = make_config(16, 32)
+    parts = bind(kernel_of(spec, config, tmp_path), spec, config)(call)
+    ((_, queries, k, v, own),) = eager_cache.sequences(q, cache)
+    exact, _ = eager_attention.attention(
+        queries.double(), k.double(), v.double(), scale=0.25, diagonal=None, features=own
+    )
+    found, _ = reference.merge(parts.o.double(), parts.lse.double())
+    off = (found - exact).abs().max() / exact.abs().max()
+    assert off < 2e-3, off
