@@ -248,7 +248,7 @@ def _randomize(model: nn.Module) -> None:
 
 def inputs(model: nn.Module, padding: str) -> Iterator[dict[str, Tensor]]:
     """What the model may be called with, the likeliest first. Of two texts the second is padded
-    "left" or "right", or none is: "none".
+    "left", "right" or "both", or none is: "none".
     """
     config: Any = model.config
     names = inspect.signature(model.forward).parameters
@@ -319,6 +319,8 @@ def _texts(config: Any, padding: str) -> dict[str, Tensor]:
     mask = torch.ones_like(tokens)
     if padding == "left":
         mask[1, :PADS] = 0
+    if padding == "both":
+        mask[1, : PADS // 2] = mask[1, -PADS // 2 :] = 0
     if padding == "right":
         mask[1, -PADS:] = 0
     return {"input_ids": tokens, "attention_mask": mask}

@@ -5,9 +5,9 @@
     python -m tests.transformers_sweep --out FILE           appends each result to FILE, and leaves out
                                                             what is there; sweeps may share one
 
-Outputs, gradients of all parameters and padded generation agree with eager's, and attention weights
-are refused; or the model is refused by name. Everything else is a difference, and the exit code is
-1. Models run in a process of their own: one that crashes or hangs takes none with it. On CPU tensors
+Outputs, gradients of all parameters and generation agree with eager's in every way of WAYS that the
+model has, and attention weights are refused; or the model is refused by name, or its packed batches
+are. Everything else is a difference, and the exit code is 1. Models run in a process of their own: one that crashes or hangs takes none with it. On CPU tensors
 torch computes, so this is about masks and arguments; the kernels are in tests/interpreted.
 """
 
@@ -175,30 +175,113 @@ def _runs(model: Any, choice: int, like: dict[str, Run] | None = None) -> Iterat
             continue
         try:
             made = run()
-        except Exception:
-            if like is not None or name == "plain":
+        except Exception as error:
+            refused = name == "bounds" and isinstance(error, InvalidArgument)
+            if (like is not None and not refused) or name == "plain":
                 raise
         else:
+            if name == "bounds" and like is None and not _keeps_apart(model, choice):
+                continue
             yield name, made
+
+
+WAYS = (
+    "plain", "last logits", "mask of ones", "padded right", "padded left", "padded on both sides",
+    "positions", "4D mask", "bounds", "chunked prefill", "generation", "static cache",
+)  # fmt: skip
+"""What each model is called with, as far as it takes it."""
+
+PREFIX = 10
+"""Tokens of the first of two packed sequences, and of the first part of a prompt: whole chunks."""
 
 
 def _ways(model: Any, choice: int) -> Iterator[tuple[str, Callable[[], Run]]]:
     def given(padding: str) -> dict[str, Tensor]:
         return list(tiny_models.inputs(model, padding))[choice]
 
-    plain = {name: x for name, x in given("none").items() if name != "attention_mask"}
+    takes = inspect.signature(model.forward).parameters
+    ones = given("none")
+    plain = {name: x for name, x in ones.items() if name != "attention_mask"}
     yield "plain", lambda: _trained(model, plain)
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" in takes:
         yield "last logits", lambda: _trained(model, plain, logits_to_keep=3)
-    if "attention_mask" in given("right"):
+    if "attention_mask" in ones:
+        yield "mask of ones", lambda: _trained(model, ones)
         yield "padded right", lambda: _trained(model, given("right"))
         # Pads on the left see nothing; no output but theirs may be made of theirs.
         if model.can_generate():
             yield "padded left", lambda: _trained(model, given("left"))
+            yield "padded on both sides", lambda: _trained(model, given("both"))
+    if plain.keys() != {"input_ids"} or not model.can_generate():
+        if "attention_mask" in ones and model.can_generate():
             yield "generation", lambda: _generated(model, given("left"))
+        return
+    tokens = plain["input_ids"]
+    if "position_ids" in takes:
+        places = torch.arange(tokens.shape[1])
+        shifted = (places + 3).expand(tokens.shape)
+        yield "positions", lambda: _trained(model, plain | {"position_ids": shifted})
+        if "use_cache" in takes:  # with a cache transformers takes a row for one sequence
+            yield "bounds", lambda: _trained(model, _packed(tokens), use_cache=False)
+    if "attention_mask" in ones:
+        mask = _mask_of_4_dimensions(*tokens.shape)
+        yield "4D mask", lambda: _trained(model, plain, attention_mask=mask)
+        if "past_key_values" in takes:
+            yield "chunked prefill", lambda: _in_two_parts(model, tokens)
+        yield "generation", lambda: _generated(model, given("left"))
+        yield (
+            "static cache",
+            lambda: _generated(model, given("left"), cache_implementation="static"),
+        )
 
 
-def _trained(model: Any, given: dict[str, Tensor], **options: Any) -> Run:
+@torch.no_grad()
+def _keeps_apart(model: Any, choice: int) -> bool:
+    """Whether eager gives to packed sequences what each has alone: it looks at the positions, where
+    the model hands them to its mask.
+    """
+    tokens = list(tiny_models.inputs(model, "none"))[choice]["input_ids"]
+    given = {
+        name: x for name, x in _packed(tokens).items() if name in ("input_ids", "position_ids")
+    }
+    packed = model(**given, use_cache=False).logits[:, PREFIX:]
+    alone = model(input_ids=tokens[1:], use_cache=False).logits
+    return torch.allclose(packed, alone, rtol=0, atol=RTOL * float(alone.abs().max()))
+
+
+def _packed(tokens: Tensor) -> dict[str, Any]:
+    """Both texts of a batch in one row, the second one cut, with positions and bounds of each, as
+    DataCollatorWithFlattening makes them.
+    """
+    first, second = tokens[:1, :PREFIX], tokens[1:]
+    lengths = first.shape[1], second.shape[1]
+    bounds = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
+    return {
+        "input_ids": torch.cat([first, second], 1),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds,
+        "max_length_q": max(lengths), "max_length_k": max(lengths),
+    }  # fmt: skip
+
+
+def _mask_of_4_dimensions(batch: int, length: int) -> Tensor:
+    """What is added to scores: 0.0 where a query sees a key, of the causal ones four in five."""
+    generator = torch.Generator().manual_seed(6)
+    visible = torch.rand(batch, 1, length, length, generator=generator) < 0.8
+    visible = (visible | torch.eye(length, dtype=torch.bool)).tril()
+    return torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+
+
+@torch.no_grad()
+def _in_two_parts(model: Any, tokens: Tensor) -> Run:
+    """The logits of a prompt whose second part finds the first one in the cache."""
+    first = model(input_ids=tokens[:, :PREFIX], use_cache=True)
+    cache = first.past_key_values
+    second = model(input_ids=tokens[:, PREFIX:], past_key_values=cache, use_cache=True)
+    return Run(outputs={"first": first.logits, "second": second.logits}, grads={})
+
+
+def _trained(model: Any, given: dict[str, Any], **options: Any) -> Run:
     """Outputs of real tokens, and the gradients of a random sum of them."""
     model.zero_grad()
     torch.manual_seed(3)
@@ -237,7 +320,7 @@ def _floating(name: str, x: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def _generated(model: Any, given: dict[str, Tensor]) -> Run:
+def _generated(model: Any, given: dict[str, Tensor], **options: Any) -> Run:
     """Tokens of a greedy continuation, and the scores they were chosen by."""
     made = model.generate(
         **{name: x for name, x in given.items() if name != "decoder_input_ids"},
@@ -247,6 +330,7 @@ def _generated(model: Any, given: dict[str, Tensor]) -> Run:
         eos_token_id=None,
         output_scores=True,
         return_dict_in_generate=True,
+        **options,
     )
     scores = {f"score {index}": x for index, x in enumerate(made.scores)}
     return Run(outputs={"tokens": made.sequences.double(), **scores}, grads={})
@@ -256,6 +340,8 @@ def differences(runs: dict[str, Run], wanted: dict[str, Run]) -> str:
     """What differs, each in a few words; "" if nothing does."""
     found = []
     for name, run in wanted.items():
+        if name == "bounds" and name not in runs:  # refused
+            continue
         outputs = _first_difference(runs[name].outputs, run.outputs, 0.0)
         largest = max((float(x.abs().max()) for x in run.grads.values() if x.numel()), default=0.0)
         grads = _first_difference(runs[name].grads, run.grads, 1e-6 * largest)

@@ -6,7 +6,9 @@ defaults, layouts and meaning.
     o = flash_attn.flash_attn_func(q, k, v, causal=True)
 
 Tensors are (batch, seq, heads, head_dim), or (tokens, heads, head_dim) for packed sequences. A
-causal mask is aligned at the bottom right, and a query that sees no key has O = 0.
+causal mask is aligned at the bottom right, and a query that sees no key has O = 0. One argument is
+not of FlashAttention 2: s_aux (heads,), attention sinks, as transformers hands them to builds of
+FlashAttention 3.
 """
 
 from __future__ import annotations
@@ -137,6 +139,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Results:
     """Attention of packed q (total_q, heads, d) over k and v (total_k, kv_heads, d).
 
@@ -158,7 +162,7 @@ def flash_attn_varlen_func(
     o, lse = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
-        window=sides_of(window_size), softcap=softcap, deterministic=deterministic,
+        window=sides_of(window_size), softcap=softcap, sinks=s_aux, deterministic=deterministic,
         return_lse=True,
     )  # fmt: skip
     o = o if dim_v in (None, o.shape[2]) else o[..., :dim_v]
@@ -233,6 +237,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Results:
     """Attention of q (batch, seq_q, heads, d) over k and v (batch, seq_k, kv_heads, d).
 
@@ -249,7 +255,7 @@ def flash_attn_func(
     o, lse = folders.current().attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
-        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
+        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap), sinks=s_aux,
         deterministic=deterministic, return_lse=True,
     )  # fmt: skip
     o = o.transpose(1, 2)
@@ -317,6 +323,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q (batch, seq_q, heads, d) over a cache, to which k and v may be appended first.
 
@@ -369,7 +377,7 @@ def flash_attn_with_kvcache(
     found = None
     plain = lengths is not None and cache_batch_idx is None and cache_leftpad is None
     if plain and num_splits == 0:
-        tensors = queries, keys, values, lengths, block_table, None, alibi_slopes
+        tensors = queries, keys, values, lengths, block_table, s_aux, alibi_slopes
         limits = NO_LIMITS
         if window is not None or cap is not None:
             limits = limits_of(window, cap, causal=bool(causal))
@@ -380,7 +388,7 @@ def flash_attn_with_kvcache(
         CacheArguments(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad,
-            given=Given(alibi_slopes=alibi_slopes, window=window, softcap=cap),
+            given=Given(alibi_slopes=alibi_slopes, window=window, softcap=cap, sinks=s_aux),
         ),
         causal=bool(causal), scale=scale, precision="ieee", splits=num_splits or None,
         names=("q", "k_cache", "v_cache", "cache_seqlens"),

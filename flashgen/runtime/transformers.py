@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import folders, torch_modes
@@ -42,9 +45,14 @@ that is left for the first of all. Layers of a bidirectional Gemma say is_causal
 PaliGemma makes its mask causal.
 """
 
-NEEDS_MASK = ("PegasusXConfig", "Phi4MultimodalVisionConfig")
+NEEDS_MASK = (
+    "Aimv2TextConfig", "PegasusXConfig", "Phi4MultimodalVisionConfig", "VideoPrismTextConfig",
+)  # fmt: skip
 """Configurations of models whose layers have the wrong is_causal: False in a decoder, and True in
 an encoder of images."""
+
+HIDDEN = -1e4
+"""What hides a key where it is added to a score: models take the least number of their dtype."""
 
 INSTEAD = {"cache": "sdpa"}
 """The implementation that has an argument that is refused, where "eager" has not."""
@@ -52,15 +60,13 @@ INSTEAD = {"cache": "sdpa"}
 
 def register() -> None:
     """Make attn_implementation="flashgen" known to transformers, its masks included. Raises
-    ToolchainError where transformers is not installed.
+    ToolchainError where transformers is not installed, or a package that it imports fails.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import eager_mask, sdpa_mask
-    except ImportError as error:
-        raise ToolchainError(
-            "transformers with AttentionMaskInterface is needed: pip install 'transformers>=4.57'"
-        ) from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ToolchainError(_why_no_transformers(error)) from error
 
     def mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
         """Boolean masks, True where a query may attend; none where is_causal says it all; of
@@ -86,6 +92,27 @@ def register() -> None:
         AttentionMaskInterface.register(name, mask)
     _be_no_flash_attn()
     _check_models()
+
+
+def _why_no_transformers(error: BaseException) -> str:
+    """In one sentence, which names the package at fault."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    names = [getattr(error, "name", None) or "", *reversed(frames)]
+    packages = [name.partition(".")[0] for name in names]
+    about = ("", "flashgen", "importlib", "torch", "transformers", "_frozen_importlib")
+    others = [
+        name for name in packages if name not in about and name not in sys.stdlib_module_names
+    ]
+    if not others:
+        return (
+            "transformers with AttentionMaskInterface is needed: pip install 'transformers>=4.57'"
+        )
+    return (
+        f"transformers must import here, and its import of {others[0]} fails: install a version of "
+        f"{others[0]} that fits torch {torch.__version__}, or remove it ({error})"
+    )
 
 
 def _be_no_flash_attn() -> None:
@@ -119,7 +146,7 @@ def _without_flashgen(asks: Any) -> Any:
 
 def _check_models() -> None:
     """Have each model that is made with an implementation of ours be checked, and refuse to return
-    attention weights.
+    attention weights and to generate by continuous batching.
     """
     import transformers
 
@@ -137,6 +164,7 @@ def _check_models() -> None:
 
     chosen.knows_flashgen = True  # type: ignore[attr-defined]
     every.get_correct_attn_implementation = chosen
+    models.refuse_continuous_batching(transformers.GenerationMixin)
 
 
 def _chunk_start(
@@ -206,8 +234,9 @@ def attention_forward(
     attention sinks (gpt-oss); position_bias, broadcastable to (batch, heads, seq_q, seq_k), is
     added to them, and differentiable (T5). Of a packed batch cu_seq_lens_q, cu_seq_lens_k,
     max_length_q and max_length_k say where its sequences are, as
-    DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask and
-    sliding_window are those of each sequence, and attention_mask is not read. deterministic: as in
+    DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask,
+    sliding_window and chunks are those of each sequence, and an attention_mask that hides or shows
+    anything else is refused. deterministic: as in
     the flash attention of transformers, the gradients' bits repeat if it is True, or if it is None
     and the environment variable FLASH_ATTENTION_DETERMINISTIC is 1.
 
@@ -224,9 +253,10 @@ def attention_forward(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     if packed:
+        chunks = _chunks_of(module, attention_mask, others, causal=bool(is_causal))
         o = _packed(
             query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
-            softcap=softcap, sinks=sinks, deterministic=deterministic,
+            softcap=softcap, sinks=sinks, deterministic=deterministic, **chunks,
         )  # fmt: skip
         return o, None
     if attention_mask is not None:
@@ -307,8 +337,8 @@ def _check_packed(
     position_bias: Tensor | None,
     is_causal: bool | None,
 ) -> None:
-    """Raise InvalidArgument if the bounds of a packed batch do not say all: no mask is read there,
-    so that is_causal must be true of the layer, and all queries must be there.
+    """Raise InvalidArgument if the bounds of a packed batch do not say all: is_causal must be true
+    of the layer, for there may be no mask, and all queries must be there.
     """
     if position_bias is not None:
         raise _refused("position_bias", "with cu_seq_lens_q")
@@ -321,6 +351,70 @@ def _check_packed(
             "logits_to_keep must be 0 with cu_seq_lens_q: this model drops queries, and the bounds "
             "count all of them"
         )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _chunks_of(
+    module: nn.Module, mask: Tensor | None, others: dict[str, Any], *, causal: bool
+) -> dict[str, Any]:
+    """The chunks that the mask of a packed batch has, as attention_varlen takes them. Raises
+    InvalidArgument unless the mask is that of the bounds, with a window and with chunks if the
+    layer has them.
+    """
+    if mask is None:
+        return {}
+    size = getattr(getattr(module, "config", None), "attention_chunk_size", None)
+    bounds = others["cu_seq_lens_k"]
+    if _is_chunk_start(mask):
+        return {"chunk": size, "chunk_start": (mask.flatten() - bounds[:-1]).int()}
+    key = causal, others.get("sliding_window"), bounds.data_ptr(), bounds._version
+    if _known.get(mask, (None,))[0] != key:
+        found = _chunk_of_mask(mask, others, size, causal=causal)
+        _known[mask] = key, found
+    chunk = _known[mask][1]
+    return {} if chunk is None else {"chunk": chunk}
+
+
+_known: Any = WeakTensorKeyDictionary()
+"""Masks of packed batches that were read, and their chunks: all layers are handed the same few."""
+
+
+def _chunk_of_mask(
+    mask: Tensor, others: dict[str, Any], size: int | None, *, causal: bool
+) -> int | None:
+    """None where the mask is that of the bounds and the window; the size where it is that of
+    chunks, too. As _chunks_of.
+    """
+    cu, window = others["cu_seq_lens_q"], others.get("sliding_window")
+    possible = [None] if size is None else [None, size]
+    total = int(cu[-1])
+    of_bounds = mask.ndim == 4 and (mask.shape[0], *mask.shape[2:]) == (1, total, total)
+    if not of_bounds or not torch.equal(cu, others["cu_seq_lens_k"]):
+        possible = []
+    else:
+        places = torch.arange(total, device=mask.device)
+        sequences = torch.searchsorted(cu[1:].to(places), places, right=True)
+        chunks = (places - cu.to(places)[sequences]) // (size or 1)
+        for rows in places.split(1024):  # of many tokens the mask alone fills much of the memory
+            own = sequences[rows, None] == sequences
+            wanted = own & (rows[:, None] >= places) if causal else own
+            if window is not None:
+                wanted = wanted & ((rows[:, None] - places).abs() < window)
+            alike = wanted & (chunks[rows, None] == chunks)
+            part = mask[:, :, rows]
+            possible = [each for each in possible if _shows(part, alike if each else wanted, own)]
+    if not possible:
+        raise _refused(
+            "attention_mask", "with cu_seq_lens_q, but a causal one of windows or chunks"
+        )
+    return possible[0]
+
+
+def _shows(mask: Tensor, wanted: Tensor, own: Tensor) -> bool:
+    """Whether a mask shows the wanted keys alone, among a sequence's own; it adds nothing there."""
+    shown = mask if mask.dtype is torch.bool else mask > HIDDEN
+    adds = mask.dtype is not torch.bool and bool((mask[shown] != 0).any())
+    return not adds and not bool(((shown & own) != wanted).any())
 
 
 def _refused(name: str, where: str = "") -> InvalidArgument:
@@ -368,4 +462,4 @@ def _packed(
         window=None if window is None else (window - 1, window - 1),
         **options,
     )
-    return o.reshape(query.shape[0], query.shape[2], *o.shape[1:])
+    return o.reshape(query.shape[0], query.shape[2], *o.shape[1:]).contiguous()

@@ -99,6 +99,26 @@ def refuse_weights(model: nn.Module) -> None:
     model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
+def refuse_continuous_batching(every: Any) -> None:
+    """Have the models of a class raise InvalidArgument in generate_batch and its like, whose thread
+    would log the refusal of an argument and leave empty lists.
+    """
+    begins = getattr(every, "init_continuous_batching", None)
+    if begins is None:
+        return
+
+    @functools.wraps(begins)
+    def refused(self: Any, *arguments: Any, **options: Any) -> Any:
+        if _uses_flashgen(self.config):
+            raise InvalidArgument(
+                "generate_batch must run on an attention that reads the pages of transformers, "
+                'which flashgen does not: use generate(), or attn_implementation="sdpa"'
+            )
+        return begins(self, *arguments, **options)
+
+    every.init_continuous_batching = refused
+
+
 def _hooks_of(model: nn.Module) -> list[Any]:
     return list(model._forward_pre_hooks.values())
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen.runtime.flash_attn as flash_attn
+from flashgen import attention
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.runtime.kv_cache import append
 
@@ -43,8 +44,24 @@ def test_names_order_and_defaults_are_the_packages(name: str) -> None:
     for parameter in inspect.signature(getattr(flash_attn, name)).parameters.values():
         default = "" if parameter.default is parameter.empty else f"={parameter.default}"
         words.append(parameter.name + default)
-    assert " ".join(words) == SIGNATURES[name]
+    sinks = [] if "packed" in name else ["s_aux=None"]
+    assert " ".join(words) == " ".join([SIGNATURES[name], *sinks])
     assert name in flash_attn.__all__
+
+
+@pytest.mark.parametrize("name", ["func", "varlen_func", "with_kvcache"])
+def test_sinks_are_summed(name: str) -> None:
+    q, k, v = draw(1, 5, 4, 16), draw(1, 9, 2, 16), draw(1, 9, 2, 16, seed=1)
+    sinks = draw(4)
+    want = attention(*(x.transpose(1, 2) for x in (q, k, v)), causal=True, sinks=sinks)
+    if name == "varlen_func":
+        of_q, of_k = (torch.tensor([0, n], dtype=torch.int32) for n in (5, 9))
+        o = flash_attn.flash_attn_varlen_func(
+            q[0], k[0], v[0], of_q, of_k, 5, 9, causal=True, s_aux=sinks
+        )[None]
+    else:
+        o = getattr(flash_attn, f"flash_attn_{name}")(q, k, v, causal=True, s_aux=sinks)
+    torch.testing.assert_close(o.transpose(1, 2), want)
 
 
 def expected(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -4,7 +4,10 @@ tests/interpreted.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeAttention
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
 from tests.language_models import CONFIGS, batch, generated, make_model, trained, transformers
 from tests.serving import serve
@@ -124,6 +127,81 @@ def test_a_packed_batch_is_refused_where_its_bounds_do_not_say_all(
         backend.attention_forward(module, q, X, X, None, is_causal=False, **bounds)
 
 
+def packed_mask(lengths: tuple[int, ...], chunk: int = 99, window: int = 99) -> Tensor:
+    """Which keys causal sequences in one row see, bool (1, 1, tokens, tokens)."""
+    sequence = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
+    place = torch.cat([torch.arange(n) for n in lengths])
+    behind = place[:, None] - place
+    chunks = place // chunk
+    seen = (sequence[:, None] == sequence) & (behind >= 0) & (behind < window)
+    return (seen & (chunks[:, None] == chunks))[None, None]
+
+
+def packed_call(
+    mask: Tensor | None, lengths: tuple[int, ...], module: torch.nn.Module, **options: Any
+) -> Tensor:
+    """O (1, tokens, 4, 16) of a packed batch."""
+    cu = torch.tensor([0, *lengths]).cumsum(0).int()
+    q, k, v = torch.randn(3, 1, 4, sum(lengths), 16, generator=torch.Generator().manual_seed(1))
+    bounds = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu}
+    bounds |= dict.fromkeys(("max_length_q", "max_length_k"), max(lengths))
+    o, _ = backend.attention_forward(module, q, k, v, mask, is_causal=True, **bounds, **options)
+    return o
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize(
+    ("masked", "options", "chunk"),
+    [
+        ({}, {}, None),
+        ({}, {}, 4),
+        ({"chunk": 4}, {}, 4),
+        ({"window": 3}, {"sliding_window": 3}, None),
+    ],
+)
+def test_the_mask_of_a_packed_batch_is_honoured(
+    masked: dict[str, int], options: dict[str, int], chunk: int | None, additive: bool
+) -> None:
+    lengths = 7, 1, 10
+    module = layer(attention_chunk_size=chunk) if chunk else layer()
+    mask = packed_mask(lengths, **masked)
+    q, k, v = torch.randn(3, 1, 4, 18, 16, generator=torch.Generator().manual_seed(1))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    if additive:
+        mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    for _ in range(2):
+        o = packed_call(mask, lengths, module, **options)
+        torch.testing.assert_close(o.transpose(1, 2), want)
+        assert o.is_contiguous()
+
+
+def _image(mask: Tensor) -> Tensor:
+    """Tokens 2 to 5 see each other, as those of an image do."""
+    shown = mask.clone()
+    shown[..., 2:6, 2:6] = True
+    return shown
+
+
+WRONG_MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "an image": _image,
+    "a hidden key": lambda mask: mask & (torch.arange(18) != 3),
+    "a dynamic mask": lambda mask: torch.where(mask, torch.linspace(0, 1, 18), -1e38),
+    "a penalty": lambda mask: torch.where(mask, 0.0, -3.0),
+    "chunks without a size": lambda mask: packed_mask((7, 1, 10), chunk=4),
+    "other keys": lambda mask: mask[..., :17],
+    "a mask of two dimensions": lambda mask: mask[0, 0],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MASKS)
+def test_what_the_bounds_of_a_packed_batch_do_not_say_is_refused(name: str) -> None:
+    mask = WRONG_MASKS[name](packed_mask((7, 1, 10)))
+    with pytest.raises(
+        InvalidArgument, match="attention_mask must not be given with cu_seq_lens_q"
+    ):
+        packed_call(mask, (7, 1, 10), layer())
+
+
 @pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
 def test_a_position_bias_is_added_and_has_a_gradient(mask: str) -> None:
     q, k, v = (torch.randn(2, 2, 5, 16) for _ in range(3))
@@ -193,6 +271,33 @@ def test_attention_weights_are_refused_by_position() -> None:
     Old(config)(tokens, False)
     with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
         Old(config)(tokens, True)
+
+
+def test_continuous_batching_is_refused_in_one_sentence() -> None:
+    model = make_model("llama", "flashgen").eval()
+    with pytest.raises(InvalidArgument, match=r"generate_batch must .* use generate\(\)"):
+        model.generate_batch(inputs=[[5, 6, 7], [8, 9]])
+    with pytest.raises(InvalidArgument, match="generate_batch must"):
+        model.init_continuous_batching()
+
+
+def test_a_package_that_does_not_import_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('no operator nms')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+
+    def broken(name: str) -> Any:
+        try:
+            import torchvision  # noqa: F401
+        except RuntimeError as error:
+            raise ModuleNotFoundError(f"Could not import {name}", name="transformers") from error
+
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    monkeypatch.setattr(sys.modules["transformers"], "__getattr__", broken, raising=False)
+    with pytest.raises(ToolchainError, match=r"import of torchvision fails: .*no operator nms"):
+        backend.register()
 
 
 def test_registering_twice_changes_nothing() -> None:

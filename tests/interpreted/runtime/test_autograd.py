@@ -307,7 +307,7 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
         archs={"nvidia_h200": "sm_90"},
         choices={"nvidia_h200": tuple(choices)},
     )
-    registry.register(tmp_path.name, dispatcher)
+    registry.register(tmp_path.name, tmp_path, dispatcher)
     launched = record_directions(monkeypatch)
     spec = make_spec("bfloat16", 64)
     inputs = gradients.make_inputs(spec, case(20, 70), 3, "cpu")
