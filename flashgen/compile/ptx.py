@@ -1,0 +1,73 @@
+"""Compiles a kernel up to PTX: Rendered -> Built, for flashgen.ptx to execute.
+
+ptxas is left out, which takes most of the time of a compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flashgen import settings
+from flashgen.compile.compiler import CompileFailed, source_of, target_of
+from flashgen.errors import ToolchainError
+from flashgen.files import temporary_folder, write_whole
+from flashgen.kernels.loader import load_kernel, toolchain_error
+from flashgen.kernels.render import Rendered
+from flashgen.ptx.launch import without_assembler
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """PTX with what a launch needs: the kernel's arguments in order, their types by name, bytes of
+    dynamic shared memory, and of each tensor descriptor its box and swizzle.
+    """
+
+    ptx: str
+    arg_names: tuple[str, ...]
+    types: dict[str, str]
+    shared_bytes: int
+    descriptors: tuple[dict[str, Any], ...]
+
+
+def build_ptx(
+    rendered: Rendered,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    arch: str,
+    *,
+    types: Mapping[str, str] | None = None,
+) -> Built:
+    """The PTX of a kernel for `arch`. types: of arguments that are not those of the signature, such
+    as {"o_ptr": "*bf16"}. Raises CompileFailed or ToolchainError.
+    """
+    import triton
+
+    if settings.interpreting():
+        raise ToolchainError(
+            "TRITON_INTERPRET must not be set in a process that compiles: unset it"
+        )
+    with temporary_folder("ptx") as folder:
+        path = folder / f"{rendered.name}.py"
+        write_whole(path, rendered.source)
+        kernel = load_kernel(path, rendered.name)
+        source = source_of(kernel, spec, config, whole=False)
+        source.signature.update(types or {})
+        try:
+            with without_assembler():
+                made = triton.compile(source, target=target_of(arch), options=config.launch_options)
+        except Exception as error:  # Triton and LLVM raise classes of their own
+            reason = f"{rendered.name} for {arch}: {str(error).splitlines()[0]}"
+            raise toolchain_error(error) or CompileFailed(reason) from error
+    return Built(
+        ptx=made.asm["ptx"],
+        arg_names=tuple(kernel.arg_names),
+        types=dict(source.signature),
+        shared_bytes=int(made.metadata.shared),
+        descriptors=tuple(
+            dict(each) for each in getattr(made.metadata, "tensordesc_meta", None) or ()
+        ),
+    )

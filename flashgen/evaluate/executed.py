@@ -1,0 +1,94 @@
+"""A kernel as the compiler made it, executed on the CPU: what check.py launches instead of a GPU's.
+
+The PTX of a kernel is compiled once per text and type of output. Its launches go through
+flashgen's own plans, as on a GPU, so that arguments, descriptors and grids are those of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from flashgen.compile.ptx import Built, build_ptx
+from flashgen.kernels.render import Rendered
+from flashgen.ptx.arguments import Argument, launch_of
+from flashgen.ptx.findings import CHECKS, Check, Report
+from flashgen.ptx.launch import loaded_text
+from flashgen.ptx.machine import execute
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+
+
+class ExecutedKernel:
+    """A kernel of flashgen compiled for `arch`, with the interface of a Triton kernel. report holds
+    what all launches found.
+
+    A launch raises FaultsFound at the first finding if `raises` is set. seed draws the order of
+    blocks, warps and copies; each launch takes the next one.
+    """
+
+    runs_on_cpu = True
+
+    def __init__(
+        self,
+        rendered: Rendered,
+        spec: AttentionSpec,
+        config: KernelConfig,
+        arch: str,
+        *,
+        seed: int = 0,
+        checks: Collection[Check] = CHECKS,
+        raises: bool = True,
+    ) -> None:
+        self.rendered, self.spec, self.config, self.arch = rendered, spec, config, arch
+        self.seed, self.checks, self.raises = seed, checks, raises
+        self.report = Report()
+        self._built: dict[tuple[tuple[str, str], ...], Built] = {}
+        self._plain = build_ptx(rendered, spec, config, arch)
+        self.arg_names = self._plain.arg_names
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., Report]:
+        """kernel[grid](...), as Triton launches. Options such as num_warps are the config's."""
+        return lambda *arguments, **options: self.launch(int(grid[0]), arguments)
+
+    def launch(self, blocks: int, arguments: Sequence[Any]) -> Report:
+        """Execute `blocks` programs on CPU tensors. Raises FaultsFound."""
+        built = self._variant(arguments)
+        given = [
+            Argument(name=name, type=built.types[name], value=value)
+            for name, value in zip(self.arg_names, arguments, strict=True)
+            if built.types[name] != "constexpr"
+        ]
+        launch = launch_of(given, (blocks, 1, 1), built.shared_bytes, built.descriptors)
+        report = execute(loaded_text(built.ptx), launch, seed=self.seed, checks=self.checks)
+        self.seed += 1
+        self.report.merge(report)
+        if self.raises:
+            report.raise_if_any()
+        return report
+
+    def _variant(self, arguments: Sequence[Any]) -> Built:
+        """The kernel for the types of this launch's tensors: Triton compiles another one where they
+        are not those of the signature, such as an output in float32 or sinks in bfloat16.
+        """
+        other = []
+        for name, value in zip(self.arg_names, arguments, strict=True):
+            expected = self._plain.types[name]
+            if expected.startswith("*") and isinstance(value, torch.Tensor):
+                given = f"*{_FLOATS.get(value.dtype, expected[1:])}"
+                if given != expected:
+                    other.append((name, given))
+        if not other:
+            return self._plain
+        key = tuple(other)
+        if key not in self._built:
+            self._built[key] = build_ptx(
+                self.rendered, self.spec, self.config, self.arch, types=dict(other)
+            )
+        return self._built[key]
+
+
+_FLOATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+"""The types of tensors that a launch may have instead of the signature's."""

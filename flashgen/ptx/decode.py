@@ -1,0 +1,324 @@
+"""An instruction becomes a step: the table of instructions, and what their semantics are made of.
+
+A function that is registered for an opcode is called once per instruction of a program, with a
+Form; it returns the step that runs. It must take every modifier of the opcode, so that nothing is
+skipped silently: what is left over is an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
+from flashgen.ptx.program import (
+    Address,
+    Group,
+    Instruction,
+    InvalidPtx,
+    Name,
+    Negated,
+    Number,
+    Operand,
+    Pair,
+    Program,
+    Register,
+    Target,
+    Targets,
+)
+from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format
+from flashgen.ptx.warp import Mask, Step, Warp
+
+Source = Callable[[Warp], Array]
+Store = Callable[[Warp, Array, Mask], None]
+Semantics = Callable[["Form"], Step]
+
+TABLE: dict[str, Semantics] = {}
+"""Semantics by opcode without modifiers: "add", "wgmma"."""
+
+
+class Uninitialised(Exception):
+    """A register is read to which nothing was written."""
+
+    def __init__(self, register: Register) -> None:
+        super().__init__(register)
+        self.register = register
+
+
+def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
+    """Register the semantics of opcodes."""
+
+    def register(semantics: Semantics) -> Semantics:
+        for opcode in opcodes:
+            if opcode in TABLE:
+                raise ValueError(f"{opcode} is registered twice")
+            TABLE[opcode] = semantics
+        return semantics
+
+    return register
+
+
+def decode(program: Program, item: Instruction, symbols: dict[str, int]) -> Step:
+    """The step of an instruction. symbols: addresses of variables. Raises InvalidPtx."""
+    form = Form(program, item, symbols)
+    if form.opcode not in TABLE:
+        form.unknown(f"the instruction {form.opcode}")
+    step = TABLE[form.opcode](form)
+    if form.modifiers:
+        form.unknown("the modifier " + ", ".join(f".{left}" for left in form.modifiers))
+    return step
+
+
+class Form:
+    """An instruction while it is decoded. modifiers: those that nobody has taken yet."""
+
+    def __init__(self, program: Program, item: Instruction, symbols: dict[str, int]) -> None:
+        self.program, self.item, self.symbols = program, item, symbols
+        self.opcode, *self.modifiers = item.opcode.split(".")
+        self.operands = item.operands
+
+    def unknown(self, what: str) -> NoReturn:
+        """Raise the error of an instruction that has no semantics here."""
+        raise InvalidPtx(f"{what} is not known: {self.item.opcode}, PTX line {self.item.line}")
+
+    def wrong(self, what: str) -> NoReturn:
+        """Raise the error of an operand that does not fit."""
+        raise InvalidPtx(f"{what}: {self.item}")
+
+    # Modifiers
+
+    def flag(self, name: str) -> bool:
+        """Take a modifier; whether it was there."""
+        if name not in self.modifiers:
+            return False
+        self.modifiers.remove(name)
+        return True
+
+    def choice(self, *names: str) -> str:
+        """Take the one of these modifiers that is there; "" if none is."""
+        for name in self.modifiers:
+            if name in names:
+                self.modifiers.remove(name)
+                return name
+        return ""
+
+    def hint(self, *names: str) -> None:
+        """Take modifiers that change no result: caching, and orders that always hold here. A name
+        that ends with "*" stands for all that begin so.
+        """
+        self.modifiers = [
+            left
+            for left in self.modifiers
+            if not any(
+                left.startswith(name[:-1]) if name.endswith("*") else left == name for name in names
+            )
+        ]
+
+    def types(self) -> list[str]:
+        """Take all modifiers that are types, in their order."""
+        found = [name for name in self.modifiers if name in TYPE_BYTES or name == "pred"]
+        self.modifiers = [name for name in self.modifiers if name not in found]
+        return found
+
+    def type(self) -> str:
+        """Take the modifier that is the only type."""
+        found = self.types()
+        if len(found) != 1:
+            self.unknown("an instruction of " + (" and ".join(found) or "no type"))
+        return found[0]
+
+    def format(self) -> Format:
+        """Take the only type, one that has numbers."""
+        name = self.type()
+        if name not in FORMATS:
+            self.unknown(f"arithmetic of {name}")
+        return FORMATS[name]
+
+    # Operands
+
+    def group(self, at: int) -> tuple[Operand, ...]:
+        """The items of an operand in braces; a single operand as one item."""
+        operand = self.operands[at]
+        return operand.items if isinstance(operand, Group) else (operand,)
+
+    def registers(self, at: int) -> tuple[Register, ...]:
+        """The items of an operand in braces, all registers."""
+        items = self.group(at)
+        found = tuple(item for item in items if isinstance(item, Register))
+        if len(found) != len(items):
+            self.wrong(f"operand {at} must consist of registers")
+        return found
+
+    def pair(self, at: int) -> tuple[Operand, Operand | None]:
+        """Two destinations a|b, or one."""
+        operand = self.operands[at]
+        if isinstance(operand, Pair):
+            return operand.first, operand.second
+        return operand, None
+
+    def target(self, at: int) -> int:
+        """The position of a label."""
+        operand = self.operands[at]
+        if not isinstance(operand, Target):
+            self.wrong(f"operand {at} must be a label")
+        return operand.position
+
+    def targets(self, at: int) -> tuple[int, ...]:
+        """The positions of a list of labels."""
+        operand = self.operands[at]
+        if not isinstance(operand, Targets):
+            self.wrong(f"operand {at} must be a list of labels")
+        return operand.positions
+
+    def constant(self, at: int) -> int:
+        """An operand that must be an integer in the text."""
+        operand = self.operands[at]
+        if not isinstance(operand, Number):
+            self.wrong(f"operand {at} must be an integer")
+        return int(operand.text, 0)
+
+    def number(self, at: int, kind: str) -> Source:
+        """An operand as numbers of a type."""
+        return self.numbers(self.operands[at], FORMATS[kind])
+
+    def numbers(self, operand: Operand, kind: Format) -> Source:
+        """An operand as numbers of a format."""
+        bits, load = self.bits(operand, kind.size, kind), kind.load
+        if isinstance(operand, Register):
+            index = operand.index
+            if TYPE_BYTES[operand.type] == kind.size:
+
+                def read(warp: Warp) -> Array:
+                    held = warp.registers[index]
+                    if held is None:
+                        raise Uninitialised(operand)
+                    return load(held)
+
+                return read
+        return lambda warp: load(bits(warp))
+
+    def bits(self, operand: Operand, size: int, kind: Format | None = None) -> Source:
+        """An operand as raw bits of `size` bytes; of a larger register the lower ones."""
+        raw = RAW[size]
+        if isinstance(operand, Register):
+            index, held_bytes = operand.index, TYPE_BYTES.get(operand.type, 1)
+
+            def read(warp: Warp) -> Array:
+                held: Array | None = warp.registers[index]
+                if held is None:
+                    raise Uninitialised(operand)
+                return held if held_bytes == size else held.astype(raw)
+
+            return read
+        if isinstance(operand, Number):
+            constant = np.full(32, _immediate(operand.text, size, kind), raw)
+        elif isinstance(operand, Name) and operand.text.startswith("%"):
+            special = operand.text
+            return lambda warp: warp.special[special].astype(raw)
+        elif isinstance(operand, Name):
+            constant = np.full(32, self._symbol(operand.text), np.uint64).astype(raw)
+        else:
+            self.wrong("an operand that has no value")
+        return lambda warp: constant
+
+    def predicate(self, operand: Operand) -> Source:
+        """A predicate operand as booleans."""
+        if isinstance(operand, Negated):
+            inner = self.predicate(operand.register)
+            return lambda warp: ~inner(warp)
+        if isinstance(operand, Number):
+            constant = np.full(32, int(operand.text, 0) != 0)
+            return lambda warp: constant
+        if not isinstance(operand, Register):
+            self.wrong("a predicate must be a register")
+
+        def read(warp: Warp) -> Array:
+            held: Array | None = warp.registers[operand.index]
+            if held is None:
+                raise Uninitialised(operand)
+            return held
+
+        return read
+
+    def address(self, at: int, size: int) -> Source:
+        """An operand in square brackets as unsigned addresses of `size` bytes."""
+        operand = self.operands[at]
+        if not isinstance(operand, Address):
+            self.wrong(f"operand {at} must be an address")
+        base = self.bits(operand.base, size)
+        if not operand.offset:
+            return base
+        offset = RAW[size](operand.offset % (1 << 8 * size))
+        return lambda warp: base(warp) + offset
+
+    def _symbol(self, name: str) -> int:
+        """The address of a variable or parameter."""
+        if name in self.symbols:
+            return self.symbols[name]
+        for number, parameter in enumerate(self.program.parameters):
+            if parameter.name == name:
+                return PARAMETER_BASE + number * PARAMETER_STRIDE
+        self.wrong(f"{name} is not declared")
+
+    # Destinations
+
+    def store(self, operand: Operand) -> Store:
+        """How raw bits, of the width of the register, reach a destination; a mask keeps the other
+        lanes.
+        """
+        if isinstance(operand, Name) and operand.text == "_":
+            return lambda warp, bits, mask: None
+        if not isinstance(operand, Register):
+            self.wrong("a destination must be a register")
+        index = operand.index
+
+        def write(warp: Warp, bits: Array, mask: Mask) -> None:
+            if mask is not None:
+                held = warp.registers[index]
+                bits = np.where(mask, bits, bits.dtype.type(0) if held is None else held)
+            warp.registers[index] = bits
+
+        return write
+
+    def result(self, kind: Format, at: int = 0) -> Store:
+        """How numbers reach a destination."""
+        operand = self.operands[at]
+        store, encode = self.store(operand), kind.store
+        if isinstance(operand, Register) and (wide := TYPE_BYTES[operand.type]) > kind.size:
+            # A result that is narrower than its register is extended (PTX ISA 9.4.1).
+            of_result = np.dtype(f"{'i' if kind.signed else 'u'}{kind.size}")
+            extended = np.dtype(f"{'i' if kind.signed else 'u'}{wide}")
+            return lambda warp, values, mask: store(
+                warp, encode(values).view(of_result).astype(extended).view(RAW[wide]), mask
+            )
+        return lambda warp, values, mask: store(warp, encode(values), mask)
+
+
+def _immediate(text: str, size: int, kind: Format | None) -> int:
+    """The bits of an immediate. 0f and 0d are the bits of a float32 and float64 (PTX ISA 4.5.2)."""
+    if text[:2] in ("0f", "0F"):
+        bits = int(text[2:], 16)
+        if size == 8 and kind is not None and kind.name == "f64":
+            single: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+            return int.from_bytes(struct.pack("<d", single), "little")
+        return bits
+    if text[:2] in ("0d", "0D"):
+        return int(text[2:], 16)
+    return int(text, 0) % (1 << 8 * size)
+
+
+def elementwise(form: Form, function: Callable[..., Array], kind: Format, sources: int) -> Step:
+    """The step of a function of `sources` operands, all of one format, behind the destination."""
+    write = form.result(kind)
+    reads = [form.numbers(form.operands[1 + n], kind) for n in range(sources)]
+    if sources == 1:
+        (only,) = reads
+        return lambda warp, mask: write(warp, function(only(warp)), mask)
+    if sources == 2:
+        left, right = reads
+        return lambda warp, mask: write(warp, function(left(warp), right(warp)), mask)
+    first, second, third = reads
+    return lambda warp, mask: write(warp, function(first(warp), second(warp), third(warp)), mask)

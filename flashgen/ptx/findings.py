@@ -1,0 +1,116 @@
+"""What the checks find: Finding, and the Report of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flashgen.errors import FlashgenError
+from flashgen.ptx.program import Instruction
+
+Check = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
+"""The checks, named as compute-sanitizer names its tools."""
+
+CHECKS: frozenset[Check] = frozenset(("memcheck", "racecheck", "initcheck", "synccheck"))
+
+MOST_FINDINGS = 50
+"""Findings that a report holds; further ones are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fault of a program. block and warp: where it was seen first; lane: None if it is the
+    whole warp's. message holds the values.
+    """
+
+    check: Check
+    message: str
+    instruction: Instruction
+    block: tuple[int, int, int]
+    warp: int
+    lane: int | None = None
+
+    def __str__(self) -> str:
+        where = f"block {self.block[0]}" if not any(self.block[1:]) else f"block {self.block}"
+        lane = "" if self.lane is None else f", lane {self.lane}"
+        source = f"{self.instruction.source}: " if self.instruction.source else ""
+        return (
+            f"{self.check}: {source}{self.message} ({where}, warp {self.warp}{lane}; "
+            f"{_short(str(self.instruction))})"
+        )
+
+
+def _short(text: str, most: int = 120) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+class Fault(Exception):
+    """A finding after which the program cannot go on: an access that a GPU refuses, a deadlock."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+class FaultsFound(FlashgenError, RuntimeError):
+    """A launch in which a check found something; report has all of it."""
+
+    def __init__(self, report: Report) -> None:
+        first, count = report.findings[0], report.count
+        super().__init__(f"{first}" + (f"; {count - 1} more findings" if count > 1 else ""))
+        self.report = report
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What one launch, or several, did: the findings, each check and instruction once; how many
+    blocks ran, and how many instructions of warps. remarks: breaches of the PTX ISA that ptxas is
+    known to repair, at a cost in time.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[Finding] = field(default_factory=list)
+    count: int = 0
+    blocks: int = 0
+    steps: int = 0
+    _seen: set[tuple[str, int, str]] = field(default_factory=set)
+
+    def add(self, finding: Finding, about: str = "") -> None:
+        """Record a finding, unless the same check found the same at this instruction before."""
+        key = (finding.check, finding.instruction.line, about)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.count += 1
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(finding)
+
+    def remark(self, finding: Finding) -> None:
+        """Record a remark, once an instruction."""
+        key = ("remark", finding.instruction.line, "")
+        if key not in self._seen:
+            self._seen.add(key)
+            self.remarks.append(finding)
+
+    def merge(self, other: Report) -> None:
+        """Add what another launch of the same program did."""
+        for finding in other.findings:
+            self.add(finding)
+        for remark in other.remarks:
+            self.remark(remark)
+        self.blocks += other.blocks
+        self.steps += other.steps
+
+    def checks(self) -> frozenset[Check]:
+        """The checks that found something."""
+        return frozenset(finding.check for finding in self.findings)
+
+    def raise_if_any(self) -> None:
+        """Raises FaultsFound if there is a finding."""
+        if self.findings:
+            raise FaultsFound(self)
+
+    def lines(self) -> Iterable[str]:
+        """One line a finding."""
+        return map(str, self.findings)

@@ -1,0 +1,126 @@
+"""Matrices in registers and in shared memory: what the lanes of a warp hold of them.
+
+The layouts are those of PTX ISA 9.7.14.5 (mma), 9.7.15.5 (wgmma) and 9.7.16.5 (descriptors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from flashgen.ptx.tensor_map import swizzled
+from flashgen.ptx.types import Array, bfloat16_to_float, float8_values
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element type of a product: its bytes, and its values from raw bits."""
+
+    size: int
+    load: Callable[[Array], Array]
+
+
+def _tf32(bits: Array) -> Array:
+    """float32 whose lower 13 bits of mantissa a tensor core does not read."""
+    cut: Array = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    return cut
+
+
+ELEMENTS: dict[str, Element] = {
+    "f16": Element(2, lambda bits: bits.view(np.float16).astype(np.float32)),
+    "bf16": Element(2, bfloat16_to_float),
+    "tf32": Element(4, _tf32),
+    "e4m3": Element(1, lambda bits: float8_values("e4m3")[bits]),
+    "e5m2": Element(1, lambda bits: float8_values("e5m2")[bits]),
+    "s8": Element(1, lambda bits: bits.view(np.int8).astype(np.int32)),
+    "u8": Element(1, lambda bits: bits.astype(np.int32)),
+}
+"""Element types by their PTX names."""
+
+
+def _elements(register: Array, element: Element) -> Array:
+    """One 32-bit register of the lanes as 8 rows of consecutive elements."""
+    raw = np.ascontiguousarray(register).view(f"u{element.size}")
+    return element.load(raw).reshape(8, -1)
+
+
+def matrix_a(registers: list[Array], element: Element) -> Array:
+    """A of 16 rows: registers alternate between the upper and the lower 8 rows."""
+    halves = [[_elements(r, element) for r in registers[half::2]] for half in (0, 1)]
+    return np.vstack([np.hstack(half) for half in halves])
+
+
+def matrix_b(registers: list[Array], element: Element) -> Array:
+    """B of 8 columns, (k, 8): lanes hold columns."""
+    return np.hstack([_elements(r, element) for r in registers]).T
+
+
+def accumulator(registers: list[Array], dtype: np.dtype[np.generic]) -> Array:
+    """(16, n) values of an accumulator of n / 2 registers of 32 bits."""
+    held = np.stack(registers).view(dtype)
+    blocks = held.reshape(-1, 2, 2, 8, 4)  # columns / 8, upper or lower rows, pair, row, lane
+    return np.ascontiguousarray(blocks.transpose(1, 3, 0, 4, 2)).reshape(16, -1)
+
+
+def accumulator_registers(values: Array) -> Array:
+    """The registers of (16, n) values, one row each: the inverse of accumulator()."""
+    blocks = values.reshape(2, 8, -1, 4, 2).transpose(2, 0, 4, 1, 3)
+    return np.ascontiguousarray(blocks).reshape(-1, 32).view(np.uint32)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A matrix in shared memory (PTX ISA 9.7.15.5.1, "Matrix descriptor format"), in bytes."""
+
+    start: int
+    leading: int
+    stride: int
+    swizzle: int
+    base_offset: int
+
+    @classmethod
+    def of_wgmma(cls, bits: int) -> Descriptor:
+        """The fields of a 64-bit descriptor of wgmma."""
+        return cls(
+            start=(bits & 0x3FFF) << 4,
+            leading=(bits >> 16 & 0x3FFF) << 4,
+            stride=(bits >> 32 & 0x3FFF) << 4,
+            swizzle=(0, 128, 64, 32)[bits >> 62 & 3],
+            base_offset=bits >> 49 & 7,
+        )
+
+
+class BadDescriptor(Exception):
+    """A descriptor with a layout that has no semantics here."""
+
+
+@lru_cache(maxsize=4096)
+def descriptor_places(
+    descriptor: Descriptor, rows: int, columns: int, size: int, *, k_major: bool
+) -> Array:
+    """The shared address of each element (row, k) of an operand: `rows` along M or N, `columns`
+    along K, elements of `size` bytes. k_major: consecutive elements go along K.
+    """
+    if descriptor.base_offset:
+        raise BadDescriptor("its base offset is not 0")
+    row, k = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    width = descriptor.swizzle
+    if k_major and not width:
+        offsets = row // 8 * descriptor.stride + row % 8 * 16
+        offsets = offsets + k * size // 16 * descriptor.leading + k * size % 16
+    elif k_major:
+        if descriptor.start % width + columns * size > width:
+            raise BadDescriptor("its rows are wider than its swizzle")
+        offsets = row // 8 * descriptor.stride + row % 8 * width + k * size
+    elif width:
+        per = width // size
+        offsets = row // per * descriptor.leading + k // 8 * descriptor.stride
+        offsets = offsets + k % 8 * width + row % per * size
+    else:
+        raise BadDescriptor("it has no swizzle, and its rows do not go along K")
+    places = swizzled(descriptor.start + offsets, width)
+    places.setflags(write=False)
+    return places

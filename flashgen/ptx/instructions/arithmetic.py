@@ -1,0 +1,187 @@
+"""Arithmetic of integers and floats (PTX ISA 9.7.1 to 9.7.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flashgen.ptx.decode import Form, elementwise, instruction
+from flashgen.ptx.types import FORMATS, Array, Format, flush
+from flashgen.ptx.warp import Step
+
+Function = Callable[..., Array]
+
+
+@instruction("add", "sub")
+def add(form: Form) -> Step:
+    """9.7.1.1, 9.7.3.3, 9.7.4.1 and 9.7.5.1; .f32x2 and .bf16x2 lane by lane."""
+    kind = form.format()
+    return elementwise(form, _rounded(form, _OPERATIONS[form.opcode], kind), kind, 2)
+
+
+@instruction("mul")
+def multiply(form: Form) -> Step:
+    """9.7.1.3 and 9.7.3.5: .lo, .hi and .wide are of integers."""
+    kind = form.format()
+    if kind.floating:
+        return elementwise(form, _rounded(form, np.multiply, kind), kind, 2)
+    return _integer_product(form, kind, summed=False)
+
+
+@instruction("mad")
+def multiply_add(form: Form) -> Step:
+    """9.7.1.4; of floats it is fma (9.7.3.7)."""
+    kind = form.format()
+    if kind.floating:
+        return elementwise(form, _rounded(form, fused, kind), kind, 3)
+    return _integer_product(form, kind, summed=True)
+
+
+@instruction("fma")
+def fused_multiply_add(form: Form) -> Step:
+    """9.7.3.6 and 9.7.4.4."""
+    kind = form.format()
+    function: Function = _rounded(form, fused, kind)
+    if form.flag("relu"):
+        return elementwise(form, lambda a, b, c: np.maximum(function(a, b, c), 0), kind, 3)
+    return elementwise(form, function, kind, 3)
+
+
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """A * b + c of float32 (or of 16-bit floats in float32): the product is exact in float64, and
+    the sum is rounded to float64 before it is rounded to the format.
+    """
+    if a.dtype == np.float64:
+        return a * b + c
+    exact: Array = (a.astype(np.float64) * b + c).astype(np.float32)
+    return exact
+
+
+@instruction("min", "max")
+def extreme(form: Form) -> Step:
+    """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN. Three inputs
+    are of sm_100 and later.
+    """
+    kind = form.format()
+    if not kind.floating:
+        function: Function = np.minimum if form.opcode == "min" else np.maximum
+    elif form.flag("NaN"):
+        function = np.minimum if form.opcode == "min" else np.maximum
+    else:
+        function = np.fmin if form.opcode == "min" else np.fmax
+    function = _flushed(form, function)
+    if len(form.operands) == 4:
+        return elementwise(form, lambda a, b, c: function(function(a, b), c), kind, 3)
+    return elementwise(form, function, kind, 2)
+
+
+@instruction("neg", "abs")
+def sign(form: Form) -> Step:
+    """9.7.1.9, 9.7.1.10, 9.7.3.9 and 9.7.3.10."""
+    function: Function = np.negative if form.opcode == "neg" else np.abs
+    kind = form.format()
+    return elementwise(form, _flushed(form, function), kind, 1)
+
+
+@instruction("div")
+def divide(form: Form) -> Step:
+    """9.7.1.7 and 9.7.3.8; .approx and .full are correctly rounded here."""
+    kind = form.format()
+    if not kind.floating:
+        return elementwise(form, truncated_quotient, kind, 2)
+    form.hint("approx", "full", "rn")
+    return elementwise(form, _flushed(form, np.divide), kind, 2)
+
+
+@instruction("rem")
+def remainder(form: Form) -> Step:
+    """9.7.1.8: it has the sign of the dividend."""
+    return elementwise(form, lambda a, b: a - truncated_quotient(a, b) * b, form.format(), 2)
+
+
+def truncated_quotient(a: Array, b: Array) -> Array:
+    """The quotient of integers, rounded towards zero; all ones by zero, which PTX leaves open."""
+    zero = b == 0
+    safe = np.where(zero, b.dtype.type(1), b)
+    floor = a // safe
+    upwards = (a % safe != 0) & ((a < 0) != (safe < 0))
+    return np.where(zero, np.full_like(a, -1 if a.dtype.kind == "i" else ~a.dtype.type(0)),
+                    floor + upwards.astype(a.dtype))  # fmt: skip
+
+
+@instruction("dp4a")
+def dot_of_bytes(form: Form) -> Step:
+    """9.7.1.23: the sum of four products of bytes, added to c."""
+    left, right = form.types()
+    write = form.result(FORMATS["s32" if "s32" in (left, right) else "u32"])
+    a, b = (form.bits(form.operands[n], 4) for n in (1, 2))
+    c = form.number(3, "s32")
+
+    def parts(bits: Array, kind: str) -> Array:
+        content = np.ascontiguousarray(bits).view("i1" if kind == "s32" else "u1")
+        return content.reshape(32, 4).astype(np.int64)
+
+    return lambda warp, mask: write(
+        warp,
+        ((parts(a(warp), left) * parts(b(warp), right)).sum(1) + c(warp)).astype(np.int32),
+        mask,
+    )
+
+
+_OPERATIONS: dict[str, Function] = {"add": np.add, "sub": np.subtract}
+
+
+def _rounded(form: Form, function: Function, kind: Format) -> Function:
+    """The function with the modifiers of its result: round to nearest, .ftz, .sat."""
+    form.hint("rn")
+    saturated = form.flag("sat")
+    if saturated and not kind.floating:
+        if kind.name != "s32":
+            form.unknown(f".sat of {kind.name}")
+        return lambda a, b: np.clip(
+            function(a.astype(np.int64), b.astype(np.int64)), -(2**31), 2**31 - 1
+        ).astype(np.int32)
+    inner = _flushed(form, function)
+    if saturated:
+        return lambda *values: np.fmin(np.fmax(inner(*values), np.float32(0)), np.float32(1))
+    return inner
+
+
+def _flushed(form: Form, function: Function) -> Function:
+    if not form.flag("ftz"):
+        return function
+    return lambda *values: flush(function(*map(flush, values)))
+
+
+def _integer_product(form: Form, kind: Format, *, summed: bool) -> Step:
+    """The lower or upper half of a product of integers, or all of it, and a sum."""
+    part = form.choice("lo", "hi", "wide")
+    function: Function
+    if part == "wide":
+        wide = FORMATS[f"{kind.name[0]}{16 * kind.size}"]
+        dtype = np.dtype(f"{'i' if kind.signed else 'u'}{2 * kind.size}")
+        write = form.result(wide)
+        a, b = (form.numbers(form.operands[n], kind) for n in (1, 2))
+        if not summed:
+            return lambda warp, mask: write(warp, a(warp).astype(dtype) * b(warp), mask)
+        c = form.numbers(form.operands[3], wide)
+        return lambda warp, mask: write(warp, a(warp).astype(dtype) * b(warp) + c(warp), mask)
+    function = np.multiply if part == "lo" else _upper_half(kind)
+    if not summed:
+        return elementwise(form, function, kind, 2)
+    return elementwise(form, lambda a, b, c: function(a, b) + c, kind, 3)
+
+
+def _upper_half(kind: Format) -> Function:
+    if kind.size < 8:
+        wide: Any = np.int64 if kind.signed else np.uint64
+        bits = wide(8 * kind.size)
+        return lambda a, b: ((a.astype(wide) * b.astype(wide)) >> bits).astype(a.dtype)
+
+    def exact(a: Array, b: Array) -> Array:
+        products = [(int(x) * int(y)) >> 64 for x, y in zip(a, b, strict=True)]
+        return np.array(products, dtype=a.dtype)
+
+    return exact

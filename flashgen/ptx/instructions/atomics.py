@@ -1,0 +1,93 @@
+"""Atomic operations on memory (PTX ISA 9.7.13.7 "red" and 9.7.13.8 "atom"), lane by lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flashgen.ptx.access import active, find_global, shared_offsets, spread
+from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.instructions.move import CACHING, ORDERS, vector_length
+from flashgen.ptx.memory import Words
+from flashgen.ptx.types import FORMATS, Array, Format
+from flashgen.ptx.warp import Mask, Step, Warp
+
+_SWAP = {"exch", "cas"}
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "inc": lambda old, limit: np.where(old >= limit, 0, old + 1),
+    "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - 1),
+}  # fmt: skip
+
+
+@instruction("atom", "red")
+def atomic(form: Form) -> Step:
+    """Read, combine, write, for one lane after another; the order of lanes is theirs."""
+    space = form.choice("global", "shared", "shared::cta")
+    form.hint(*CACHING, *ORDERS, "acq_rel", "noftz")
+    name = form.choice(*_OPERATIONS, *_SWAP)
+    count = vector_length(form)
+    kind = FORMATS[form.type()]
+    shift = form.opcode == "atom"
+    shared = space.startswith("shared")
+    address = form.address(int(shift), 4 if shared else 8)
+    sources = [
+        [form.numbers(item, kind) for item in form.group(at)]
+        for at in range(1 + shift, len(form.operands))
+    ]
+    if len(sources) < 1 + (name == "cas") or len(sources[0]) != count:
+        form.wrong("an atomic operation needs as many values as its vector has")
+    targets = [form.store(item) for item in form.group(0)] if shift else []
+    combine = _combination(name, kind)
+
+    def update(words: Array, first: Array, values: list[Array]) -> Array:
+        """Replace the words of lanes that do not share one; returns what was there."""
+        at = first[:, None] + np.arange(count)
+        old: Array = words[at]
+        words[at] = kind.store(combine(kind.load(old), *values)).reshape(old.shape)
+        return old
+
+    def step(warp: Warp, mask: Mask) -> None:
+        values = [np.concatenate([r(warp).reshape(32, -1) for r in group], 1) for group in sources]
+        values = [active(value, mask) for value in values]
+        words, offsets = _place(warp, active(address(warp), mask), kind.size * count, mask, shared)
+        first, content = offsets // kind.size, words.of(kind.size)
+        if len(np.unique(first)) == len(first):
+            old = update(content, first, values)
+        else:
+            lanes = [slice(n, n + 1) for n in range(len(first))]
+            old = np.concatenate(
+                [update(content, first[n], [value[n] for value in values]) for n in lanes]
+            )
+        for target, column in zip(targets, spread(old, mask).T.copy(), strict=False):
+            target(warp, column, mask)
+
+    return step
+
+
+def _combination(name: str, kind: Format) -> Callable[..., Array]:
+    if name == "exch":
+        return lambda old, new: new
+    if name == "cas":
+        return _compare_and_swap
+    operation = _OPERATIONS[name]
+    return lambda old, new: np.asarray(operation(old, new), dtype=old.dtype)
+
+
+def _compare_and_swap(old: Array, expected: Array, new: Array) -> Array:
+    return np.where(old == expected, new, old)
+
+
+def _place(
+    warp: Warp, addresses: Array, size: int, mask: Mask, shared: bool
+) -> tuple[Words, Array]:
+    """The memory of the active lanes' operands, and their offsets in it."""
+    if shared:
+        return warp.block.shared.words, shared_offsets(warp, addresses, size, mask, "updates")
+    buffer = find_global(warp, addresses, size, mask, "updates")
+    if buffer is None:
+        raise warp.fault("memcheck", "it updates several tensors at once, which is not supported")
+    return buffer.words, (addresses - np.uint64(buffer.address)).astype(np.int64)

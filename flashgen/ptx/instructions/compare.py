@@ -1,0 +1,103 @@
+"""Comparison and selection (PTX ISA 9.7.6 and 9.7.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flashgen.ptx.decode import Form, Source, instruction
+from flashgen.ptx.types import FORMATS, Array, Format, flush
+from flashgen.ptx.warp import Step, Warp
+
+_COMPARISONS: dict[str, Callable[..., Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal,
+    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
+_UNORDERED = ("equ", "neu", "ltu", "leu", "gtu", "geu")
+_JOINED: dict[str, Callable[..., Array]] = {
+    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
+}  # fmt: skip
+
+
+def _comparison(form: Form, kind: Format) -> Source:
+    """What a comparison gives: with a NaN false, or true if unordered (9.7.6, "Floating-point
+    comparisons").
+    """
+    name = form.choice(*_COMPARISONS, *_UNORDERED, "num", "nan")
+    a, b = (form.numbers(form.operands[n], kind) for n in (1, 2))
+    if form.flag("ftz"):
+        plain_a, plain_b = a, b
+        a, b = (lambda warp: flush(plain_a(warp))), (lambda warp: flush(plain_b(warp)))
+    if name in ("num", "nan"):
+        wanted = name == "nan"
+        return lambda warp: (np.isnan(a(warp)) | np.isnan(b(warp))) == wanted
+    if name in _UNORDERED:
+        ordered = _COMPARISONS[name[:-1]]
+
+        def unordered(warp: Warp) -> Array:
+            x, y = a(warp), b(warp)
+            found: Array = ordered(x, y) | np.isnan(x) | np.isnan(y)
+            return found
+
+        return unordered
+    compare = _COMPARISONS[name]
+    if name == "ne" and kind.floating:  # numpy's is true of NaN, which is .neu
+
+        def different(warp: Warp) -> Array:
+            x, y = a(warp), b(warp)
+            found: Array = (x != y) & ~np.isnan(x) & ~np.isnan(y)
+            return found
+
+        return different
+    return lambda warp: compare(a(warp), b(warp))
+
+
+@instruction("setp")
+def set_predicate(form: Form) -> Step:
+    """9.7.6.2: p = comparison, joined with c; q = its opposite, joined with c."""
+    first, second = form.pair(0)
+    kind = form.format()
+    joined = form.choice(*_JOINED)
+    compared = _comparison(form, kind)
+    write = form.store(first)
+    if not joined:
+        if second is not None:
+            other = form.store(second)
+
+            def both(warp: Warp, mask: Array | None) -> None:
+                found = compared(warp)
+                write(warp, found, mask)
+                other(warp, ~found, mask)
+
+            return both
+        return lambda warp, mask: write(warp, compared(warp), mask)
+    if second is not None:
+        form.unknown("setp with two destinations and a joined predicate")
+    join, also = _JOINED[joined], form.predicate(form.operands[3])
+    return lambda warp, mask: write(warp, join(compared(warp), also(warp)), mask)
+
+
+@instruction("set")
+def set_value(form: Form) -> Step:
+    """9.7.6.1: all ones or 1.0 where the comparison holds."""
+    result, compared = form.types()
+    found = _comparison(form, FORMATS[compared])
+    kind = FORMATS[result]
+    if kind.floating:
+        write = form.result(kind)
+        return lambda warp, mask: write(warp, found(warp).astype(np.float32), mask)
+    store = form.store(form.operands[0])
+    ones = ~np.dtype(f"u{kind.size}").type(0)
+    return lambda warp, mask: store(warp, np.where(found(warp), ones, ones.dtype.type(0)), mask)
+
+
+@instruction("selp")
+def select(form: Form) -> Step:
+    """9.7.6.3: a where the predicate holds, b elsewhere."""
+    kind = form.format()
+    size = kind.size
+    a, b = (form.bits(form.operands[n], size, kind) for n in (1, 2))
+    chosen, write = form.predicate(form.operands[3]), form.store(form.operands[0])
+    return lambda warp, mask: write(warp, np.where(chosen(warp), a(warp), b(warp)), mask)

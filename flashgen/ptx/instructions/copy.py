@@ -1,0 +1,140 @@
+"""cp.async: copies from global to shared memory, waited for in groups (PTX ISA 9.7.9.25.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashgen.ptx.access import active, find_global, note_global, note_shared_write, shared_offsets
+from flashgen.ptx.clocks import GENERIC, Engine
+from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.instructions import mbarrier, tensor_copy
+from flashgen.ptx.instructions.move import CACHING
+from flashgen.ptx.program import Number, Register
+from flashgen.ptx.types import Array
+from flashgen.ptx.warp import Mask, Step, Warp, lanes_of
+
+
+@instruction("cp")
+def copy(form: Form) -> Step:
+    """All asynchronous copies; those of the TMA unit are in tensor_copy.py."""
+    if form.modifiers[:2] == ["async", "bulk"]:
+        return tensor_copy.bulk(form)
+    if not form.flag("async"):
+        form.unknown("this copy")
+    if form.flag("commit_group"):
+        return lambda warp, mask: warp.queues[Engine.COPY].commit()
+    if form.flag("wait_group"):
+        return _wait(form.constant(0))
+    if form.flag("wait_all"):
+        return _wait(-1)
+    if form.flag("mbarrier"):
+        return _arrive(form)
+    return _issue(form)
+
+
+def _wait(pending: int) -> Step:
+    """9.7.9.25.3.3: wait for all groups but the newest `pending`; -1: for all copies."""
+
+    def step(warp: Warp, mask: Mask) -> None:
+        queue = warp.queues[Engine.COPY]
+        if pending < 0:
+            queue.commit()
+        _join(warp, queue.wait(max(pending, 0)))
+
+    return step
+
+
+def _join(warp: Warp, group: int) -> None:
+    agent = warp.block.agents.engine(Engine.COPY, warp.number)
+    warp.view[:, agent] = np.maximum(warp.view[:, agent], group)
+
+
+def _arrive(form: Form) -> Step:
+    """9.7.13.15.15, cp.async.mbarrier.arrive: an arrival once all copies so far are complete, which
+    they are at once here.
+    """
+    form.hint("arrive", "shared", "shared::cta", "b64")
+    counted = form.flag("noinc")
+    address = form.address(0, 4)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        queue = warp.queues[Engine.COPY]
+        queue.commit()
+        _join(warp, queue.wait(0))
+        for lane in lanes_of(mask):
+            place = int(address(warp)[lane])
+            if not counted:
+                mbarrier.find(warp, place).pending += 1
+            mbarrier.arrive(warp, place)
+
+    return step
+
+
+def _issue(form: Form) -> Step:
+    """9.7.9.25.3.1: `size` bytes a lane; those beyond the source size are zeros."""
+    form.hint(*CACHING, "shared", "shared::cta", "global")
+    operand = form.operands[2]
+    if not isinstance(operand, Number) or int(operand.text, 0) not in (4, 8, 16):
+        form.wrong("cp.async copies 4, 8 or 16 bytes")
+    size = int(operand.text, 0)
+    target, source = form.address(0, 4), form.address(1, 8)
+    given = None
+    if len(form.operands) > 3:
+        last = form.operands[3]
+        if isinstance(last, Register) and last.type == "pred":
+            ignored = form.predicate(last)
+            given = lambda warp: np.where(ignored(warp), 0, size)  # noqa: E731
+        else:
+            given = form.number(3, "u32")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        to, of = active(target(warp), mask), active(source(warp), mask)
+        at = shared_offsets(warp, to, size, mask, "copies to")
+        lengths = np.full(len(to), size) if given is None else active(given(warp), mask).astype(int)
+        reads = _sources(warp, of, lengths, size, mask)
+        queue = warp.queues[Engine.COPY]
+        agent = warp.block.agents.engine(Engine.COPY, warp.number)
+        note_shared_write(warp, at, size, agent=agent, count=queue.current, proxy=GENERIC)
+        words, first = warp.block.shared.words.of(4), at // 4
+        units = np.arange(size // 4)
+
+        def land() -> None:
+            values = np.zeros((len(first), size // 4), np.uint32)
+            for lanes, content, begin, length in reads:
+                rows = content[begin[:, None] + np.arange(length)]
+                values.view(np.uint8).reshape(len(first), size)[lanes, :length] = rows
+            words[first[:, None] + units] = values
+
+        if warp.block.coin():
+            land()
+        else:
+            queue.open.append(land)
+            return
+        queue.open.append(lambda: None)
+
+    return step
+
+
+def _sources(
+    warp: Warp, addresses: Array, lengths: Array, size: int, mask: Mask
+) -> list[tuple[Array, Array, Array, int]]:
+    """What the lanes read: which lanes, of which bytes, from which offsets, how many."""
+    found = []
+    for length in map(int, np.unique(lengths)):
+        if not 0 <= length <= size:
+            raise warp.fault("memcheck", f"it copies {length} of {size} bytes")
+        which = np.flatnonzero(lengths == length)
+        if not length:
+            continue
+        unit = length if length == size else 1
+        parts = [which]
+        buffer = find_global(warp, addresses[which], unit, mask, "copies from")
+        if buffer is None:
+            parts = [which[n : n + 1] for n in range(len(which))]
+        for part in parts:
+            buffer = find_global(warp, addresses[part], unit, mask, "copies from")
+            assert buffer is not None
+            begin = (addresses[part] - np.uint64(buffer.address)).astype(np.int64)
+            note_global(warp, buffer, begin, length, writes=False)
+            found.append((part, buffer.content, begin, length))
+    return found

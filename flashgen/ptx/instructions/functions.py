@@ -1,0 +1,55 @@
+"""Functions of floats (PTX ISA 9.7.3.12 to 9.7.3.22). Approximations are correctly rounded here, or
+as good as numpy's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flashgen.ptx.decode import Form, elementwise, instruction
+from flashgen.ptx.types import Array, flush
+from flashgen.ptx.warp import Step
+
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": lambda x: x.dtype.type(1) / x,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
+
+
+@instruction(*_FUNCTIONS)
+def function(form: Form) -> Step:
+    """One source, one destination; .approx, .rn and .ftz."""
+    inner = _FUNCTIONS[form.opcode]
+    form.hint("approx", "rn")
+    flushes = form.flag("ftz")
+    return elementwise(
+        form, (lambda x: flush(inner(flush(x)))) if flushes else inner, form.format(), 1
+    )
+
+
+@instruction("copysign")
+def copy_sign(form: Form) -> Step:
+    """9.7.3.2: the sign of a and the size of b."""
+    return elementwise(form, lambda a, b: np.copysign(b, a), form.format(), 2)
+
+
+@instruction("testp")
+def test(form: Form) -> Step:
+    """9.7.3.1: what kind of number it is."""
+    which = form.choice("finite", "infinite", "number", "notanumber")
+    tests: dict[str, Callable[[Array], Array]] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda x: ~np.isnan(x),
+        "notanumber": np.isnan,
+    }
+    value, write = form.numbers(form.operands[1], form.format()), form.store(form.operands[0])
+    return lambda warp, mask: write(warp, tests[which](value(warp)), mask)

@@ -1,0 +1,141 @@
+"""Products of a warp and the moves of their fragments (PTX ISA 9.7.14)."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from flashgen.ptx.access import note_shared_read, note_shared_write, shared_offsets
+from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.fragments import (
+    ELEMENTS,
+    accumulator,
+    accumulator_registers,
+    matrix_a,
+    matrix_b,
+)
+from flashgen.ptx.types import Array
+from flashgen.ptx.warp import Mask, Step, Warp, whole_warp
+
+_SHAPE = re.compile(r"m16n8k(\d+)$")
+
+
+@instruction("mma")
+def multiply(form: Form) -> Step:
+    """9.7.14.5.14, "mma": D = A B + C of 16 by 8, A by rows and B by columns. Products are summed
+    in float32, or int32, in the order of numpy's matmul; C is added last.
+    """
+    form.hint("sync", "aligned", "row", "col", "satfinite")
+    shape = next((found for m in form.modifiers if (found := _SHAPE.match(m))), None)
+    if shape is None:
+        form.unknown("an mma of this shape")
+    form.modifiers.remove(shape[0])
+    kinds = list(form.modifiers)
+    form.modifiers.clear()
+    if len(kinds) != 4 or kinds[0] != kinds[3] or kinds[0] not in ("f32", "s32", "f16"):
+        form.unknown("an mma of " + ", ".join(kinds))
+    if kinds[1] not in ELEMENTS or kinds[2] not in ELEMENTS:
+        form.unknown("an mma of " + ", ".join(kinds))
+    of_a, of_b, halves = ELEMENTS[kinds[1]], ELEMENTS[kinds[2]], kinds[0] == "f16"
+    dtype = np.dtype(np.int32 if kinds[0] == "s32" else np.float32)
+    a, b, c = ([form.bits(item, 4) for item in form.group(at)] for at in (1, 2, 3))
+    writes = [form.store(item) for item in form.group(0)]
+    if len(a) * 4 // of_a.size * 2 != int(shape[1]) or len(b) * 2 != len(a):
+        form.wrong("the fragments do not fit the shape")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        product = matrix_a([read(warp) for read in a], of_a) @ matrix_b(
+            [read(warp) for read in b], of_b
+        )
+        held = [read(warp) for read in c]
+        if halves:
+            results = _to_halves(_from_halves(held) + product)
+        else:
+            results = list(accumulator_registers(accumulator(held, dtype) + product))
+        for write, row in zip(writes, results, strict=True):
+            write(warp, row, mask)
+
+    return step
+
+
+def _from_halves(registers: list[Array]) -> Array:
+    """(16, 8) values of an accumulator of float16 pairs."""
+    pairs = [np.ascontiguousarray(r).view(np.float16).reshape(8, 8) for r in registers]
+    return np.vstack(pairs).astype(np.float32)
+
+
+def _to_halves(values: Array) -> list[Array]:
+    halves = values.astype(np.float16)
+    return [np.ascontiguousarray(half).view(np.uint32).reshape(32) for half in np.vsplit(halves, 2)]
+
+
+def _matrices(form: Form) -> tuple[int, bool]:
+    """Take the modifiers of ldmatrix and stmatrix: how many matrices, and whether transposed."""
+    form.hint("sync", "aligned", "shared", "shared::cta")
+    if form.choice("m8n8", "m16n16", "m16n8") != "m8n8" or form.type() != "b16":
+        form.unknown("a matrix of this shape")
+    return int(form.choice("x1", "x2", "x4")[1:]), form.flag("trans")
+
+
+@instruction("ldmatrix")
+def load(form: Form) -> Step:
+    """9.7.14.5.15: matrices of 8 by 8 elements of 16 bits; lanes 0 to 7 have the rows of the first,
+    and so on.
+    """
+    count, transposed = _matrices(form)
+    address = form.address(1, 4)
+    writes = [form.store(item) for item in form.group(0)]
+    if len(writes) != count:
+        form.wrong(f"{count} matrices need as many registers")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        at = shared_offsets(warp, address(warp)[: 8 * count], 16, None, "reads")
+        note_shared_read(warp, at, 16)
+        rows = warp.block.shared.words.of(2)[(at // 2)[:, None] + np.arange(8)]
+        tiles = rows.reshape(count, 8, 8)
+        if transposed:
+            tiles = np.ascontiguousarray(tiles.transpose(0, 2, 1))
+        for write, row in zip(writes, tiles.reshape(count, 64).view(np.uint32), strict=True):
+            write(warp, row, mask)
+
+    return step
+
+
+@instruction("stmatrix")
+def store(form: Form) -> Step:
+    """9.7.14.5.16: the inverse of ldmatrix."""
+    count, transposed = _matrices(form)
+    address = form.address(0, 4)
+    reads = [form.bits(item, 4) for item in form.group(1)]
+    if len(reads) != count:
+        form.wrong(f"{count} matrices need as many registers")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        tiles = np.stack([read(warp) for read in reads]).view(np.uint16).reshape(count, 8, 8)
+        if transposed:
+            tiles = tiles.transpose(0, 2, 1)
+        at = shared_offsets(warp, address(warp)[: 8 * count], 16, None, "writes")
+        note_shared_write(warp, at, 16)
+        words = warp.block.shared.words.of(2)
+        words[(at // 2)[:, None] + np.arange(8)] = tiles.reshape(8 * count, 8)
+
+    return step
+
+
+@instruction("movmatrix")
+def transpose(form: Form) -> Step:
+    """9.7.14.5.17: a matrix of 8 by 8 elements of 16 bits, transposed across the warp."""
+    form.hint("sync", "aligned", "m8n8", "trans")
+    form.type()
+    read, write = form.bits(form.operands[1], 4), form.store(form.operands[0])
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        tile = np.ascontiguousarray(read(warp)).view(np.uint16).reshape(8, 8)
+        write(warp, np.ascontiguousarray(tile.T).reshape(64).view(np.uint32), mask)
+
+    return step

@@ -1,0 +1,185 @@
+"""Moves between registers and memories (PTX ISA 9.7.9)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
+from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.program import Address, Group, Name, Operand, Register
+from flashgen.ptx.types import RAW, TYPE_BYTES, Array
+from flashgen.ptx.warp import Mask, Step, Warp
+
+CACHING = (
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+    "L1::*", "L2::*", "level::*", "unified",
+)  # fmt: skip
+"""Hints to the caches, which have no semantics (PTX ISA 9.7.9.1)."""
+
+ORDERS = ("weak", "relaxed", "volatile", "cta", "gpu", "sys", "cluster", "acquire", "release")
+"""Memory orders and scopes of single accesses: warps see each other's accesses at once here."""
+
+
+@instruction("mov")
+def move(form: Form) -> Step:
+    """9.7.9.4 and 9.7.9.5: a register, a constant, an address, or a vector packed or unpacked."""
+    kind = form.type()
+    target, source = form.operands
+    if kind == "pred":
+        chosen, put = form.predicate(source), form.store(target)
+        return lambda warp, mask: put(warp, chosen(warp), mask)
+    size = TYPE_BYTES[kind]
+    if isinstance(source, Group):
+        return _pack(form, size, source.items)
+    if isinstance(target, Group):
+        return _unpack(form, size, target.items)
+    read, write = form.bits(source, size), form.store(target)
+    return lambda warp, mask: write(warp, read(warp), mask)
+
+
+def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
+    reads = [form.bits(part, size // len(parts)) for part in parts]
+    write = form.store(form.operands[0])
+    raw = RAW[size]
+    return lambda warp, mask: write(
+        warp, np.stack([read(warp) for read in reads], 1).view(raw).reshape(32), mask
+    )
+
+
+def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
+    read = form.bits(form.operands[1], size)
+    writes = [form.store(part) for part in parts]
+    raw = RAW[size // len(parts)]
+
+    def step(warp: Warp, mask: Mask) -> None:
+        columns = np.ascontiguousarray(read(warp)).view(raw).reshape(32, len(writes)).T.copy()
+        for write, column in zip(writes, columns, strict=True):
+            write(warp, column, mask)
+
+    return step
+
+
+@instruction("cvta")
+def convert_address(form: Form) -> Step:
+    """9.7.9.20: generic addresses are those of each state space here, which do not overlap."""
+    form.flag("to")
+    form.hint("global", "shared", "param", "const", "shared::cta")
+    size = TYPE_BYTES[form.type()]
+    read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
+    return lambda warp, mask: write(warp, read(warp), mask)
+
+
+@instruction("mapa")
+def map_address(form: Form) -> Step:
+    """9.7.9.22: a cluster has one block here, so every address is the block's own."""
+    form.hint("shared::cluster")
+    size = TYPE_BYTES[form.type()]
+    read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
+    return lambda warp, mask: write(warp, read(warp), mask)
+
+
+def vector_length(form: Form) -> int:
+    """Take .v2, .v4 or .v8."""
+    return int(form.choice("v2", "v4", "v8").removeprefix("v") or 1)
+
+
+@instruction("ld", "ldu")
+def load(form: Form) -> Step:
+    """9.7.9.8: of a parameter, of shared or of global memory."""
+    space = form.choice("param", "global", "shared", "shared::cta", "const", "param::entry")
+    form.hint(*CACHING, *ORDERS)
+    count, kind = vector_length(form), form.type()
+    size = TYPE_BYTES[kind]
+    targets = form.group(0)
+    if len(targets) != count:
+        form.wrong(f"a vector of {len(targets)}")
+    writes = [_extended(form, target, kind) for target in targets]
+    if space.startswith("param"):
+        return _load_parameter(form, size, writes)
+    shared = space.startswith("shared")
+    address = form.address(1, 4 if shared else 8)
+    used = [n for n, target in enumerate(targets) if target in form.program.used]
+    of_vector = used if shared and len(used) < count else []
+
+    def read(warp: Warp, addresses: Array, mask: Mask) -> Array:
+        if shared:
+            return read_shared(warp, addresses, size, count, mask, of_vector)
+        return read_global(warp, addresses, size, count, mask)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        values = spread(read(warp, active(address(warp), mask), mask), mask)
+        if len(writes) == 1:
+            writes[0](warp, values[:, 0], mask)
+            return
+        for write, column in zip(writes, values.T.copy(), strict=True):
+            write(warp, column, mask)
+
+    return step
+
+
+def _extended(form: Form, target: Operand, kind: str):  # type: ignore[no-untyped-def]
+    """A store of a loaded value, extended to the width of its register (PTX ISA 9.4.1)."""
+    store = form.store(target)
+    if not isinstance(target, Register) or TYPE_BYTES[target.type] == TYPE_BYTES[kind]:
+        return store
+    raw = RAW[TYPE_BYTES[target.type]]
+    if not kind.startswith("s"):
+        return lambda warp, bits, mask: store(warp, bits.astype(raw), mask)
+    signed, wide = np.dtype(f"i{TYPE_BYTES[kind]}"), np.dtype(f"i{TYPE_BYTES[target.type]}")
+    return lambda warp, bits, mask: store(
+        warp, np.ascontiguousarray(bits).view(signed).astype(wide).view(raw), mask
+    )
+
+
+def _load_parameter(form: Form, size: int, writes: list) -> Step:  # type: ignore[type-arg]
+    operand = form.operands[1]
+    if not isinstance(operand, Address) or not isinstance(operand.base, Name):
+        form.wrong("a parameter must be loaded by its name")
+    names = [parameter.name for parameter in form.program.parameters]
+    if operand.base.text not in names:
+        form.wrong(f"{operand.base.text} is no parameter")
+    which, begin, raw = names.index(operand.base.text), operand.offset, RAW[size]
+
+    def step(warp: Warp, mask: Mask) -> None:
+        content = warp.block.machine.parameters[which]
+        values = np.frombuffer(content, raw, len(writes), begin)
+        for write, value in zip(writes, values, strict=True):
+            write(warp, np.full(32, value), mask)
+
+    return step
+
+
+@instruction("st")
+def store(form: Form) -> Step:
+    """9.7.9.11: to shared or global memory."""
+    space = form.choice("global", "shared", "shared::cta")
+    form.hint(*CACHING, *ORDERS)
+    count, kind = vector_length(form), form.type()
+    size = TYPE_BYTES[kind]
+    reads = [form.bits(source, size) for source in form.group(1)]
+    if len(reads) != count:
+        form.wrong(f"a vector of {len(reads)}")
+    shared = space.startswith("shared")
+    address = form.address(0, 4 if shared else 8)
+    write = write_shared if shared else write_global
+
+    def step(warp: Warp, mask: Mask) -> None:
+        values: Array = np.stack([read(warp) for read in reads], 1)
+        write(warp, active(address(warp), mask), active(values, mask), mask)
+
+    return step
+
+
+@instruction("prefetch", "prefetchu", "discard", "applypriority")
+def hint(form: Form) -> Step:
+    """9.7.9.15 and others: hints to the caches."""
+    form.modifiers.clear()
+    return lambda warp, mask: None
+
+
+@instruction("createpolicy")
+def policy(form: Form) -> Step:
+    """9.7.9.18: a cache policy, a number that has no meaning here."""
+    form.modifiers.clear()
+    write = form.store(form.operands[0])
+    return lambda warp, mask: write(warp, np.zeros(32, np.uint64), mask)

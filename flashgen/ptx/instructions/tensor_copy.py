@@ -1,0 +1,195 @@
+"""The TMA unit: cp.async.bulk and cp.async.bulk.tensor (PTX ISA 9.7.9.25.4 and 9.7.9.25.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flashgen.ptx.access import note_global, note_shared_read, note_shared_write
+from flashgen.ptx.clocks import ASYNC, Engine
+from flashgen.ptx.decode import Form
+from flashgen.ptx.instructions import mbarrier
+from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE, SHARED_BASE, BadAddress, Buffer
+from flashgen.ptx.program import Box
+from flashgen.ptx.tensor_map import TensorMap
+from flashgen.ptx.types import FORMATS, RAW, Array
+from flashgen.ptx.warp import Mask, Step, Warp, only_lane
+
+DESTINATION_ALIGNMENT = 128
+"""Bytes, of a tensor copy in shared memory (9.7.9.25.5.2)."""
+
+Boxed = Callable[[Warp, int], tuple[TensorMap, tuple[int, ...]]]
+
+
+def bulk(form: Form) -> Step:
+    """Every cp.async.bulk: copies by tensor map, groups of stores and waiting for them."""
+    form.flag("async")
+    form.flag("bulk")
+    if form.flag("commit_group"):
+        return lambda warp, mask: warp.queues[Engine.STORE].commit()
+    if form.flag("wait_group"):
+        return _wait(form)
+    if not form.flag("tensor"):
+        form.unknown("a bulk copy without a tensor map")
+    dims = form.choice("1d", "2d", "3d", "4d", "5d")
+    form.hint("tile", "L2::cache_hint")
+    target = form.choice("shared::cta", "shared::cluster", "global")
+    if target == "global":
+        form.hint("shared::cta", "bulk_group")
+        return _store(form, int(dims[0]))
+    form.hint("global", "mbarrier::complete_tx::bytes", "cta_group::1")
+    return _load(form, int(dims[0]))
+
+
+def _boxed(form: Form, at: int, dims: int) -> Boxed:
+    """The tensor map of an operand and where its box begins, outermost coordinate first."""
+    operand = form.operands[at]
+    if not isinstance(operand, Box) or len(operand.coordinates) != dims:
+        form.wrong(f"operand {at} must be a tensor map with {dims} coordinates")
+    address = form.bits(operand.tensor_map, 8)
+    coordinates = [form.numbers(item, FORMATS["s32"]) for item in operand.coordinates]
+
+    def found(warp: Warp, lane: int) -> tuple[TensorMap, tuple[int, ...]]:
+        place = int(address(warp)[lane])
+        maps = warp.block.machine.tensor_maps
+        number, rest = divmod(place - PARAMETER_BASE, PARAMETER_STRIDE)
+        if rest or number not in maps:
+            raise warp.fault("memcheck", f"there is no tensor map at {place:#x}", lane)
+        begin = tuple(int(read(warp)[lane]) for read in reversed(coordinates))
+        if len(begin) != len(maps[number].box):
+            raise warp.fault(
+                "memcheck", f"a tensor map of {len(maps[number].box)} dimensions, {dims} asked for"
+            )
+        return maps[number], begin
+
+    return found
+
+
+def _shared_places(warp: Warp, tensor_map: TensorMap, begin: int, lane: int) -> Array:
+    """Offsets in shared memory of the elements of a box."""
+    size = warp.block.shared.size
+    if begin % DESTINATION_ALIGNMENT:
+        raise warp.fault("memcheck", f"byte {begin - SHARED_BASE} is not aligned to 128", lane)
+    width = tensor_map.box[-1] * tensor_map.size
+    if tensor_map.swizzle and width > tensor_map.swizzle:
+        raise warp.fault(
+            "memcheck", f"a row of {width} bytes under a swizzle of {tensor_map.swizzle}", lane
+        )
+    if begin < SHARED_BASE or begin + tensor_map.bytes > SHARED_BASE + size:
+        raise warp.fault(
+            "memcheck",
+            f"a box of {tensor_map.bytes} bytes at byte {begin - SHARED_BASE} of shared memory, "
+            f"of which the block has {size}",
+            lane,
+        )
+    return tensor_map.shared_places(begin) - SHARED_BASE
+
+
+def _buffer_of(warp: Warp, tensor_map: TensorMap, inside: Array, offsets: Array) -> Buffer | None:
+    """The buffer of the elements that lie inside of the tensor; None if there is none."""
+    if not inside.any():
+        return None
+    low, high = int(offsets[inside].min()), int(offsets[inside].max())
+    addresses = np.array([tensor_map.address + low, tensor_map.address + high], np.uint64)
+    try:
+        return warp.block.machine.memory.find(addresses, tensor_map.size)
+    except (BadAddress, LookupError) as error:
+        raise warp.fault("memcheck", f"the box of a tensor map: {error}") from None
+
+
+def _load(form: Form, dims: int) -> Step:
+    """Global to shared memory; the bytes complete on an mbarrier."""
+    target, barrier = form.address(0, 4), form.address(2, 4)
+    boxed = _boxed(form, 1, dims)
+    if len(form.operands) > 4 or isinstance(form.operands[0], Box):
+        form.unknown("a copy to several blocks")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        lane = only_lane(warp, mask)
+        tensor_map, begin = boxed(warp, lane)
+        place = int(barrier(warp)[lane])
+        completes = mbarrier.find(warp, place)
+        at = _shared_places(warp, tensor_map, int(target(warp)[lane]), lane)
+        inside, offsets = tensor_map.places(begin)
+        buffer = _buffer_of(warp, tensor_map, inside, offsets)
+        note_shared_write(
+            warp, _rows(at, tensor_map), _row_bytes(tensor_map), agent=completes.agent,
+            count=completes.phase + 1, proxy=ASYNC,
+        )  # fmt: skip
+        if buffer is not None:
+            first = offsets + (tensor_map.address - buffer.address)
+            note_global(warp, buffer, first[inside], tensor_map.size, writes=False)
+        unit = tensor_map.size
+
+        def land() -> None:
+            values = np.full(len(at), tensor_map.fill, RAW[unit])
+            if buffer is not None:
+                values[inside] = buffer.words.of(unit)[first[inside] // unit]
+            warp.block.shared.words.of(unit)[at // unit] = values
+            completes.bytes -= tensor_map.bytes
+            completes.settle()
+
+        warp.block.copies.append(land)
+
+    return step
+
+
+def _rows(at: Array, tensor_map: TensorMap) -> Array:
+    """The offset of each 16 bytes of a box, which a swizzle keeps together."""
+    return at[:: max(_row_bytes(tensor_map) // tensor_map.size, 1)]
+
+
+def _row_bytes(tensor_map: TensorMap) -> int:
+    width = tensor_map.box[-1] * tensor_map.size
+    return 16 if width % 16 == 0 else tensor_map.size
+
+
+def _store(form: Form, dims: int) -> Step:
+    """Shared to global memory, in a group."""
+    boxed, source = _boxed(form, 0, dims), form.address(1, 4)
+    reduction = form.choice("add", "min", "max")
+    if reduction:
+        form.unknown(f".{reduction} of a tensor copy")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        lane = only_lane(warp, mask)
+        tensor_map, begin = boxed(warp, lane)
+        at = _shared_places(warp, tensor_map, int(source(warp)[lane]), lane)
+        inside, offsets = tensor_map.places(begin)
+        buffer = _buffer_of(warp, tensor_map, inside, offsets)
+        queue, unit = warp.queues[Engine.STORE], tensor_map.size
+        note_shared_read(
+            warp, _rows(at, tensor_map), _row_bytes(tensor_map),
+            engine=Engine.STORE, count=queue.current,
+        )  # fmt: skip
+        if buffer is None:
+            queue.open.append(lambda: None)
+            return
+        first = (offsets + (tensor_map.address - buffer.address))[inside]
+        note_global(warp, buffer, first, unit, writes=True)
+        here, there = at[inside] // unit, first // unit
+
+        def land() -> None:
+            buffer.words.of(unit)[there] = warp.block.shared.words.of(unit)[here]
+
+        if warp.block.coin():
+            land()
+            queue.open.append(lambda: None)
+        else:
+            queue.open.append(land)
+
+    return step
+
+
+def _wait(form: Form) -> Step:
+    """9.7.9.25.4.3: .read waits for the reads of shared memory alone, which is the same here."""
+    form.flag("read")
+    pending = form.constant(0)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        group = warp.queues[Engine.STORE].wait(pending)
+        agent = warp.block.agents.engine(Engine.STORE, warp.number)
+        warp.view[:, agent] = np.maximum(warp.view[:, agent], group)
+
+    return step

@@ -1,0 +1,201 @@
+"""A PTX kernel as values: Program, Instruction and the operands of an instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.errors import FlashgenError
+
+
+class InvalidPtx(FlashgenError, ValueError):
+    """PTX that cannot be read, or an instruction that this package does not know."""
+
+
+@dataclass(frozen=True)
+class Register:
+    """A register of the kernel: its position in Program.registers, and its PTX type (b32, pred)."""
+
+    index: int
+    type: str
+
+
+@dataclass(frozen=True)
+class Negated:
+    """A predicate operand with a "!" before it."""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class Number:
+    """An immediate, as it is written: -1, 0x7fff, 0f3F800000. The instruction gives it a type."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Name:
+    """A variable, a parameter, a special register such as %tid.x, or "_"."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A label, as the position of the instruction that follows it."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The labels of a .branchtargets list, as positions."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Address:
+    """[base + offset], offset in bytes."""
+
+    base: Operand
+    offset: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """{a, b, ...}."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """[map, {x, y, ...}]: where a tensor copy begins, the innermost coordinate first."""
+
+    tensor_map: Operand
+    coordinates: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """a|b: two destinations."""
+
+    first: Operand
+    second: Operand
+
+
+Operand = (
+    Register | Negated | Number | Name | Target | Targets | Address | Group | Box | Pair
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the source that PTX was compiled from, as a .loc directive names it."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One instruction. predicate: its guard; negated: the guard has a "!". line: of the PTX text,
+    counted from 1. source: the line of the kernel's source, if the PTX has line information.
+    """
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    predicate: Register | None
+    negated: bool
+    line: int
+    source: SourceLine | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"PTX line {self.line}: {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of the kernel: its name and its size in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """A variable of the module: `space` is shared or global. An `extern` one has size 0: the launch
+    says how many bytes of dynamic shared memory there are.
+    """
+
+    name: str
+    space: str
+    align: int
+    content: bytes
+    extern: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A kernel. threads: of a block, by .reqntid or .maxntid. max_registers: a thread's, by
+    .maxnreg; None without it. registers: the PTX type and the name of each register.
+    """
+
+    name: str
+    target: str
+    parameters: tuple[Parameter, ...]
+    threads: int
+    max_registers: int | None
+    registers: tuple[str, ...]
+    names: tuple[str, ...]
+    variables: tuple[Variable, ...]
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return -(-self.threads // 32)
+
+    @cached_property
+    def used(self) -> frozenset[Register]:
+        """Registers that an instruction reads: those of a load's destination alone are not used."""
+        found: set[Register] = set()
+        for item in self.instructions:
+            skipped = 1 if item.opcode.startswith("ld") else 0
+            for operand in item.operands[skipped:]:
+                found.update(_registers(operand))
+            if item.predicate is not None:
+                found.add(item.predicate)
+        return frozenset(found)
+
+
+def _registers(operand: Operand) -> Iterator[Register]:
+    """The registers in an operand."""
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Negated):
+        yield operand.register
+    elif isinstance(operand, Address):
+        yield from _registers(operand.base)
+    elif isinstance(operand, Pair):
+        yield from _registers(operand.first)
+        yield from _registers(operand.second)
+    elif isinstance(operand, Group):
+        for item in operand.items:
+            yield from _registers(item)
+    elif isinstance(operand, Box):
+        yield from _registers(operand.tensor_map)
+        for item in operand.coordinates:
+            yield from _registers(item)

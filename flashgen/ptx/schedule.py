@@ -1,0 +1,158 @@
+"""The order in which a block's warps and asynchronous copies make progress; deadlocks.
+
+PTX orders warps by barriers alone. The seed of a launch draws which warp goes on and for how long,
+and when a copy lands between its issue and the latest time that somebody may rely on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flashgen.ptx.clocks import Engine
+from flashgen.ptx.decode import Uninitialised
+from flashgen.ptx.types import RAW, TYPE_BYTES, Array
+from flashgen.ptx.warp import ALL, Mask, Warp
+
+if TYPE_CHECKING:
+    from flashgen.ptx.block import Block
+
+TURNS = (20, 200, 2000)
+"""Instructions that a warp may execute before another one goes on."""
+
+MOST_STEPS = 200_000_000
+"""Instructions of a block's warps after which it is taken for one that never ends."""
+
+
+def run_block(block: Block) -> None:
+    """Run a block to its end. Raises Fault."""
+    rng, report = block.rng, block.machine.report
+    eagerness = rng.choice((0.0, 0.1, 0.5))
+    live = list(block.warps)
+    steps = 0
+    while live:
+        while block.copies and rng.random() < eagerness:
+            block.land_one()
+        able = [warp for warp in live if warp.wait is None or warp.wait.ready()]
+        if not able:
+            if not block.land_one():
+                raise _deadlock(live)
+            continue
+        warp = rng.choice(able)
+        warp.wait = None
+        steps += run_warp(warp, rng.choice(TURNS))
+        if warp.done:
+            live.remove(warp)
+        if steps > MOST_STEPS:
+            raise warp.fault("synccheck", f"the block does not end within {MOST_STEPS} steps")
+    report.steps += steps
+    check_exit(block)
+
+
+def run_warp(warp: Warp, most: int) -> int:
+    """Run a warp until it waits, ends, or has executed `most` instructions; how many it did."""
+    machine = warp.block.machine
+    steps, guards, registers = machine.steps, machine.guards, warp.registers
+    done = 0
+    while done < most and not warp.done:
+        if warp.others:
+            warp.reconverge()
+        position = warp.position
+        if position >= len(steps):
+            raise _runs_off(warp)
+        guard, active = guards[position], warp.active
+        mask: Mask = None if active is ALL else active
+        done += 1
+        if guard is not None:
+            held = registers[guard[0]]
+            if held is None:
+                held = _uninitialised(warp, guard[0])
+            mask = held ^ guard[1] if guard[1] else held
+            if active is not ALL:
+                mask = mask & active
+            if mask.all():
+                mask = None
+            elif not mask.any():
+                warp.position = position + 1
+                continue
+        try:
+            following = steps[position](warp, mask)
+        except Uninitialised as error:
+            _uninitialised(warp, error.register.index)
+            continue
+        warp.position = position + 1 if following is None else following
+        if warp.wait is not None:
+            break
+    return done
+
+
+def _uninitialised(warp: Warp, index: int) -> Array:
+    """Report a read of a register that holds nothing, and give it a value that spoils results."""
+    machine = warp.block.machine
+    name, kind = machine.program.names[index], machine.program.registers[index]
+    if index in warp.in_flight:
+        raise warp.fault("synccheck", f"it reads {name} before it has waited for the wgmma")
+    if index not in machine.loaded.guarded:
+        warp.report("initcheck", f"it reads the register {name}, to which nothing was written")
+    dtype = bool if kind == "pred" else RAW[TYPE_BYTES[kind]]
+    held: Array = np.full(32, _SPOILED % (1 << 8 * np.dtype(dtype).itemsize)).astype(dtype)
+    warp.registers[index] = held
+    return held
+
+
+_SPOILED = 0x7FC07FC07FC07FC0
+"""NaN as float32, bfloat16 and, but for its lower half, float64."""
+
+
+def _runs_off(warp: Warp) -> Exception:
+    warp.position = len(warp.block.machine.steps) - 1
+    return warp.fault("memcheck", "it runs past the last instruction")
+
+
+def _deadlock(live: list[Warp]) -> Exception:
+    """A deadlock as a fault: who waits for what."""
+    waiting = [
+        f"warp {warp.number} waits for {warp.wait.reason()}{_where(warp)}"
+        for warp in live
+        if warp.wait is not None
+    ]
+    return live[0].fault("synccheck", "deadlock: " + "; ".join(waiting))
+
+
+def _where(warp: Warp) -> str:
+    source = warp.block.machine.program.instructions[
+        min(warp.position, len(warp.block.machine.steps) - 1)
+    ].source
+    return f" at {source}" if source else ""
+
+
+def check_exit(block: Block) -> None:
+    """Report what is still under way when all warps have ended (synccheck)."""
+    last = block.warps[0]
+    last.position = min(last.position, len(block.machine.steps)) - 1
+    if block.copies:
+        last.report("synccheck", f"{len(block.copies)} loads are under way at the end of the block")
+    for number, barrier in block.named.items():
+        if barrier.arrived:
+            last.report(
+                "synccheck",
+                f"warps {sorted(barrier.arrived)} came to barrier {number}, and nobody else did",
+            )
+    for address, mbarrier in block.mbarriers.items():
+        if mbarrier.valid and mbarrier.bytes:
+            last.report(
+                "synccheck",
+                f"{block.describe_mbarrier(address)} is in {mbarrier.describe()} at the end",
+            )
+    for warp in block.warps:
+        for engine in (Engine.STORE, Engine.WGMMA):
+            if left := warp.queues[engine].unfinished:
+                last.report(
+                    "synccheck",
+                    f"warp {warp.number} ends while {left} of its {engine.value} are under way",
+                )
+        for queue in warp.queues.values():
+            queue.finish()
+    while block.land_one():
+        pass

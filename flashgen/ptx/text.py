@@ -1,0 +1,310 @@
+"""PTX text to a Program (PTX ISA 9.0, chapters 4 "Syntax" and 11 "Directives")."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from flashgen.ptx.program import (
+    Address,
+    Box,
+    Group,
+    Instruction,
+    InvalidPtx,
+    Name,
+    Negated,
+    Number,
+    Operand,
+    Pair,
+    Parameter,
+    Program,
+    Register,
+    SourceLine,
+    Target,
+    Targets,
+    Variable,
+)
+from flashgen.ptx.types import TYPE_BYTES
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_ENTRY = re.compile(r"\.(?:visible|weak)\s+\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{")
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?"
+    r"([\w$]+)(?:\[(\d+)\])?\s*$"
+)
+_VARIABLE = re.compile(
+    r"(\.extern\s+)?(?:\.visible\s+)?\.(shared|global)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
+    r"([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*\{([^}]*)\})?\s*;"
+)
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.MULTILINE)
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*")
+_LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
+_STATEMENT = re.compile(r"[^;]*;")
+_GUARD = re.compile(r"@(!?)(%?[\w$]+)\s+")
+_OPCODE = re.compile(r"[a-z][\w]*(?:\.[\w:]+)*")
+_NUMBER = re.compile(r"-?(?:0[fFdD][0-9A-Fa-f]+|0[xX][0-9A-Fa-f]+|\d+(?:\.\d+)?)U?$")
+_DECLARED = re.compile(r"(%?[\w$]+)(?:<(\d+)>)?$")
+_IGNORED = (".pragma", ".section")
+
+
+def parse(text: str) -> Program:
+    """The kernel of a PTX module that has exactly one. Raises InvalidPtx."""
+    if ".version" not in text or ".target" not in text:
+        raise InvalidPtx("this is not PTX: it has no .version and .target directives")
+    clean = _COMMENT.sub(_blank, text)
+    entries = list(_ENTRY.finditer(clean))
+    if len(entries) != 1:
+        raise InvalidPtx(f"a PTX module must have one kernel: got {len(entries)}")
+    name, parameters, directives = entries[0].groups()
+    body = _Body(clean, entries[0].end())
+    body.read()
+    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", directives)
+    if threads is None:
+        raise InvalidPtx(f"{name} must state its threads by .reqntid or .maxntid")
+    registers = re.search(r"\.maxnreg\s+(\d+)", directives)
+    target = re.search(r"\.target\s+(\w+)", clean)
+    return Program(
+        name=name,
+        target=target[1] if target else "",
+        parameters=tuple(_parameters(parameters)),
+        threads=int(threads[1]),
+        max_registers=int(registers[1]) if registers else None,
+        registers=tuple(body.types),
+        names=tuple(body.names),
+        variables=tuple(_variables(clean[: entries[0].start()])),
+        instructions=tuple(body.instructions()),
+    )
+
+
+def _blank(comment: re.Match[str]) -> str:
+    """Nothing but the line ends of a comment, so that lines keep their numbers."""
+    return "\n" * comment[0].count("\n")
+
+
+def _parameters(text: str) -> Iterator[Parameter]:
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = _PARAMETER.match(part)
+        if found is None:
+            raise InvalidPtx(f"a parameter that cannot be read: {part}")
+        kind, name, count = found.groups()
+        yield Parameter(name=name, size=TYPE_BYTES[kind] * int(count or 1))
+
+
+def _variables(text: str) -> Iterator[Variable]:
+    for extern, space, align, kind, name, count, values in _VARIABLE.findall(text):
+        size = TYPE_BYTES[kind]
+        length = 0 if extern else size * int(count or 1)
+        given = [int(value, 0) for value in values.split(",")] if values else []
+        content = b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in given)
+        yield Variable(
+            name=name,
+            space=space,
+            align=int(align or size),
+            content=content.ljust(length, b"\0"),
+            extern=bool(extern),
+        )
+
+
+@dataclass
+class _Scope:
+    """The names that a pair of braces declares: registers and labels."""
+
+    registers: dict[str, Register] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class _Statement:
+    """An instruction that waits for the labels below it."""
+
+    text: str
+    line: int
+    source: SourceLine | None
+    scopes: tuple[_Scope, ...]
+
+
+class _Body:
+    """Reads what stands between the braces of a kernel."""
+
+    def __init__(self, text: str, begin: int) -> None:
+        self.text, self.at = text, begin
+        self.types: list[str] = []
+        self.names: list[str] = []
+        self._scopes = [_Scope()]
+        self._statements: list[_Statement] = []
+        self._files = {
+            number: PurePath(second or first).name for number, first, second in _FILE.findall(text)
+        }
+        self._source: SourceLine | None = None
+        self._label = ""
+        self._line_ends = [end.start() for end in re.finditer("\n", text)]
+
+    def read(self) -> None:
+        """Read up to the closing brace."""
+        while self._scopes:
+            self._skip_space()
+            start = self.text[self.at : self.at + 1]
+            if not start:
+                raise InvalidPtx("the PTX text ends inside of the kernel: it is truncated")
+            if start == "{":
+                self._scopes.append(_Scope())
+                self.at += 1
+            elif start == "}":
+                self._scopes.pop()
+                self.at += 1
+            elif found := _LOC.match(self.text, self.at):
+                file = self._files.get(found[1], f"file {found[1]}")
+                self._source = SourceLine(file, int(found[2]))
+                self.at = found.end()
+            elif found := _LABEL.match(self.text, self.at):
+                self._label = found[1]
+                self._scopes[-1].labels[found[1]] = len(self._statements)
+                self.at = found.end()
+            elif found := _STATEMENT.match(self.text, self.at):
+                self._statement(" ".join(found[0][:-1].split()))
+                self.at = found.end()
+            else:
+                raise InvalidPtx("the PTX text ends inside of an instruction: it is truncated")
+
+    def instructions(self) -> Iterator[Instruction]:
+        """The instructions; all labels are known by now."""
+        for statement in self._statements:
+            yield _instruction(statement)
+
+    def _skip_space(self) -> None:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+
+    def _statement(self, text: str) -> None:
+        if text.startswith(".reg"):
+            self._declare(text)
+        elif text.startswith(".branchtargets"):
+            labels = tuple(label.strip() for label in text.split(None, 1)[1].split(","))
+            self._scopes[-1].tables[self._label] = labels
+        elif text.startswith("."):
+            if not text.startswith(_IGNORED):
+                raise InvalidPtx(f"a directive that is not known, PTX line {self._line()}: {text}")
+        elif text:
+            self._statements.append(
+                _Statement(text, self._line(), self._source, tuple(self._scopes))
+            )
+
+    def _line(self) -> int:
+        return bisect_right(self._line_ends, self.at) + 1
+
+    def _declare(self, text: str) -> None:
+        _, kind, names = text.split(None, 2)
+        kind = kind.removeprefix(".")
+        if kind not in TYPE_BYTES and kind != "pred":
+            raise InvalidPtx(f"a register type that is not known: {text}")
+        for part in names.split(","):
+            found = _DECLARED.match(part.strip())
+            if found is None:
+                raise InvalidPtx(f"a declaration that cannot be read: {text}")
+            name, count = found.groups()
+            for one in [f"{name}{i}" for i in range(int(count))] if count else [name]:
+                self._scopes[-1].registers[one] = Register(len(self.types), kind)
+                self.types.append(kind)
+                self.names.append(one)
+
+
+def _instruction(statement: _Statement) -> Instruction:
+    text, negated = statement.text, False
+    predicate: Register | None = None
+    if guard := _GUARD.match(text):
+        negated = bool(guard[1])
+        found = _lookup(guard[2], statement)
+        if not isinstance(found, Register):
+            raise InvalidPtx(f"a guard that is no register, PTX line {statement.line}: {text}")
+        predicate = found
+        text = text[guard.end() :]
+    opcode = _OPCODE.match(text)
+    if opcode is None:
+        raise InvalidPtx(f"an instruction that cannot be read, PTX line {statement.line}: {text}")
+    operands = [_operand(part, statement) for part in split(text[opcode.end() :])]
+    return Instruction(
+        opcode=opcode[0],
+        operands=tuple(operands),
+        predicate=predicate,
+        negated=negated,
+        line=statement.line,
+        source=statement.source,
+        text=statement.text,
+    )
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list, separated by commas outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(text):
+        if letter in "{[(":
+            depth += 1
+        elif letter in "}])":
+            depth -= 1
+        elif letter == "," and not depth:
+            parts.append(text[begin:at].strip())
+            begin = at + 1
+    last = text[begin:].strip()
+    return [*parts, last] if last else parts
+
+
+def _operand(text: str, statement: _Statement) -> Operand:
+    if text.startswith("{"):
+        return Group(tuple(_operand(part, statement) for part in split(text[1:-1])))
+    if text.startswith("["):
+        return _memory(text[1:-1].strip(), statement)
+    if text.startswith("!"):
+        register = _lookup(text[1:].strip(), statement)
+        assert isinstance(register, Register)
+        return Negated(register)
+    if "|" in text:
+        first, second = text.split("|")
+        return Pair(_operand(first.strip(), statement), _operand(second.strip(), statement))
+    return Number(text.rstrip("U")) if _NUMBER.match(text) else _lookup(text, statement)
+
+
+def _memory(text: str, statement: _Statement) -> Operand:
+    """What stands between square brackets: an address, or a tensor map with coordinates."""
+    parts = split(text)
+    if len(parts) > 1:
+        coordinates = _operand(parts[1], statement)
+        if len(parts) > 2 or not isinstance(coordinates, Group):
+            raise InvalidPtx(f"an address that is not known, PTX line {statement.line}: [{text}]")
+        return Box(_operand(parts[0], statement), coordinates.items)
+    base, _, offset = text.partition("+")
+    return Address(_operand(base.strip(), statement), int(offset.strip() or "0", 0))
+
+
+def _lookup(name: str, statement: _Statement) -> Operand:
+    """What a name stands for: a register, a label or a table of labels of the innermost scope that
+    declares it; otherwise a Name.
+    """
+    for scope in reversed(statement.scopes):
+        if name in scope.registers:
+            return scope.registers[name]
+        if name in scope.tables:
+            return Targets(tuple(_position(label, statement) for label in scope.tables[name]))
+        if name in scope.labels:
+            return Target(scope.labels[name])
+    if name.startswith("%") and "." not in name and name not in _SPECIAL:
+        raise InvalidPtx(f"{name} is not declared, PTX line {statement.line}: {statement.text}")
+    return Name(name)
+
+
+def _position(label: str, statement: _Statement) -> int:
+    for scope in reversed(statement.scopes):
+        if label in scope.labels:
+            return scope.labels[label]
+    raise InvalidPtx(f"the label {label} is not declared, PTX line {statement.line}")
+
+
+_SPECIAL = frozenset(
+    {"%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%clock", "%clock64", "%globaltimer"}
+    | {f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")}
+    | {"%total_smem_size", "%dynamic_smem_size"}
+)
+"""Special registers whose names have no dot (PTX ISA, chapter 10)."""

@@ -1,0 +1,183 @@
+"""A warp: the registers of 32 lanes, which of them are active, and what the warp waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
+from flashgen.ptx.findings import Check, Fault, Finding
+from flashgen.ptx.queue import Queue
+from flashgen.ptx.types import Array
+
+if TYPE_CHECKING:
+    from flashgen.ptx.block import Block
+
+LANES = np.arange(32)
+ALL = np.ones(32, bool)
+
+Mask = Array | None
+"""The active lanes of a step, of which there is at least one; None for all 32."""
+
+Step = Callable[["Warp", Mask], int | None]
+"""An instruction, decoded: it changes the warp and returns the position of the next instruction, or
+None for the one below.
+"""
+
+
+class Wait(NamedTuple):
+    """What a blocked warp waits for, in words, and whether that has come."""
+
+    reason: Callable[[], str]
+    ready: Callable[[], bool]
+
+
+class Warp:
+    """One warp of a block. registers: per register of the program an array of 32 lanes, or None
+    while nothing was written to it. Arrays are never changed in place: a write replaces them.
+
+    Lanes that diverged wait in `others` with their position. The lanes that are furthest back run
+    first and join the others when they reach them, which is one of the orders that PTX allows.
+    """
+
+    def __init__(self, block: Block, number: int) -> None:
+        self.block = block
+        self.number = number
+        self.position = 0
+        self.active: Array = ALL
+        self.others: list[tuple[int, Array]] = []
+        self.done = False
+        self.wait: Wait | None = None
+        self.registers: list[Any] = [None] * len(block.machine.program.registers)
+        self.view = block.agents.view()
+        self.view[GENERIC, number] = 1
+        self.register_limit = block.machine.program.max_registers or 0
+        self.in_flight: set[int] = set()  # registers that wgmma will write
+        self.fenced: list[Any] | None = None  # registers at the last wgmma.fence
+        self.queues = {engine: Queue() for engine in Engine}
+        self.awaited: dict[int, int] = {}  # the last phase that it awaited, by mbarrier
+        self.special = _special_registers(block, number)
+
+    @property
+    def clock(self) -> int:
+        """The count of this warp's own accesses."""
+        return int(self.view[GENERIC, self.number])
+
+    def publish(self) -> Array:
+        """What is ordered before an arrival of this warp; its later accesses are not."""
+        objects = self.block.agents.engine(Engine.MBARRIER, self.number)
+        self.view[GENERIC, objects] = self.clock
+        published = self.view.copy()
+        self.view[GENERIC, self.number] += 1
+        return published
+
+    def join(self, view: Array) -> None:
+        """Order everything of a published view before what this warp does from now on."""
+        np.maximum(self.view, view, out=self.view)
+
+    def fence_proxy(self) -> None:
+        """Make what is ordered before this warp visible to the asynchronous proxy."""
+        np.maximum(self.view[ASYNC], self.view[GENERIC], out=self.view[ASYNC])
+        self.view[GENERIC, self.number] += 1
+
+    def diverge(self, target: int, taken: Array) -> int:
+        """Send the lanes `taken` to `target`; the others go on below. Returns where to go on."""
+        self.others.append((target, taken))
+        self.active = self.active & ~taken
+        return self.position + 1
+
+    def reconverge(self) -> None:
+        """Run the lanes that are furthest back, with all that are at the same position."""
+        paths = [(self.position, self.active), *self.others] if self.active.any() else self.others
+        self.position = min(position for position, _ in paths)
+        active = np.zeros(32, bool)
+        for position, lanes in paths:
+            if position == self.position:
+                active |= lanes
+        self.others = [path for path in paths if path[0] != self.position]
+        self.active = ALL if active.all() else active
+
+    def finding(self, check: Check, message: str, lane: int | None = None) -> Finding:
+        """A finding at the instruction that this warp runs."""
+        machine = self.block.machine
+        return Finding(
+            check=check,
+            message=message,
+            instruction=machine.program.instructions[self.position],
+            block=self.block.index,
+            warp=self.number,
+            lane=lane,
+        )
+
+    def report(self, check: Check, message: str, lane: int | None = None, about: str = "") -> None:
+        """Record a finding after which the warp goes on, if its check is on."""
+        if check in self.block.machine.checks:
+            self.block.machine.report.add(self.finding(check, message, lane), about)
+
+    def fault(self, check: Check, message: str, lane: int | None = None) -> Fault:
+        """A finding after which the warp cannot go on, to be raised."""
+        return Fault(self.finding(check, message, lane))
+
+
+def lanes_of(mask: Mask) -> Array:
+    """The numbers of the active lanes."""
+    return LANES if mask is None else LANES[mask]
+
+
+def only_lane(warp: Warp, mask: Mask) -> int:
+    """The one active lane of an instruction that must be issued by one thread."""
+    lanes = lanes_of(mask)
+    if len(lanes) != 1:
+        raise warp.fault(
+            "synccheck", f"one thread of the warp must issue it: {len(lanes)} threads do"
+        )
+    return int(lanes[0])
+
+
+def whole_warp(warp: Warp, mask: Mask) -> None:
+    """Raise unless all 32 lanes are active, as .aligned instructions demand."""
+    if mask is not None and not mask.all():
+        raise warp.fault(
+            "synccheck", f"all 32 lanes must execute it together: {int(mask.sum())} do"
+        )
+
+
+def _special_registers(block: Block, number: int) -> dict[str, Array]:
+    """Special registers (PTX ISA, chapter 10) of the warp's lanes."""
+    threads = np.arange(number * 32, number * 32 + 32, dtype=np.uint32)
+    values: dict[str, Any] = {
+        "%laneid": LANES,
+        "%warpid": number,
+        "%nwarpid": block.machine.program.warps,
+        "%smid": 0,
+        "%nsmid": 1,
+        "%clock": 0,
+        "%clock64": 0,
+        "%globaltimer": 0,
+        "%lanemask_eq": 1 << LANES,
+        "%lanemask_lt": (1 << LANES) - 1,
+        "%lanemask_le": (2 << LANES) - 1,
+        "%lanemask_gt": 0xFFFFFFFF - ((2 << LANES) - 1),
+        "%lanemask_ge": 0xFFFFFFFF - ((1 << LANES) - 1),
+        "%total_smem_size": block.shared.size,
+        "%dynamic_smem_size": block.shared.size,
+        "%cluster_ctarank": 0,
+        "%cluster_nctarank": 1,
+    }
+    for axis, name in enumerate("xyz"):
+        values[f"%tid.{name}"] = threads if axis == 0 else 0
+        values[f"%ntid.{name}"] = block.machine.program.threads if axis == 0 else 1
+        values[f"%ctaid.{name}"] = block.index[axis]
+        values[f"%nctaid.{name}"] = block.machine.grid[axis]
+        values[f"%clusterid.{name}"] = block.index[axis]
+        values[f"%nclusterid.{name}"] = block.machine.grid[axis]
+        values[f"%cluster_ctaid.{name}"] = 0
+        values[f"%cluster_nctaid.{name}"] = 1
+    return {
+        name: np.broadcast_to(np.asarray(value), (32,)).astype(
+            np.uint64 if name in ("%clock64", "%globaltimer") else np.uint32
+        )
+        for name, value in values.items()
+    }
