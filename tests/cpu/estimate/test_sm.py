@@ -131,8 +131,8 @@ def test_blocks_start_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(sm, "clock", lambda: SimpleNamespace(replay=replay))
     assert trip(loop(line(EXP2, stall=9), line("MOV R1, R2", stall=2)), blocks=3) > 0
-    (found,) = finishes
-    assert (found[1:] - found[:-1] == 60.0).all()
+    found = next(each for each in finishes if len(each) == 3)
+    assert (found[1:, 1:] - found[:-1, 1:] == 60.0).all()
 
 
 def test_no_block_looks_faster_than_the_full_pipe_lets_all_of_them_be() -> None:
