@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,14 +37,24 @@ def timed(choice: Choice, median_us: float) -> Choice:
 def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directions of all kernels launched from here on."""
     directions: list[str] = []
-    run = Plan.__call__
-
-    def launched(self: Plan, call: Any) -> Any:
-        directions.append(self.spec.direction)
-        return run(self, call)
-
-    monkeypatch.setattr(Plan, "__call__", launched)
+    watch_plans(monkeypatch, lambda plan: directions.append(plan.spec.direction))
     return directions
+
+
+def watch_plans(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Plan], None]) -> None:
+    """Call `watch` with each plan before it launches."""
+
+    def watched(name: str) -> Callable[..., Any]:
+        launch = getattr(Plan, name)
+
+        def launched(self: Plan, *arguments: Any) -> Any:
+            watch(self)
+            return launch(self, *arguments)
+
+        return launched
+
+    for name in ("start", "repeated"):
+        monkeypatch.setattr(Plan, name, watched(name))
 
 
 def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:

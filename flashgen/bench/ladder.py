@@ -26,7 +26,7 @@ from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Plan
 from flashgen.kernels.render import render
 from flashgen.runtime import autograd
-from flashgen.runtime.call import Call, Gradients, Saved, Wanted
+from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
 from flashgen.runtime.selection import Served, relatives
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
@@ -39,7 +39,6 @@ from flashgen.spec.config import (
     kernel_name,
 )
 from flashgen.spec.defaults import default_config
-from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome
@@ -147,30 +146,34 @@ class PinnedPasses:
         self._bound = bound
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = PLAIN
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
     ) -> tuple[Tensor, Tensor]:
         """O and LSE."""
-        diagonal = call.diagonal(q, k)
-        made = Forward(q=q, k=k, v=v, scale=call.scale, diagonal=diagonal, features=features)
-        return self._bound["forward"](made)
+        scale, diagonal = call.scale_of(q), call.diagonal(q, k)
+        features = call.features_with(tensors)
+        made = Forward(q=q, k=k, v=v, scale=scale, diagonal=diagonal, features=features)
+        o, lse = self._bound["forward"](made)
+        return o, lse
 
-    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+    def backward(
+        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+    ) -> Gradients:
         """The gradients of q, k and v, all of them."""
         do = contiguous_rows(do)
-        call = Backward(
+        made = Backward(
             q=saved.q,
             k=saved.k,
             v=saved.v,
             do=do,
             lse=saved.lse,
             delta=self._bound["backward_delta"](Delta(o=saved.o, do=do, dlse=dlse)),
-            scale=saved.call.scale,
-            diagonal=saved.call.diagonal(saved.q, saved.k),
+            scale=call.scale_of(saved.q),
+            diagonal=call.diagonal(saved.q, saved.k),
         )
         if "backward_fused" in self._bound:
-            dq, dk, dv = self._bound["backward_fused"](call)
+            dq, dk, dv = self._bound["backward_fused"](made)
         else:
-            (dq,), (dk, dv) = self._bound["backward_dq"](call), self._bound["backward_dkv"](call)
+            (dq,), (dk, dv) = self._bound["backward_dq"](made), self._bound["backward_dkv"](made)
         return dq, dk, dv, None, None
 
 
@@ -215,7 +218,7 @@ class LadderSteps:
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
             pinned[spec.direction] = self._bind(spec, default_config(spec))
         passes, call = PinnedPasses(pinned), Call(causal=case.spec.causal, scale=case.scale)
-        return lambda q, k, v: autograd.attention(passes, call, q, k, v, PLAIN)[0]
+        return lambda q, k, v: autograd.differentiable(passes, call, q, k, v)[0]
 
     def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Plan:
         rendered = render(spec, config)

@@ -141,11 +141,13 @@ class Direct:
             ]
             self._places: _Places | None = None
 
-    def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
-        """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
+    def __call__(self, blocks: int, arguments: Sequence[Any]) -> _Ready | None:
+        """Launch `blocks` programs on the current device and stream; what launched them, or None if
+        Triton did. Raises what Triton raises.
+        """
         if not self.undisturbed():
             self._kernel[(blocks,)](*arguments, **self._options)
-            return
+            return None
         driver = self.driver.active
         device = driver.get_current_device()
         variant = self._variant(device, arguments)
@@ -153,26 +155,26 @@ class Direct:
         if ready is None:
             compiled = self._kernel[(blocks,)](*arguments, **self._options)
             self._keep(variant, arguments, compiled)
-            return
+            return None
         # No hook has anything to do, so none is passed, nor what only hooks read.
         run, function, metadata, _ = ready
         run(
             blocks, 1, 1, driver.get_current_stream(device), function, metadata, None, None, None,
             *arguments,
         )  # fmt: skip
+        return ready
 
     def repeated(
         self, blocks: int, arguments: Sequence[Any], places: Sequence[int]
     ) -> Repeated | None:
-        """Launches of `blocks` programs with these arguments, where those at `places` are
-        replaced each time by others of the same class. None if no such kernel was launched
-        before, or if Triton must launch it.
+        """Launch `blocks` programs, and give further launches with these arguments, where those at
+        `places` are replaced each time by others of the same class. None if Triton launched it.
         """
-        if not self.undisturbed():
+        ready = self(blocks, arguments)
+        if ready is None:
             return None
         device = self.driver.active.get_current_device()
-        ready = self._ready.get(self._variant(device, arguments))
-        return None if ready is None else Repeated(self, ready, device, blocks, arguments, places)
+        return Repeated(self, ready, device, blocks, arguments, places)
 
     def retire(self) -> None:
         """Leave all further launches to Triton: another kernel replaces this one."""
@@ -194,8 +196,7 @@ class Direct:
     def _variant(self, device: int, arguments: Sequence[Any]) -> tuple[object, ...]:
         """The key of the compiled variant for these arguments: the classes of all of them."""
         numbers, classes, others = self._places or self._learn(arguments)
-        rest = [_class(arguments[place]) for place in others]
-        return (device, classes(numbers(arguments)), *rest)
+        return (device, classes(numbers(arguments)), *_classes(arguments, others))
 
     def _learn(self, arguments: Sequence[Any]) -> _Places:
         """Which arguments are ints: the same ones in every call, because they go by name."""
@@ -269,15 +270,17 @@ def _class_of_int(number: int, bits: int) -> object:
     return number >> 31  # 0 and -1 are the int32
 
 
-def _class(argument: Any) -> object:
-    """The same of anything but an int. Floats are one class."""
-    kind = type(argument)
-    if kind is Tensor or isinstance(argument, Tensor):
-        return (argument.dtype, False) if argument.data_ptr() & _UNALIGNED else argument.dtype
-    if kind is float:
-        return float
-    try:
-        found: object = argument.compiled_for  # a descriptor that descriptors.py made
-    except AttributeError:
-        return _UNKNOWN
+def _classes(arguments: Sequence[Any], places: Sequence[int]) -> list[object]:
+    """The same of arguments that are no ints. Floats are one class."""
+    found: list[object] = []
+    for place in places:
+        argument = arguments[place]
+        kind = type(argument)
+        if kind is Tensor or isinstance(argument, Tensor):
+            dtype = argument.dtype
+            found.append((dtype, False) if argument.data_ptr() & _UNALIGNED else dtype)
+        elif kind is float:
+            found.append(float)
+        else:  # a descriptor that descriptors.py made
+            found.append(getattr(argument, "compiled_for", _UNKNOWN))
     return found

@@ -24,6 +24,7 @@ from flashgen.kernels.arguments import (
     positive_scale,
     strided,
 )
+from flashgen.kernels.launch_forward import Launch
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.grid_rules import splits_of, streamed
@@ -81,6 +82,11 @@ class Parts:
         """Whether there is nothing to merge."""
         return self.lse.ndim == 3
 
+    @property
+    def splits(self) -> int:
+        """How many they are."""
+        return 1 if self.whole else self.lse.shape[0]
+
 
 @dataclass(kw_only=True, eq=False)
 class Combine(KernelCall[tuple[Tensor, Tensor]]):
@@ -95,57 +101,65 @@ class Combine(KernelCall[tuple[Tensor, Tensor]]):
 
 def decode(plan: Plan, call: Decode) -> Parts:
     """O and LSE of each split, or of all keys."""
-    q, cache, problem = call.q, call.cache, call.problem
-    head_dim_v = cache.v.shape[3]
-    rows = (problem.batch, problem.heads, problem.seq_q)
-    splits = call.splits or splits_of(plan.config, call.streamed, call.sms)
-    empty = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
-    if problem.empty or problem.seq_k == 0 or splits == 1:
-        o, lse = empty_like_layout(q, head_dim_v), empty(rows)
-        if problem.seq_k == 0 or problem.empty:
-            sinks = call.features.sinks
-            unseen = -torch.inf if sinks is None else sinks[:, None].expand(rows)
-            lse[...] = unseen
-            return Parts(o=o.zero_(), lse=lse)
-    else:
-        o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
-    parts = Parts(o=o, lse=lse)
-    plan.start(q, *decode_arguments(plan, call, parts))
+    parts, launch = prepared_parts(plan, call)
+    if launch is not None:
+        plan.start(call.q, *launch)
     return parts
 
 
-def decode_arguments(plan: Plan, call: Decode, parts: Parts) -> tuple[int, Arguments]:
+def prepared_parts(plan: Plan, call: Decode) -> tuple[Parts, Launch | None]:
+    """The parts, and the launch that writes them; None where there is nothing to launch."""
+    q, capacity, head_dim_v = call.q, call.cache.capacity, call.cache.v.shape[3]
+    rows, empty_call = q.shape[:3], 0 in (*q.shape[:3], call.cache.k.shape[1])
+    splits = call.splits or splits_of(plan.config, call.streamed, call.sms)
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
+    if empty_call or capacity == 0 or splits == 1:
+        o, lse = empty_like_layout(q, head_dim_v), empty(rows)
+        if empty_call or capacity == 0:
+            sinks = call.features.sinks
+            unseen = -torch.inf if sinks is None else sinks[:, None].expand(rows)
+            lse[...] = unseen
+            return Parts(o=o.zero_(), lse=lse), None
+    else:
+        o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
+    parts = Parts(o=o, lse=lse)
+    return parts, decode_arguments(plan, call, parts, capacity)
+
+
+def decode_arguments(plan: Plan, call: Decode, parts: Parts, capacity: int) -> Launch:
     """How many programs the launch has, and its arguments. No tensor is empty."""
-    cache, problem = call.cache, call.problem
+    cache = call.cache
+    batch, heads, seq_q, head_dim = call.q.shape
+    kv_heads = cache.k.shape[1]
     o, lse = (parts.o[None], parts.lse[None]) if parts.whole else (parts.o, parts.lse)
     splits = o.shape[0]
-    q, scale = positive_scale(call.q, call.scale)
-    q, k, v = plan.in_eights(q, cache.k, cache.v)
-    arguments = strided("q", q) | _cache_arguments(plan, cache, k, v)
+    q, k, v = plan.in_eights(call.q, cache.k, cache.v)
+    q, scale = positive_scale(q, call.scale)
+    arguments = strided("q", q) | _cache_arguments(plan, cache, k, v, capacity)
     arguments |= strided("o", o[0]) | {
         "o_ptr": parts.o,
         "lse_ptr": parts.lse,
         "stride_part": o.stride(0) if splits > 1 else 0,
         "stride_lse": lse.stride(0) if splits > 1 else 0,
         "scale_log2e": scale * LOG2_E,
-        "heads": problem.heads,
-        "group": problem.group,
-        "seq_q": problem.seq_q,
+        "heads": heads,
+        "group": heads // kv_heads,
+        "seq_q": seq_q,
         "splits": splits,
-        "head_dim": q.shape[3],
+        "head_dim": head_dim,
         "head_dim_v": v.shape[3],
     }
     if plan.featured:
-        shape = (problem.batch, problem.heads, problem.seq_q, problem.seq_k)
+        shape = (batch, heads, seq_q, capacity)
         arguments |= feature_arguments(call.features, shape, q.device)
-    tiles = -(-problem.group * problem.seq_q // plan.config.br)
-    blocks = problem.batch * problem.kv_heads * splits * tiles * plan.config.v_parts
+    tiles = -(-(heads // kv_heads) * seq_q // plan.config.br)
+    blocks = batch * kv_heads * splits * tiles * plan.config.v_parts
     return blocks, arguments
 
 
-def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor) -> Arguments:
+def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor, capacity: int) -> Arguments:
     """The arguments of a cache whose keys and values are k and v."""
-    arguments: Arguments = {"lengths_ptr": cache.lengths, "seq_k": cache.capacity}
+    arguments: Arguments = {"lengths_ptr": cache.lengths, "seq_k": capacity}
     dims = "bhs"
     if (table := cache.block_table) is not None:
         dims = "phs"
@@ -166,28 +180,39 @@ def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor) -> Argument
 
 def combine(plan: Plan, call: Combine) -> tuple[Tensor, Tensor]:
     """O and LSE of all splits together."""
-    _, *rows, head_dim_v = call.parts.o.shape
-    o = empty_like_layout(call.q, head_dim_v)
-    lse = torch.empty(rows, dtype=torch.float32, device=call.q.device)
-    if o.numel() > 0:
-        plan.start(call.q, *combine_arguments(call.parts, o, lse))
+    o, lse, launch = prepared_sums(call)
+    if launch is not None:
+        plan.start(call.q, *launch)
     return o, lse
 
 
-def combine_arguments(parts: Parts, o: Tensor, lse: Tensor) -> tuple[int, Arguments]:
-    """How many programs the launch has, and its arguments. No tensor is empty."""
+def prepared_sums(call: Combine) -> tuple[Tensor, Tensor, Launch | None]:
+    """O and LSE, and the launch that writes them; None where they are empty."""
+    parts = call.parts
     count, batch, heads, seq_q, head_dim_v = parts.o.shape
-    return batch * heads * seq_q, strided("o", o) | {
-        "part_o_ptr": parts.o,
-        "part_lse_ptr": parts.lse,
-        "lse_ptr": lse,
-        "stride_part": parts.o.stride(0),
-        "stride_lse": parts.lse.stride(0),
-        "heads": heads,
-        "seq_q": seq_q,
-        "count": count,
-        "head_dim_v": head_dim_v,
-    }
+    o = empty_like_layout(call.q, head_dim_v)
+    lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=call.q.device)
+    if o.numel() == 0:
+        return o, lse, None
+    return (
+        o,
+        lse,
+        (
+            batch * heads * seq_q,
+            strided("o", o)
+            | {
+                "part_o_ptr": parts.o,
+                "part_lse_ptr": parts.lse,
+                "lse_ptr": lse,
+                "stride_part": parts.o.stride(0),
+                "stride_lse": parts.lse.stride(0),
+                "heads": heads,
+                "seq_q": seq_q,
+                "count": count,
+                "head_dim_v": head_dim_v,
+            },
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,7 +248,7 @@ def append(plan: Plan, call: Append) -> Tensor | None:
     k, v, rotation = call.k, call.v, call.rotation
     batch, kv_heads, rows, head_dim = k.shape
     arguments = strided("new_k", k) | strided("new_v", v)
-    arguments |= _cache_arguments(plan, call.cache, call.cache.k, call.cache.v)
+    arguments |= _cache_arguments(plan, call.cache, call.cache.k, call.cache.v, call.cache.capacity)
     arguments |= {"heads": 0, "kv_heads": kv_heads, "new_keys": rows}
     arguments |= dict.fromkeys(("pool_pages", "cache_rows"), call.cache.k.shape[0])
     arguments |= {"head_dim": head_dim, "head_dim_v": v.shape[3]}

@@ -46,32 +46,43 @@ class Forward(KernelCall[tuple[Tensor, Tensor]]):
         return self.q, self.k, self.v
 
 
+Launch = tuple[int, Arguments]
+"""How many programs a launch has, and its arguments."""
+
+
 def forward(plan: Plan, call: Forward) -> tuple[Tensor, Tensor]:
     """O and LSE, as Forward describes them. Raises whatever Triton raises."""
+    o, lse, launch = prepared(plan, call)
+    if launch is not None:
+        plan.start(call.q, *launch)
+    return o, lse
+
+
+def prepared(plan: Plan, call: Forward) -> tuple[Tensor, Tensor, Launch | None]:
+    """O and LSE, and the launch that writes them; None where there is nothing to launch."""
     q, k, v, features = call.q, call.k, call.v, call.features
     of_o = None if features.fp8 is None else getattr(torch, features.fp8.dtype)
     o = empty_like_layout(q, v.shape[3], of_o)
     batch, heads, seq_q, _ = q.shape
     lse = q.new_empty((batch, heads, seq_q), dtype=torch.float32)
     if o.numel() == 0:
-        return o, lse
+        return o, lse, None
     packed = features.sequences
     if packed is None and k.shape[2] == 0:
         sinks = features.sinks
         lse.copy_(sinks[:, None].expand(lse.shape)) if sinks is not None else lse.fill_(-math.inf)
-        return o.zero_(), lse
+        return o.zero_(), lse, None
     if packed is not None and packed.count == 0:
-        return o.zero_(), lse.fill_(-math.inf)
-    plan.start(q, *forward_arguments(plan, call, o, lse))
-    return o, lse
+        return o.zero_(), lse.fill_(-math.inf), None
+    return o, lse, forward_arguments(plan, call, o, lse)
 
 
-def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> tuple[int, Arguments]:
+def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Launch:
     """How many programs the launch has, and its arguments. No tensor is empty."""
     features = call.features
     packed = features.sequences
-    q, scale = positive_scale(call.q, call.scale)
-    q, k, v = plan.in_eights(q, call.k, call.v)
+    q, k, v = plan.in_eights(call.q, call.k, call.v)
+    q, scale = positive_scale(q, call.scale)
     batch, heads, seq_q, _ = q.shape
     seq_k, longest = k.shape[2], seq_q
     if packed is not None:

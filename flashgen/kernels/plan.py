@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.descriptors import describe, describe_for_gluon
-from flashgen.kernels.direct_launch import Direct
+from flashgen.kernels.direct_launch import Direct, Repeated
 from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig, rows_of_eight
@@ -80,6 +80,16 @@ class Plan:
         """Launch `blocks` programs on the device of the tensor `near`."""
         with on_device(near):
             self.direct(blocks, self.in_order(arguments))
+
+    def repeated(
+        self, near: Tensor, blocks: int, arguments: Arguments, given: Sequence[str]
+    ) -> Repeated | None:
+        """start(), and further launches with the arguments of these names given anew each time;
+        None where Triton must launch them.
+        """
+        places = [self.names.index(name) for name in given]
+        with on_device(near):
+            return self.direct.repeated(blocks, self.in_order(arguments), places)
 
     def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
         """The arguments that the kernel takes, in its order. Raises KeyError for a missing one."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from flashgen.kernels.arguments import Arguments, lies_in_eights
 from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
-from flashgen.kernels.launch_forward import Forward, forward_arguments
-from flashgen.kernels.plan import Plan, on_device
+from flashgen.kernels.launch_forward import Forward, prepared
+from flashgen.kernels.plan import Plan
 from flashgen.spec.features import Features
 
 if TYPE_CHECKING:
-    from flashgen.kernels.launch_cache import Decode, Parts
+    from flashgen.kernels.launch_cache import Combine, Decode, Parts
 
 ALIGNED = 15
 """Bits that are 0 in the address of every tensor of a call that is launched again: for Triton, and
@@ -33,30 +33,35 @@ LSE, or None, with nothing launched, where the call must be made as if it were t
 is not aligned, or is the negative of its memory, or Repeated.stream() says so."""
 
 
-def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain | None:
-    """Launches a plan again for calls like this one, which it launched with this O and LSE.
-
-    None if that is impossible: nothing was launched, tensors were copied, or Triton must launch.
+def forward(plan: Plan, call: Forward) -> tuple[tuple[Tensor, Tensor], ForwardAgain | None]:
+    """O and LSE of a call whose features are numbers, of the call or of heads; and what launches
+    the plan again for calls like it, None if that is impossible: nothing was launched, tensors were
+    copied, or Triton must launch.
     """
+    o, lse, launch = prepared(plan, call)
+    if launch is None:
+        return (o, lse), None
+    blocks, arguments = launch
     q, k, v = call.q, call.k, call.v
-    if plan.config.schedule == "fa1" or not call.features.only_numbers:
-        return None
     others = _of_heads(call.features)
-    if not _repeatable(plan, q, k, v, call.scale) or _misaligned(q, k, v, *others.values(), o, lse):
-        return None
+    if (
+        plan.config.schedule == "fa1"
+        or not _repeatable(plan, q, k, v, call.scale)
+        or _misaligned(q, k, v, *others.values(), o, lse)
+        or _copied(others, arguments)
+    ):
+        plan.start(q, blocks, arguments)
+        return (o, lse), None
     names = _DESCRIPTORS if plan.by_descriptor else _POINTERS
-    blocks, arguments = forward_arguments(plan, call, o, lse)
-    if _copied(others, arguments):
-        return None
-    repeated = _repeated(plan, q, blocks, arguments, (*names, *others))
+    repeated = plan.repeated(q, blocks, arguments, (*names, *others))
     if repeated is None:
-        return None
+        return (o, lse), None
     if not plan.by_descriptor:
-        return _by_pointer(repeated, o, lse)
+        return (o, lse), _by_pointer(repeated, o, lse)
     twins = [arguments[name].twin for name in names[:4]]
     if repeated.encoders is None:
-        return _by_descriptor(repeated, o, lse, twins)
-    return _by_map(repeated, o, lse, twins, repeated.encoders)
+        return (o, lse), _by_descriptor(repeated, o, lse, twins)
+    return (o, lse), _by_map(repeated, o, lse, twins, repeated.encoders)
 
 
 _POINTERS = ("q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr")
@@ -74,21 +79,13 @@ def _copied(given: dict[str, Tensor], arguments: Arguments) -> bool:
     return any(arguments[name].data_ptr() != x.data_ptr() for name, x in given.items())
 
 
-def _addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Where they begin; None if a launch cannot be repeated with one of them."""
-    found = [x.data_ptr() for x in tensors]
-    if any(address & ALIGNED for address in found) or any(x.is_neg() for x in tensors):
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int] | None:
+    """Where those that are given begin; None if a launch cannot be repeated with one of them."""
+    given = [x for x in tensors if x is not None]
+    found = [x.data_ptr() for x in given]
+    if any(address & ALIGNED for address in found) or any(x.is_neg() for x in given):
         return None
     return found
-
-
-def _repeated(
-    plan: Plan, near: Tensor, blocks: int, arguments: Arguments, given: Sequence[str]
-) -> Repeated | None:
-    """The launch of a plan, with the arguments of these names given anew each time."""
-    places = [plan.names.index(name) for name in given]
-    with on_device(near):
-        return plan.direct.repeated(blocks, plan.in_order(arguments), places)
 
 
 # The launches are closures, whose variables are what Python finds fastest.
@@ -217,44 +214,48 @@ DecodeAgain = Callable[..., tuple[Tensor, Tensor] | None]
 that is repeated; gives O and LSE, or None as ForwardAgain."""
 
 
-def decode(
-    plan: Plan, call: Decode, parts: Parts, merging: Plan | None, result: tuple[Tensor, Tensor]
-) -> DecodeAgain | None:
-    """Launches decode again for calls like this one, which left these parts; merging: the plan that
-    merged them to the result, None where they were whole. None as forward() has it, or because the
-    cache is not plain: of another dtype, indexed, padded on the left.
+def decode(plan: Plan, call: Decode) -> tuple[Parts, Repeated | None]:
+    """The parts of a call over a plain cache, neither indexed nor padded nor of 8 bits, whose
+    features are numbers; and further launches of its plan, as forward() has them.
     """
-    q, cache = call.q, call.cache
-    if any(x is not None for x in (cache.rows, cache.leftpad, cache.k_scale)):
-        return None
-    if not call.features.only_numbers:
-        return None
-    if not _repeatable(plan, q, cache.k, cache.v, call.scale):
-        return None
+    from flashgen.kernels.launch_cache import prepared_parts
+
+    parts, launch = prepared_parts(plan, call)
+    if launch is None:
+        return parts, None
+    (blocks, arguments), q, cache = launch, call.q, call.cache
     others = {"lengths_ptr": cache.lengths}
     if cache.block_table is not None:
         others["table_ptr"] = cache.block_table
     others |= _of_heads(call.features)
-    if _misaligned(q, cache.k, cache.v, *others.values(), parts.o, parts.lse, *result):
-        return None
-    from flashgen.kernels.launch_cache import combine_arguments, decode_arguments
-
-    blocks, arguments = decode_arguments(plan, call, parts)
-    if _copied(others, arguments):
-        return None
-    given = ["q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr", *others]
-    split, merge = _repeated(plan, q, blocks, arguments, given), None
-    if merging is not None:
-        given = ["part_o_ptr", "part_lse_ptr", "o_ptr", "lse_ptr"]
-        merge = _repeated(merging, q, *combine_arguments(parts, *result), given)
-    if split is None or (merging is not None and merge is None):
-        return None
-    return _decode(split, parts, merge, result)
+    tensors = q, cache.k, cache.v
+    if (
+        not _repeatable(plan, *tensors, call.scale)
+        or _misaligned(*tensors, *others.values(), parts.o, parts.lse)
+        or _copied(others, arguments)
+    ):
+        plan.start(q, blocks, arguments)
+        return parts, None
+    return parts, plan.repeated(q, blocks, arguments, (*_POINTERS, *others))
 
 
-def _decode(
+def combine(plan: Plan, call: Combine) -> tuple[tuple[Tensor, Tensor], Repeated | None]:
+    """O and LSE of the parts, and further launches of the plan."""
+    from flashgen.kernels.launch_cache import prepared_sums
+
+    o, lse, launch = prepared_sums(call)
+    if launch is None:
+        return (o, lse), None
+    given = "part_o_ptr", "part_lse_ptr", "o_ptr", "lse_ptr"
+    return (o, lse), plan.repeated(call.q, *launch, given)
+
+
+def decode_again(
     split: Repeated, parts: Parts, merge: Repeated | None, result: tuple[Tensor, Tensor]
 ) -> DecodeAgain:
+    """Repeats the launches that left these parts and, unless they were whole, merged them to the
+    result.
+    """
     new_o, new_lse = maker(parts.o), maker(parts.lse)
     new_result, new_rows = maker(result[0]), maker(result[1])
 
@@ -306,15 +307,8 @@ def maker(like: Tensor) -> Callable[[], Tensor]:
 
 
 def _repeatable(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> bool:
-    """Whether a launch was made, and of these very tensors: none is empty, and none was copied."""
-    return (
-        plan.direct.undisturbed()
-        and scale > 0
-        and q.numel() > 0
-        and k.numel() > 0
-        and v.numel() > 0
-        and (not plan.rows_of_eight or all(map(lies_in_eights, (q, k, v))))
-    )
+    """Whether a launch takes these very tensors: none is copied."""
+    return scale > 0 and (not plan.rows_of_eight or all(map(lies_in_eights, (q, k, v))))
 
 
 def _misaligned(*tensors: Tensor) -> bool:

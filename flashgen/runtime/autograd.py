@@ -15,28 +15,17 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import cpu, torch_modes
-from flashgen.runtime.call import (
-    NO_SCALARS,
-    Call,
-    Gradients,
-    Saved,
-    Scalars,
-    TwoPasses,
-    Wanted,
-    features_of,
-    parts_of,
-)
+from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
 from flashgen.runtime.eager.gradients import sink_gradient
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
-from flashgen.spec.features import BIAS, PLAIN, SINKS, Features
+from flashgen.spec.features import BIAS, SINKS
 from flashgen.spec.vocabulary import Direction, why_no_gradient
 
 
-def attention(
-    passes: TwoPasses, call: Call, q: Tensor, k: Tensor, v: Tensor, features: Features
+def differentiable(
+    passes: TwoPasses, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, both differentiable with respect to q, k, v, an additive bias and sinks.
 
@@ -44,16 +33,8 @@ def attention(
     """
     if reason := why_no_gradient(max(q.shape[3], v.shape[3]), q.element_size()):
         raise InvalidArgument(reason)
-    if torch_modes.transformed():
-        function: Any = _Transformed
-    elif features is PLAIN or features.only_limits:
-        scalars = NO_SCALARS if features is PLAIN else Scalars(features=features)
-        options = passes, call, scalars  # torch looks at each argument
-        return _Plain.apply(options, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
-    else:
-        function = _Attention
-    scalars, tensors = parts_of(features)
-    o, lse = function.apply(passes, call, scalars, q, k, v, *tensors)
+    function: Any = _Transformed if torch_modes.transformed() else _Attention
+    o, lse = function.apply((passes, call), q, k, v, *tensors)  # torch looks at each argument
     return o, lse
 
 
@@ -88,10 +69,10 @@ class _WithoutBackward(torch.autograd.Function):
         )
 
 
-Options = tuple[TwoPasses, Call, Scalars]
+Asked = tuple[TwoPasses, Call]
 
-_FIRST = 6
-"""Where TENSORS begin among the arguments of a Function that has features."""
+_FIRST = 4
+"""Where the tensors of features begin among the arguments of a Function."""
 
 
 class _Attention(torch.autograd.Function):
@@ -99,67 +80,32 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        passes: TwoPasses,
-        call: Call,
-        scalars: Scalars,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *tensors: Tensor | None,
+        ctx: FunctionCtx, asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        o, lse = passes.forward(q, k, v, call, features_of(scalars, tensors))
+        passes, call = asked
+        o, lse = passes.forward(call, q, k, v, tensors)
         ctx.save_for_backward(q, k, v, o, lse, *tensors)  # type: ignore[arg-type]  # None too
-        ctx.options = (passes, call, scalars)  # type: ignore[attr-defined]
+        ctx.asked = asked  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        needed = ctx.needs_input_grad
+        gradients: list[Tensor | None] = [None] * len(needed)
         if do is None and dlse is None:
             return tuple(gradients)
-        places = (3, 4, 5, _FIRST + BIAS, _FIRST + SINKS)
-        wanted = Wanted(
-            **{
-                name: ctx.needs_input_grad[place]
-                for name, place in zip(("q", "k", "v", "bias", "sinks"), places, strict=True)
-            }
-        )
-        found = _backward(ctx.options, wanted, do, dlse, ctx.saved_tensors)
+        places = 1, 2, 3, _FIRST + BIAS, _FIRST + SINKS
+        wanted = Wanted(*(place < len(needed) and needed[place] for place in places))
+        found = _backward(ctx.asked, wanted, do, dlse, ctx.saved_tensors)
         for place, gradient in zip(places, found, strict=True):
-            gradients[place] = gradient
+            if gradient is not None:
+                gradients[place] = gradient
         return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
         torch_modes.refuse_forward_mode()
-
-
-class _Plain(torch.autograd.Function):
-    """The same without tensors of features."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, options: Options, q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        passes, call, scalars = options
-        o, lse = passes.forward(q, k, v, call, scalars.features)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = options  # type: ignore[attr-defined]
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        if do is None and dlse is None:
-            return (None,) * 4
-        _, q, k, v = ctx.needs_input_grad
-        wanted = Wanted(q=q, k=k, v=v, bias=False, sinks=False)
-        dq, dk, dv, *_ = _backward(ctx.options, wanted, do, dlse, ctx.saved_tensors)
-        return None, dq, dk, dv
-
-    jvp = _Attention.jvp
 
 
 class _Transformed(torch.autograd.Function):
@@ -168,15 +114,15 @@ class _Transformed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(passes: TwoPasses, call: Call, scalars: Scalars, *tensors: Any) -> Any:
-        q, k, v, *others = tensors
-        return passes.forward(q, k, v, call, features_of(scalars, others))
+    def forward(asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
+        passes, call = asked
+        return passes.forward(call, q, k, v, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, *features = inputs[3:]
-        ctx.save_for_backward(q, k, v, *output, *features)
-        ctx.options = inputs[:3]
+        asked, q, k, v, *tensors = inputs
+        ctx.save_for_backward(q, k, v, *output, *tensors)
+        ctx.asked = asked
         ctx.set_materialize_grads(False)
 
     backward = _Attention.backward
@@ -210,7 +156,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def _backward(
-    options: Options,
+    asked: Asked,
     wanted: Wanted,
     do: Tensor | None,
     dlse: Tensor | None,
@@ -220,24 +166,17 @@ def _backward(
     torch_modes.check_gradients(do, dlse)
     do = torch.zeros_like(saved[3]) if do is None else do
     if torch.is_grad_enabled():  # create_graph: somebody may differentiate once more
-        found: Gradients = _Gradients.apply(*options, wanted, do, dlse, *saved)  # type: ignore[no-untyped-call]
+        found: Gradients = _Gradients.apply(asked, wanted, do, dlse, *saved)  # type: ignore[no-untyped-call]
         return found
-    return _gradients(*options, wanted, do, dlse, *saved)
+    return _gradients(asked, wanted, do, dlse, *saved)
 
 
 def _gradients(
-    passes: TwoPasses,
-    call: Call,
-    scalars: Scalars,
-    wanted: Wanted,
-    do: Tensor,
-    dlse: Tensor | None,
-    *saved: Any,
+    asked: Asked, wanted: Wanted, do: Tensor, dlse: Tensor | None, *saved: Any
 ) -> Gradients:
-    q, k, v, o, lse, *others = saved
-    features = features_of(scalars, others)
-    forward = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
-    return passes.backward(forward, do, dlse, wanted)
+    passes, call = asked
+    q, k, v, o, lse, *tensors = saved
+    return passes.backward(call, Saved(q, k, v, o, lse, tuple(tensors)), do, dlse, wanted)
 
 
 class Passes:
@@ -247,68 +186,56 @@ class Passes:
         self._resolver = resolver
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = PLAIN
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
     ) -> tuple[Tensor, Tensor]:
         """O (B, H, Sq, d_v), laid out in memory as q is, and LSE (B, H, Sq)."""
         if self._resolver.left_to_torch(q.device):
-            return cpu.forward(q, k, v, call, features)
-        launcher = self._resolver.launcher("forward", q, k, v, call, features)
-        q, k, v = self._resolver.all_addressed(q, k, v)
-        diagonal = call.diagonal(q, k)
-        return launcher(
-            Forward(q=q, k=k, v=v, scale=call.scale, diagonal=diagonal, features=features)
-        )
+            return cpu.forward(call, q, k, v, tensors)
+        launcher = self._resolver.launcher("forward", call, q, k, v, tensors)
+        return launcher(self._resolver.forward(call, q, k, v, tensors))
 
-    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+    def backward(
+        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+    ) -> Gradients:
         """The gradients that are wanted, dq, dk and dv laid out in memory as q, k and v are.
 
         do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0.
         """
-        q, k, v = saved.q, saved.k, saved.v
+        q, k, v, o, lse, tensors = saved
         if self._resolver.left_to_torch(q.device):
-            return cpu.backward(saved, do, dlse, wanted)
+            return cpu.backward(call, saved, do, dlse, wanted)
         from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 
-        addressed = self._resolver.addressed
+        def kernel(direction: Direction) -> Launcher:
+            return self._resolver.launcher(direction, call, q, k, v, tensors)
+
+        addressed, features = self._resolver.addressed, call.features_with(tensors)
         do = addressed(contiguous_rows(do), "the gradient of O")
         dlse = None if dlse is None else dlse.resolve_neg()
-        delta = self._kernel("backward_delta", saved)(Delta(o=saved.o, do=do, dlse=dlse))
+        delta = kernel("backward_delta")(Delta(o=o, do=do, dlse=dlse))
         backward = Backward(
-            q=addressed(q, "q"),
-            k=addressed(k, "k"),
-            v=addressed(v, "v"),
-            do=do,
-            lse=saved.lse,
-            delta=delta,
-            scale=saved.call.scale,
-            diagonal=saved.call.diagonal(q, k),
-            features=saved.features,
-        )
-        dq = dk = dv = dbias = None
-        fused = self._fused(saved) if wanted.q and (wanted.k or wanted.v) else None
+            q=addressed(q, "q"), k=addressed(k, "k"), v=addressed(v, "v"), do=do, lse=lse,
+            delta=delta, scale=call.scale_of(q), diagonal=call.diagonal(q, k), features=features,
+        )  # fmt: skip
+        dq = dk = dv = dbias = dsinks = None
+        fused = None
+        if wanted.q and (wanted.k or wanted.v) and not _is_deterministic(call):
+            fused = self._resolver.fused(call, q, k, v, tensors)
         if fused is not None:
             dq, dk, dv = fused(backward)
         else:
             if wanted.k or wanted.v:
-                dk, dv = self._kernel("backward_dkv", saved)(backward)
+                dk, dv = kernel("backward_dkv")(backward)
             if wanted.q:
-                (dq,) = self._kernel("backward_dq", saved)(backward)
+                (dq,) = kernel("backward_dq")(backward)
         if wanted.bias:
-            (dbias,) = self._kernel("backward_dbias", saved)(backward)
+            (dbias,) = kernel("backward_dbias")(backward)
             dbias = dbias.contiguous()
-        sinks = saved.features.sinks if wanted.sinks else None
-        dsinks = None
-        if sinks is not None:
-            dsinks = sink_gradient(sinks, saved.lse, backward.delta).to(sinks.dtype)
+        if wanted.sinks and features.sinks is not None:
+            dsinks = sink_gradient(features.sinks, lse, delta).to(features.sinks.dtype)
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 
-    def _kernel(self, direction: Direction, saved: Saved) -> Launcher:
-        return self._resolver.launcher(
-            direction, saved.q, saved.k, saved.v, saved.call, saved.features
-        )
 
-    def _fused(self, saved: Saved) -> Launcher | None:
-        """The fused kernel, which sums dQ in any order, where that is allowed and faster."""
-        if saved.call.deterministic or torch.are_deterministic_algorithms_enabled():
-            return None
-        return self._resolver.fused(saved.q, saved.k, saved.v, saved.call, saved.features)
+def _is_deterministic(call: Call) -> bool:
+    """Whether dQ must be summed in one order, which the fused kernel does not do."""
+    return call.deterministic or torch.are_deterministic_algorithms_enabled()

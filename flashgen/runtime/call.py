@@ -1,15 +1,11 @@
-"""Call: the options of a call of attention. Saved: the inputs of its backward. And checks that
-arguments are tensors that a kernel can use.
-
-Nobody changes these dataclasses. They are not frozen, because one of each is made at every call,
-and a frozen one takes three times as long.
+"""Call: what is asked, in one object that goes from the public function to the launch. Tensors
+travel beside it. And checks that arguments are tensors that a kernel can use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,46 +13,54 @@ from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, TENSORS, Features, tensors_of
+from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.from_call import check_scale, diagonal_of
-from flashgen.spec.packed import Sequences
 
 Causal = bool | Literal["top_left", "bottom_right"]
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types whose objects are their own memory. Of a subclass nobody knows what it adds."""
 
+Tensors = tuple[Tensor | None, ...]
+"""Those of features, in the order of Features.parts; () where there are none."""
 
-@dataclass(kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """The options of one call. scale is the number itself, not None."""
+    """What a call asks for, but for its tensors.
 
-    causal: Causal
-    scale: float
+    scale      as the caller gave it; None is 1/sqrt(head_dim)
+    features   with their tensors until `parts` takes them out
+    """
+
+    causal: Causal = False
+    scale: float | None = None
     precision: str = "ieee"
     deterministic: bool = True
+    features: Features = PLAIN
+
+    def scale_of(self, q: Tensor) -> float:
+        """The number that scores are multiplied by. Raises InvalidArgument."""
+        return check_scale(self.scale, q.shape[-1] if q.ndim else 0)  # its shape is judged later
 
     def diagonal(self, q: Tensor, k: Tensor) -> int | None:
         """The offset of the causal diagonal, as spec.diagonal_of gives it."""
         return diagonal_of(self.causal, q.shape[2], k.shape[2])
 
+    @property
+    def parts(self) -> tuple[Call, Tensors]:
+        """The call without tensors, and the tensors of its features."""
+        features, tensors = self.features.parts
+        return (replace(self, features=features), tensors) if tensors else (self, ())
 
-@dataclass(kw_only=True, eq=False)
-class Scalars:
-    """The features of a call without their tensors, which autograd saves itself.
-
-    packed: max_q, max_k and bottom_right of packed sequences. A block mask stays, because it never
-    changes.
-    """
-
-    features: Features = PLAIN
-    packed: tuple[int, int, bool] | None = None
+    def features_with(self, tensors: Tensors) -> Features:
+        """The features with their tensors."""
+        return self.features.with_tensors(tensors) if tensors else self.features
 
 
-@dataclass(kw_only=True, eq=False)
-class Saved:
-    """A forward's arguments and results: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), o
-    (B, H, Sq, d_v) of one dtype, lse (B, H, Sq) float32.
+class Saved(NamedTuple):
+    """A forward's tensors, which its backward needs: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv,
+    Sk, d_v), o (B, H, Sq, d_v) of one dtype, lse (B, H, Sq) float32, and those of features.
     """
 
     q: Tensor
@@ -64,12 +68,10 @@ class Saved:
     v: Tensor
     o: Tensor
     lse: Tensor
-    call: Call
-    features: Features = PLAIN
+    tensors: Tensors = ()
 
 
-@dataclass(kw_only=True, eq=False)
-class Wanted:
+class Wanted(NamedTuple):
     """The requested gradients."""
 
     q: bool
@@ -82,54 +84,21 @@ class Wanted:
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Of q, k, v, the bias and the sinks; None if not requested."""
 
-NO_SCALARS = Scalars()
-_NONE = (None,) * len(TENSORS)
-
 
 class TwoPasses(Protocol):
     """The forward and the backward pass: autograd.Passes, or those of cached calls."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = ...
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ...
     ) -> tuple[Tensor, Tensor]:
         """O and LSE, as Passes.forward."""
         ...
 
-    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+    def backward(
+        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+    ) -> Gradients:
         """As Passes.backward."""
         ...
-
-
-def parts_of(features: Features) -> tuple[Scalars, tuple[Tensor | None, ...]]:
-    """The features as what is no tensor, and as tensors: TENSORS of spec/features.py and, of packed
-    sequences, where they are.
-    """
-    packed, tensors = features.sequences, tensors_of(features)
-    scalars = Scalars(
-        features=features.with_tensors(_NONE, None),
-        packed=None if packed is None else (packed.max_q, packed.max_k, packed.bottom_right),
-    )
-    return scalars, tensors + (() if packed is None else packed.bounds)
-
-
-def features_of(scalars: Scalars, tensors: Sequence[Any]) -> Features:
-    """The features of which parts_of made these."""
-    if all(x is None for x in tensors):
-        return scalars.features
-    bounds, packed = tensors[len(TENSORS) :], None
-    if scalars.packed is not None:
-        q_begins, q_ends, k_begins, k_ends = bounds
-        max_q, max_k, bottom_right = scalars.packed
-        packed = Sequences(
-            q_begins=q_begins,
-            q_ends=q_ends,
-            k_begins=k_begins,
-            k_ends=k_ends,
-            max_q=max_q,
-            max_k=max_k,
-            bottom_right=bottom_right,
-        )
-    return scalars.features.with_tensors(tensors, packed)
 
 
 def check_tensors(**named: object) -> None:
@@ -143,12 +112,6 @@ def check_tensors(**named: object) -> None:
             raise InvalidArgument(f"{name} must not be nested: pad its sequences to one length")
         if x.layout is not torch.strided:
             raise InvalidArgument(f"{name} must be dense: got {x.layout}; call .to_dense()")
-
-
-def scale_of(scale: float | None, head_dim: int) -> float:
-    """check_scale() of a call that has gradients."""
-    refuse_scale_gradient(scale)
-    return check_scale(scale, head_dim)
 
 
 def refuse_scale_gradient(scale: object) -> None:

@@ -1,4 +1,4 @@
-"""The cache of bound launches: a repeated call of attention() or decode() takes one look-up.
+"""Kept calls of attention(): one that equals an earlier call takes one look-up.
 
 A launch depends on shapes, strides, dtypes, devices, options and the alignment of the pointers, and
 on nothing else. kernels/repeated_launch.py checks the alignment; the rest is the key, with the
@@ -9,7 +9,7 @@ the look-up.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,9 @@ from flashgen.kernels import repeated_launch
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd
 from flashgen.runtime.autograd import Passes
-from flashgen.runtime.call import Call, Causal, Gradients, Saved, Wanted
+from flashgen.runtime.call import Call, Causal, Gradients, Saved, Tensors, Wanted
 from flashgen.runtime.launcher import Launcher
-from flashgen.spec.features import PLAIN, Features, Limits
-
-if TYPE_CHECKING:
-    from flashgen.kernels.launch_cache import Decode, Parts
+from flashgen.spec.features import Limits, tensors_of_heads
 
 MOST = 2048
 """Entries in each half of the cache."""
@@ -33,13 +30,15 @@ Key = tuple[object, ...]
 Options = tuple[Causal, float | None, str]
 """causal, scale and precision, as the caller gave them."""
 
+OfHeads = tuple[Tensor | None, Tensor | None]
+"""The sinks and ALiBi slopes of a call."""
+
 
 class CallCache:
-    """An LRU cache of 2 * most entries; a call gets its entry when it occurs for the second time.
+    """An LRU cache of 2 * most kept calls.
 
     New entries go to the young half. When it is full it becomes the old one, whose entries come
-    back when they are used. A hit in the young half needs no bookkeeping, unlike an LRU list. The
-    entry of a call that occurred once is None.
+    back when they are used. A hit in the young half needs no bookkeeping, unlike an LRU list.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -55,7 +54,7 @@ class CallCache:
         self.young, self._old = {}, {}
 
     def find(self, key: Key | None) -> Any:
-        """The bound launch of a call; None if there is none, or if no key can hold the call."""
+        """The kept call of a key; None if there is none, or if no key can hold the call."""
         try:
             found = self.young.get(key)  # type: ignore[arg-type]  # None is no key
             if found is None and (found := self._old.get(key)) is not None:  # type: ignore[arg-type]
@@ -64,69 +63,81 @@ class CallCache:
             return None
         return found
 
-    def occurred(self, key: Key) -> bool:
-        """Whether a call occurred before. From now on it did."""
-        if key in self.young or key in self._old:
-            return True
-        self.keep(key, None)
-        return False
-
-    def keep(self, key: Key, bound: Any) -> None:
-        """Make this the entry of a call."""
+    def keep(self, key: Key, kept: Any) -> None:
+        """Make this the entry of a call. A call whose options have no hash is not kept."""
         if len(self.young) >= self._most:
             self._old, self.young = self.young, {}
-        self.young[key] = bound
+        self.young[key] = kept
 
 
-class BoundAttention:
-    """attention() for calls that equal an earlier one; for autograd, their passes."""
+class KeptAttention:
+    """attention() for calls that equal an earlier one; for autograd, their passes.
 
-    __slots__ = ("_call", "_features", "_forward", "_passes")
+    The call that leaves it was resolved. The next one is launched with nothing checked or resolved
+    again, and binds the launch; all others repeat that.
+    """
+
+    __slots__ = ("_again", "_call", "_diagonal", "_launcher", "_passes", "_scale")
 
     def __init__(
-        self,
-        forward: repeated_launch.ForwardAgain,
-        passes: Passes,
-        call: Call,
-        features: Features,
+        self, launcher: Launcher, passes: Passes, call: Call, scale: float, diagonal: int | None
     ) -> None:
-        self._forward = forward
+        self._launcher = launcher
         self._passes = passes
         self._call = call
-        self._features = features
+        self._scale = scale
+        self._diagonal = diagonal
+        self._again: repeated_launch.ForwardAgain | None = None
 
-    def attention(
+    def launched(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         deterministic: bool,
-        of_heads: tuple[Tensor, ...] = (),
+        of_heads: OfHeads | tuple[()] = (),
     ) -> tuple[Tensor, Tensor] | None:
         """O and LSE, with their graph where gradients are recorded; None where the alignment or
         the state of torch differs after all, or where gradients are recorded of a call with tensors
-        of_heads: sinks, ALiBi slopes.
+        of_heads.
         """
         if of_heads:
-            if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *of_heads)):
+            if torch.is_grad_enabled() and requires_grad(q, k, v, *of_heads):
                 return None
-            return self._forward(q, k, v, *of_heads)
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             call = self._call
             if call.deterministic is not deterministic:
                 call = replace(call, deterministic=deterministic)
-            return autograd.attention(self, call, q, k, v, self._features)
-        return self._forward(q, k, v)
+            return autograd.differentiable(self, call, q, k, v)
+        again = self._again
+        return self._bind(q, k, v, of_heads) if again is None else again(q, k, v, *of_heads)
+
+    def _bind(
+        self, q: Tensor, k: Tensor, v: Tensor, of_heads: OfHeads | tuple[()] = ()
+    ) -> tuple[Tensor, Tensor] | None:
+        """Launch, and keep how to do so again; None where a tensor is a negative view."""
+        if q.is_neg() or k.is_neg() or v.is_neg():
+            return None
+        features = self._call.features
+        if of_heads:
+            features = features.with_tensors(tensors_of_heads(*of_heads))
+        call = Forward(q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal, features=features)
+        found, self._again = self._launcher.by(call, repeated_launch.forward)
+        return found
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = PLAIN
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
     ) -> tuple[Tensor, Tensor]:
         """As Passes.forward."""
-        return self._forward(q, k, v) or self._passes.forward(q, k, v, call, features)
+        again = self._again
+        found = self._bind(q, k, v) if again is None else again(q, k, v)
+        return found or self._passes.forward(call, q, k, v, tensors)
 
-    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+    def backward(
+        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+    ) -> Gradients:
         """As Passes.backward."""
-        return self._passes.backward(saved, do, dlse, wanted)
+        return self._passes.backward(call, saved, do, dlse, wanted)
 
 
 def attention_key(
@@ -151,94 +162,22 @@ def attention_key(
         return None
 
 
-def with_heads(key: Key | None, sinks: Tensor | None, slopes: Tensor | None) -> Key | None:
-    """The key of a call with sinks and ALiBi slopes besides; None for what is no tensor."""
+def with_heads(key: Key | None, of_heads: OfHeads) -> Key | None:
+    """The key of a call with sinks or ALiBi slopes besides; None for what is no tensor."""
     try:
-        return None if key is None else (*key, _form(sinks), _form(slopes))
+        return None if key is None else (*key, *map(form_of, of_heads))
     except (AttributeError, RuntimeError, TypeError):
         return None
 
 
-def _form(x: Tensor | None) -> Key | None:
+def requires_grad(*tensors: Tensor | None) -> bool:
+    """Whether one of them does."""
+    return any(x is not None and x.requires_grad for x in tensors)
+
+
+def form_of(x: Tensor | None) -> Key | None:
     """What a key holds of a tensor that a call may leave out."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
-
-
-def keep_attention(
-    calls: CallCache,
-    key: Key,
-    launcher: Launcher,
-    passes: Passes,
-    call: Call,
-    made: tuple[Forward, Tensor, Tensor],
-) -> None:
-    """Bind the launch of a call that gave this O and LSE, if it can be and occurs again."""
-    if not calls.occurred(key):
-        return
-    forward, o, lse = made
-    plan = launcher.plan(*forward.loaded)
-    bound = None if plan is None else repeated_launch.forward(plan, forward, o, lse)
-    if bound is not None:
-        calls.keep(key, BoundAttention(bound, passes, call, forward.features))
-
-
-Decoded = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""q, k, v, lengths, block table, sinks and ALiBi slopes of a call of decode()."""
-
-
-def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None:
-    """The key of a call; None for what is no tensor, or has no strides. Written out, because a loop
-    takes longer.
-    """
-    try:
-        q, k, v, lengths, *others = tensors
-        causal, scale, precision = options
-        key: Key = (
-            q.shape, k.shape, v.shape, lengths.shape,
-            q.stride(), k.stride(), v.stride(), lengths.stride(),
-            q.dtype, k.dtype, v.dtype, lengths.dtype,
-            q.device, k.device, v.device, lengths.device,
-            type(q), type(k), type(v), type(lengths),
-            causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
-        )  # fmt: skip
-        return (*key, *map(_form, others))
-    except (AttributeError, RuntimeError, TypeError):
-        return None
-
-
-def keep_decode(
-    calls: CallCache,
-    key: Key,
-    tensors: Decoded,
-    call: Decode,
-    launchers: tuple[Launcher, Launcher],
-    made: tuple[Parts, tuple[Tensor, Tensor]],
-) -> None:
-    """Bind the launches of a call if they can be and the call occurs again. launchers: those of
-    decode and combine; made: the parts, and what they were merged to.
-    """
-    cache, features = call.cache, call.features
-    held = (
-        call.q, cache.k, cache.v, cache.lengths, cache.block_table, features.sinks, features.slopes,
-    )  # fmt: skip
-    if any(_moved(x, y) for x, y in zip(tensors, held, strict=True)):
-        return
-    if not calls.occurred(key):
-        return
-    parts, result = made
-    plan, merging = (launcher.plan() for launcher in launchers)
-    if plan is None or (merging is None and not parts.whole):
-        return
-    bound = repeated_launch.decode(plan, call, parts, None if parts.whole else merging, result)
-    if bound is not None:
-        calls.keep(key, bound)
-
-
-def _moved(given: Tensor | None, held: Tensor | None) -> bool:
-    """Whether a kernel reads a copy of what was given."""
-    if given is None or held is None:
-        return given is not held
-    return given.data_ptr() != held.data_ptr()
 
 
 def holds(causal: object, scale: object) -> bool:

@@ -4,20 +4,25 @@ runs anywhere. Both are differentiable any number of times.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import torch_modes
-from flashgen.runtime.call import Call, Gradients, Saved, Wanted
+from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager import gradients
+from flashgen.runtime.eager.cache import sequence
+from flashgen.spec.cache import Cache
 from flashgen.spec.features import FLOAT32_MAX, PLAIN, Features
+from flashgen.spec.packed import Sequences
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, *, features: Features = PLAIN, return_lse: bool
+def attention_by_torch(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = (), *, return_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """O (B, H, Sq, d_v) of q's dtype, and LSE (B, H, Sq) float32 if requested. Arguments must be
     checked.
@@ -27,10 +32,12 @@ def attention(
     infinite it loses some. Under autocast both compute in the dtype of q all the same. Raises
     InvalidArgument under torch.vmap, as the kernels do.
     """
+    causal, scale, features = call.causal, call.scale_of(q), call.features_with(tensors)
     if torch_modes.transformed():
         torch_modes.refuse_batched(q, k, v, features.bias, features.slopes, features.sinks)
     seq_q, seq_k = q.shape[2], k.shape[2]
-    causal, scale = call.causal, call.scale
+    if features.sequences is not None:
+        return packed_by_torch(call, q, k, v, features, features.sequences)
     plain = features is PLAIN and (causal is False or causal == "top_left" or seq_q == seq_k)
     with torch.autocast("cpu", enabled=False):
         sizes_fit = not return_lse and scale > 0 and seq_k > 0 and q.numel() > 0
@@ -46,6 +53,38 @@ def attention(
     return o.to(q.dtype), lse.float() if return_lse else None
 
 
+def packed_by_torch(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, features: Features, packed: Sequences
+) -> tuple[Tensor, Tensor]:
+    """attention_by_torch of packed sequences: one by one, but with dropout, which counts all
+    places.
+    """
+    packed.check_places(q.shape[2], k.shape[2])
+    if features.dropout_p > 0.0:
+        with torch.autocast("cpu", enabled=False):
+            diagonal = None if call.causal is False else 0
+            o, lse = eager.attention(
+                q, k, v, scale=call.scale_of(q), diagonal=diagonal, features=features
+            )
+        return o.to(q.dtype), lse.float()
+    o = q.new_zeros((*q.shape[:3], v.shape[3]))
+    lse = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
+    for number, (q_begin, seq_q, k_begin, seq_k) in enumerate(packed.lengths()):
+        rows, keys = slice(q_begin, q_begin + seq_q), slice(k_begin, k_begin + seq_k)
+        if packed.paged:
+            cache = Cache(k=k, v=v, lengths=packed.k_ends, block_table=packed.block_table)
+            own_k, own_v = sequence(cache, number, seq_k)
+        else:
+            own_k, own_v = k[:, :, keys], v[:, :, keys]
+        own = replace(features.of_sequence(number), sequences=None)
+        asked = replace(call, features=own)
+        found = attention_by_torch(asked, q[:, :, rows], own_k, own_v)
+        o[:, :, rows] = found[0]
+        if found[1] is not None:  # return_lse
+            lse[:, :, rows] = found[1]
+    return o, lse
+
+
 def _scores_are_finite(q: Tensor, k: Tensor, scale: float) -> bool:
     """Whether no score can be NaN or infinite, by the largest elements of q and k. True under a
     transform of torch.func, where no value can be read.
@@ -56,16 +95,16 @@ def _scores_are_finite(q: Tensor, k: Tensor, scale: float) -> bool:
     return largest_q * largest_k * q.shape[3] * max(scale, 1.0) < FLOAT32_MAX
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
-) -> tuple[Tensor, Tensor]:
-    """O and LSE as attention gives them, O laid out in memory as the kernels do."""
-    o, lse = attention(q, k, v, call, features=features, return_lse=True)
+def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """O and LSE as attention_by_torch gives them, O laid out in memory as the kernels do."""
+    o, lse = attention_by_torch(call, q, k, v, tensors)
     assert lse is not None
     return empty_like_layout(q, v.shape[3]).copy_(o), lse
 
 
-def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+def backward(
+    call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+) -> Gradients:
     """The gradients by their formulas, laid out in memory as the kernels do."""
     inputs = gradients.GradientInputs(
         q=saved.q,
@@ -73,9 +112,9 @@ def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> G
         v=saved.v,
         do=do,
         dlse=torch.zeros_like(saved.lse) if dlse is None else dlse,
-        scale=saved.call.scale,
-        diagonal=saved.call.diagonal(saved.q, saved.k),
-        features=saved.features,
+        scale=call.scale_of(saved.q),
+        diagonal=call.diagonal(saved.q, saved.k),
+        features=call.features_with(saved.tensors),
         precision="ieee",
     )
     delta = gradients.delta_of(saved.o.float(), do.float(), inputs.dlse)

@@ -18,9 +18,8 @@ from torch import Tensor
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_second_derivative
-from flashgen.runtime.call import Call, Saved, Wanted
-from flashgen.spec.features import BIAS, NUMBERS, SINKS, TENSORS, Features, from_parts
-from flashgen.spec.from_call import check_scale
+from flashgen.runtime.call import Call, Saved, Tensors, Wanted
+from flashgen.spec.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
 
 _ARGUMENTS = ", ".join(
     (
@@ -45,10 +44,10 @@ def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
     causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none.
     """
-    q, k, v, call, features, package = _read(arguments)
+    q, k, v, call, tensors, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
-    dispatcher.check(q, k, v, call, features)
-    return dispatcher.passes.forward(q, k, v, call, features)
+    dispatcher.general.check(call, q, k, v, tensors)
+    return dispatcher.passes.forward(call, q, k, v, tensors)
 
 
 @attention_forward.register_fake
@@ -69,10 +68,9 @@ def attention_backward(
     *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
-    q, k, v, call, features, package = _read(arguments)
-    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
-    gradients = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3], sinks=wanted[4])
-    found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, gradients)
+    q, k, v, call, tensors, package = _read(arguments)
+    passes, saved = registry.dispatcher_of(package).passes, Saved(q, k, v, o, lse, tensors)
+    found = passes.backward(call, saved, do, dlse, Wanted(*wanted))
     dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
     return dq, dk, dv, dbias, dsinks
 
@@ -130,17 +128,19 @@ def _refuse_vmap(*_: Any) -> NoReturn:
     torch_modes.refuse_vmap()
 
 
-def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Features, str]:
-    """q, k, v, the options, the features and the package of an operator's arguments."""
+def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Tensors, str]:
+    """q, k, v, the call, its tensors and the package of an operator's arguments."""
     q, k, v, *tensors = arguments[:_TENSORS]
     *numbers, scale, causal, precision, deterministic, package = arguments[_TENSORS:]
-    call = Call(
+    call, of_features = Call(
         causal=False if causal == "none" else causal,  # check() judges it
-        scale=check_scale(scale, q.shape[3]),
+        scale=scale,
         precision=precision,
         deterministic=deterministic,
-    )
-    return q, k, v, call, from_parts(tensors, numbers), package
+        features=from_parts(tensors, numbers),
+    ).parts
+    call.scale_of(q)
+    return q, k, v, call, of_features, package
 
 
 attention_forward.register_autograd(_differentiate, setup_context=_save)

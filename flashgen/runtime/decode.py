@@ -17,9 +17,10 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime import torch_modes
-from flashgen.runtime.call import check_plain, check_tensors
-from flashgen.runtime.call_cache import CallCache, Decoded, Options, decode_key, holds, keep_decode
+from flashgen.runtime.call import Call, check_plain, check_tensors
+from flashgen.runtime.call_cache import CallCache, Key, Options, holds, requires_grad
 from flashgen.runtime.eager import cache as eager_cache
+from flashgen.runtime.kept_decode import Decoded, KeptDecode, decode_key, moved
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
@@ -27,13 +28,13 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.cache import Cache
 from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.features import (
-    NOTHING_GIVEN,
     PLAIN,
     Features,
-    Given,
     Limits,
     check_for_keys,
     fields_of,
+    named_tensors,
+    tensors_of,
 )
 from flashgen.spec.from_call import check_heads, check_lengths, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
@@ -61,9 +62,9 @@ NAMES: Names = ("q", "k", "v", "lengths")
 """What errors call the arguments of decode()."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CacheArguments:
-    """The arguments of a call besides q, k and v, as Dispatcher.decode describes them."""
+    """The tensors of a cache besides k and v, as Dispatcher.decode describes them."""
 
     lengths: Tensor | None = None
     block_table: Tensor | None = None
@@ -71,28 +72,26 @@ class CacheArguments:
     cache_leftpad: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
-    given: Given = NOTHING_GIVEN
 
     @property
     def plain(self) -> bool:
-        """Whether there are only lengths and possibly a block table, apart from features."""
+        """Whether there are only lengths and possibly a block table."""
         others = (self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale)
         return self.lengths is not None and all(x is None for x in others)
 
-    def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
-        """The features of a call. Raises InvalidArgument, naming the argument."""
-        given = self.given.tensors
-        check_tensors(**given)
-        check_plain(**given)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in given.values()):
-            raise InvalidArgument(
-                f"{', '.join(given)} must not require gradients, of which decode has none: "
-                "detach them, or call attention()"
-            )
-        features = self.given.features(causal=causal)
-        if features is not PLAIN:
-            check_for_keys(features, q, cache.capacity)
-        return features
+
+def check_beside(features: Features, q: Tensor, cache: Cache) -> None:
+    """Raise InvalidArgument, naming the argument, unless features fit a cache."""
+    if features is PLAIN:
+        return
+    given = named_tensors(tensors_of(features))
+    check_plain(**given)
+    if torch.is_grad_enabled() and requires_grad(*given.values()):
+        raise InvalidArgument(
+            f"{', '.join(given)} must not require gradients, of which decode has none: "
+            "detach them, or call attention()"
+        )
+    check_for_keys(features, q, cache.capacity)
 
 
 class Decoder:
@@ -104,65 +103,58 @@ class Decoder:
 
     def again(
         self, tensors: Decoded, options: Options, limits: Limits
-    ) -> tuple[Tensor, Tensor] | None:
-        """O and LSE by the bound launch of a call; None, with nothing launched, where there is
-        none, or a torch mode is on.
+    ) -> tuple[Key | None, tuple[Tensor, Tensor] | None]:
+        """Where to keep a call, None where no key can hold it, or a torch mode is on; and O and LSE
+        by an earlier one, None, with nothing launched, where none can be used.
         """
         if torch_modes.special(tensors[0]):
-            return None
-        bound = self._calls.find(decode_key(tensors, options, limits))
-        if bound is None or (torch.is_grad_enabled() and _requires_grad(tensors)):
-            return None
-        found: tuple[Tensor, Tensor] | None = bound(*tensors)
-        return found
+            return None, None
+        key = decode_key(tensors, options, limits)
+        kept = self._calls.find(key)
+        if kept is None or (torch.is_grad_enabled() and requires_grad(*tensors)):
+            return key, None
+        return key, kept.run(*tensors)
 
     def decode(
         self,
+        call: Call,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         arguments: CacheArguments,
         *,
-        causal: bool | str,
-        scale: float | None,
-        precision: str,
+        key: Key | None = None,
         splits: int | None = None,
         names: Names = NAMES,
     ) -> tuple[Tensor, Tensor]:
-        """O and LSE, as Dispatcher.decode describes them. splits: None lets flashgen choose;
-        names: the argument names of a drop-in.
+        """O and LSE, as Dispatcher.decode describes them. The features of the call have their
+        tensors. key: where to keep the call; splits: None lets flashgen choose; names: the argument
+        names of a drop-in.
         """
-        cache = check_call(q, k, v, arguments, names)
-        features = arguments.features(q, cache, causal=causal is not False)
-        spec = spec_of(q, cache, causal, precision, features)
-        number = check_scale(scale, q.shape[3])
+        cache, features = check_call(q, k, v, arguments, names), call.features
+        check_beside(features, q, cache)
+        spec = spec_of(call, q, cache)
+        scale = check_scale(call.scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return eager_cache.attention(
-                    q, cache, scale=number, causal=spec.causal, features=features
+                    q, cache, scale=scale, causal=spec.causal, features=features
                 )
         decode, combine, sms = self._launchers(spec, q, cache)
         addressed = self._resolver.addressed
         keys, values = addressed(cache.k, "k"), addressed(cache.v, "v")
         if keys is not cache.k or values is not cache.v:
             cache = replace(cache, k=keys, v=values)
-        call = Decode(
-            q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits,
+        launch = Decode(
+            q=addressed(q, "q"), cache=cache, scale=scale, sms=sms, splits=splits,
             features=features,
         )  # fmt: skip
-        parts = decode(call)
-        result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
-        lengths, given, launchers = arguments.lengths, arguments.given, (decode, combine)
-        plain = arguments.plain and features.only_numbers
-        if lengths is not None and plain and splits is None and holds(causal, scale):
-            tensors = (
-                q, k, v, lengths, arguments.block_table, given.sinks, given.alibi_slopes,
-            )  # fmt: skip
-            limits = features.window, features.softcap or None
-            key = decode_key(tensors, (causal, scale, precision), limits)  # type: ignore[arg-type]
-            if key is not None:
-                keep_decode(self._calls, key, tensors, call, launchers, (parts, result))
-        return result
+        parts = decode(launch)
+        o, lse = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
+        keeps = splits is None and holds(call.causal, call.scale)
+        if key is not None and keeps and not _copies(launch, q, k, v, arguments):
+            self._calls.keep(key, KeptDecode(decode, combine, launch, parts.splits))
+        return o, lse
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
         """The kernels that may serve a call, best first."""
@@ -192,12 +184,16 @@ class Decoder:
         return decode, combine, resolver.served_as(device)[1].sms
 
 
-def _requires_grad(tensors: Decoded) -> bool:
-    """Whether one does of those that decode() has no gradients of."""
-    q, k, v, _, _, sinks, slopes = tensors
-    if q.requires_grad or k.requires_grad or v.requires_grad:
-        return True
-    return any(x is not None and x.requires_grad for x in (sinks, slopes))
+def _copies(launch: Decode, q: Tensor, k: Tensor, v: Tensor, arguments: CacheArguments) -> bool:
+    """Whether a launch reads a copy of a tensor that was given."""
+    cache = launch.cache
+    return (
+        moved(q, launch.q)
+        or moved(k, cache.k)
+        or moved(v, cache.v)
+        or moved(arguments.lengths, cache.lengths)
+        or moved(arguments.block_table, cache.block_table)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -206,12 +202,11 @@ def _combine_of(spec: AttentionSpec) -> AttentionSpec:
     return spec.for_direction("combine")
 
 
-def spec_of(
-    q: Tensor, cache: Cache, causal: bool | str, precision: str, features: Features = PLAIN
-) -> AttentionSpec:
+def spec_of(call: Call, q: Tensor, cache: Cache) -> AttentionSpec:
     """The spec of a checked call; for one query a causal mask has no effect. Raises
     InvalidArgument.
     """
+    causal, precision, features = call.causal, call.precision, call.features
     said = isinstance(causal, str) and causal == "bottom_right"
     if causal is not True and causal is not False and not said:  # 0 and 1.0 are equal to them
         raise InvalidArgument(

@@ -17,13 +17,13 @@ from torch import Tensor
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
-from flashgen.runtime.call_cache import CallCache, attention_key, with_heads
+from flashgen.runtime.call_cache import CallCache, OfHeads, attention_key, with_heads
 from flashgen.runtime.choice import Choice
-from flashgen.runtime.general_path import CallArguments, GeneralPath
+from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import NO_LIMITS, NOTHING_GIVEN, Features, Given, Window, limits_of
+from flashgen.spec.features import NO_LIMITS, PLAIN, Window, limits_of
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ class Dispatcher:
         sink. Both are differentiable, once, with respect to q, k, v, a float bias and sinks. Raises
         InvalidArgument, a ValueError, naming the argument.
         """
-        limits, key, bound = NO_LIMITS, None, None
+        limits, key, kept = NO_LIMITS, None, None
         if window is not None or softcap is not None:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
-        of_heads: tuple[Tensor, ...] = ()
+        of_heads: OfHeads | tuple[()] = ()
         if sinks is not None or alibi_slopes is not None:
-            of_heads = tuple(x for x in (sinks, alibi_slopes) if x is not None)
+            of_heads = sinks, alibi_slopes
         more = (
             bias is not None or dropout_p != 0.0 or chunk is not None or chunk_start is not None
             or block_mask is not None
@@ -144,24 +144,26 @@ class Dispatcher:
         if not more and not torch_modes.special(q):
             key = attention_key(q, k, v, causal, scale, precision, limits)
             if of_heads:
-                key = with_heads(key, sinks, alibi_slopes)
-            bound = self.calls.find(key)
-            if bound is not None:
-                found = bound.attention(q, k, v, deterministic, of_heads)
+                key = with_heads(key, of_heads)
+            kept = self.calls.find(key)
+            if kept is not None:
+                found = kept.launched(q, k, v, deterministic, of_heads)
                 if found is not None:
                     return found if return_lse else found[0]  # type: ignore[no-any-return]
-        given = NOTHING_GIVEN
+        features = PLAIN
         if more or of_heads or limits != NO_LIMITS:
-            given = Given(
-                bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
-                softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
-                block_mask=block_mask,
+            features = asked_features(
+                q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
+                dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
+                chunk_start=chunk_start, block_mask=block_mask,
             )  # fmt: skip
-        arguments = CallArguments(
-            causal=causal, scale=scale, given=given, deterministic=deterministic,
-            precision=precision, return_lse=return_lse,
+        call = Call(
+            causal=causal, scale=scale, precision=precision, deterministic=deterministic,
+            features=features,
         )  # fmt: skip
-        o, lse = self.general.attention(q, k, v, arguments, key if bound is None else None)
+        o, lse = self.general.serve(
+            call, q, k, v, key=key if kept is None else None, return_lse=return_lse
+        )
         return o if lse is None or not return_lse else (o, lse)
 
     @overload
@@ -242,7 +244,9 @@ class Dispatcher:
         float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
         sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
         """
-        limits = NO_LIMITS
+        from flashgen.runtime.decode import CacheArguments
+
+        limits, key = NO_LIMITS, None
         if window is not None or softcap is not None:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
         if lengths is not None and not (
@@ -251,28 +255,22 @@ class Dispatcher:
             or chunk_start is not None
         ):  # fmt: skip
             tensors = q, k, v, lengths, block_table, sinks, alibi_slopes
-            found = self.decoder.again(tensors, (causal, scale, precision), limits)
+            key, found = self.decoder.again(tensors, (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]
-        from flashgen.runtime.decode import CacheArguments
-
-        o, lse = self.decoder.decode(
-            q, k, v,
-            CacheArguments(
-                lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-                cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
-                given=Given(
-                    bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap,
-                    sinks=sinks, chunk=chunk, chunk_start=chunk_start,
-                ),
-            ),
+        call = Call(
             causal=causal, scale=scale, precision=precision,
+            features=asked_features(
+                q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
+                window=window, softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+            ),
         )  # fmt: skip
+        arguments = CacheArguments(
+            lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
+        o, lse = self.decoder.decode(call, q, k, v, arguments, key=key)
         return (o, lse) if return_lse else o
-
-    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
-        self.general.check(q, k, v, call, features)
 
     def serves_by_torch(self, device: torch.device) -> bool:
         """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""
@@ -303,17 +301,18 @@ class Dispatcher:
         """Which kernel attention() would run for these tensors and arguments, from where, and why;
         that of a backward direction too. Launches nothing. Raises InvalidArgument.
         """
-        arguments = CallArguments(
-            causal=causal, scale=scale, deterministic=deterministic, precision=precision,
-            given=Given(
-                bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
-                softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
-                block_mask=block_mask,
-            ),
-        )  # fmt: skip
-        from flashgen.runtime.explanation import explain
+        from flashgen.runtime.explanation import explain_call
 
-        return explain(self.resolver, q, k, v, arguments, direction)
+        features = asked_features(
+            q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
+            dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
+            chunk_start=chunk_start, block_mask=block_mask, draws=False,
+        )  # fmt: skip
+        call = Call(
+            causal=causal, scale=scale, precision=precision, deterministic=deterministic,
+            features=features,
+        )  # fmt: skip
+        return explain_call(self.resolver, call, q, k, v, direction)
 
     def explain_decode(
         self,
@@ -343,23 +342,23 @@ class Dispatcher:
         why. Launches nothing. Raises InvalidArgument.
         """
         from flashgen.runtime.decode import CacheArguments
-        from flashgen.runtime.explanation import explain_decode
+        from flashgen.runtime.explanation import explain_cached
 
+        features = asked_features(
+            q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes, window=window,
+            softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+        )  # fmt: skip
+        call = Call(causal=causal, scale=scale, precision=precision, features=features)
         arguments = CacheArguments(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
-            given=Given(
-                bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
-                chunk=chunk, chunk_start=chunk_start,
-            ),
         )  # fmt: skip
-        options = (causal, scale, precision)
-        return explain_decode(self.resolver, self.decoder, q, k, v, arguments, options)
+        return explain_cached(self.resolver, self.decoder, call, q, k, v, arguments)
 
     def digest(self) -> str:
         """sha256 of all that decides which kernel runs and what its text is. Two ranks with equal
         digests run the same text on equal GPUs.
         """
-        from flashgen.runtime.explanation import digest
+        from flashgen.runtime.explanation import digest_of
 
-        return digest(self.resolver.package, self.served)
+        return digest_of(self.resolver.package, self.served)

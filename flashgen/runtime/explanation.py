@@ -7,21 +7,19 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from flashgen import __version__, paths, settings
 from flashgen.runtime import registry, torch_modes
-from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
-from flashgen.runtime.call_cache import Options
-from flashgen.runtime.decode import CacheArguments, Decoder, check_call, spec_of
-from flashgen.runtime.general_path import CallArguments
+from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
+from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, spec_of
 from flashgen.runtime.launcher import Launcher
-from flashgen.runtime.resolver import Resolver, key
+from flashgen.runtime.resolver import Resolver, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
-from flashgen.spec.from_call import check_scale, from_tensors
+from flashgen.spec.features import named_tensors, tensors_of
+from flashgen.spec.from_call import check_scale
 from flashgen.spec.vocabulary import Direction
 
 
@@ -53,37 +51,24 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(
-    resolver: Resolver,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    arguments: CallArguments,
-    direction: Direction,
+def explain_call(
+    resolver: Resolver, call: Call, q: Tensor, k: Tensor, v: Tensor, direction: Direction
 ) -> Explanation:
     """Which kernel attention() would run for a call, from where, and why; that of a backward
     direction too. Launches nothing. Raises InvalidArgument, naming the argument.
     """
     check_tensors(q=q, k=k, v=v)
-    check_tensors(**arguments.given.tensors)
-    check_plain(k=k, v=v, **arguments.given.tensors)
-    if arguments.given.block_mask is not None:
-        check_block_mask(arguments.given.block_mask, traced=False)
+    check_plain(k=k, v=v, **named_tensors(tensors_of(call.features)))
     if torch_modes.autocasts():
         q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-    call = arguments.call(q)
-    drops = torch_modes.check_dropout(arguments.given.dropout_p) > 0.0
-    rng = torch.zeros(2, dtype=torch.int64, device=q.device) if drops else None  # draws nothing
-    features = arguments.features(rng)
-    spec, problem = from_tensors(
-        q, k, v, causal=call.causal, precision=call.precision, features=features
-    )
+    refuse_scale_gradient(call.scale)
+    call.scale_of(q)
+    spec, problem = spec_of_call(call, q, k, v)
     spec = spec.for_direction(direction)
     if resolver.left_to_torch(q.device):
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
     found = resolver.ladder(spec, problem.seq_k, q.device)
-    wanted = key(q, v, call.causal is not False, call.precision, direction, features)
-    resolved = resolver.launchers.get(wanted)
+    resolved = resolver.launchers.get(key(call, q, v, direction))
     first, config = (resolved or Launcher(resolver.package, found.rungs)).serves(q, k, v)
     command = resolver.tune_command(spec, problem.seq_k, q.device)
     return Explanation(
@@ -96,21 +81,20 @@ def explain(
     )
 
 
-def explain_decode(
+def explain_cached(
     resolver: Resolver,
     decoder: Decoder,
+    call: Call,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     arguments: CacheArguments,
-    options: Options,
 ) -> Explanation:
-    """Which split kernel decode() would run for a call, as explain()."""
-    causal, scale, precision = options
+    """Which split kernel decode() would run for a call, as explain_call()."""
     cache = check_call(q, k, v, arguments)
-    features = arguments.features(q, cache, causal=causal is not False)
-    spec = spec_of(q, cache, causal, precision, features)
-    check_scale(scale, q.shape[3])
+    check_beside(call.features, q, cache)
+    spec = spec_of(call, q, cache)
+    check_scale(call.scale, q.shape[3])
     if resolver.left_to_torch(q.device):
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
     found = decoder.ladder(spec, q, cache)
@@ -123,7 +107,7 @@ def explain_decode(
     )  # fmt: skip
 
 
-def digest(package: str, served: Served) -> str:
+def digest_of(package: str, served: Served) -> str:
     """sha256 of all that decides which kernel runs and what its text is, as Dispatcher.digest: the
     version, the tables, the kernels of the package, every template, and the modules that hold the
     rules of the ladder.

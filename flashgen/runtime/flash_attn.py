@@ -21,10 +21,11 @@ from torch.nn.functional import pad
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import folders, kv_cache, torch_modes
-from flashgen.runtime.call import check_tensors
+from flashgen.runtime.call import Call, check_tensors
 from flashgen.runtime.decode import CacheArguments
+from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import NO_LIMITS, UNBOUNDED, Given, Window, limits_of, window_of
+from flashgen.spec.features import NO_LIMITS, UNBOUNDED, Window, limits_of, window_of
 from flashgen.spec.from_call import check_scale
 from flashgen.spec.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
@@ -374,7 +375,7 @@ def flash_attn_with_kvcache(
         assert rotated is not None  # a q was given
         queries, lengths = rotated, lengths.clamp(0, capacity) + k.shape[1]
     decoder, scale = folders.current().decoder, check_scale(softmax_scale, q.shape[3])
-    found = None
+    found = key = None
     plain = lengths is not None and cache_batch_idx is None and cache_leftpad is None
     if plain and num_splits == 0:
         tensors = queries, keys, values, lengths, block_table, s_aux, alibi_slopes
@@ -382,17 +383,25 @@ def flash_attn_with_kvcache(
         if window is not None or cap is not None:
             limits = limits_of(window, cap, causal=bool(causal))
         options = bool(causal), scale, "ieee"
-        found = decoder.again(tensors, options, limits)
-    o, lse = found or decoder.decode(
-        queries, keys, values,
-        CacheArguments(
-            lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            given=Given(alibi_slopes=alibi_slopes, window=window, softcap=cap, sinks=s_aux),
-        ),
-        causal=bool(causal), scale=scale, precision="ieee", splits=num_splits or None,
-        names=("q", "k_cache", "v_cache", "cache_seqlens"),
-    )  # fmt: skip
+        key, found = decoder.again(tensors, options, limits)
+    if found is None:
+        features = asked_features(
+            q,
+            causal=bool(causal),
+            alibi_slopes=alibi_slopes,
+            window=window,
+            softcap=cap,
+            sinks=s_aux,
+        )
+        found = decoder.decode(
+            Call(causal=bool(causal), scale=scale, features=features), queries, keys, values,
+            CacheArguments(
+                lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+                cache_leftpad=cache_leftpad,
+            ),
+            key=key, splits=num_splits or None, names=("q", "k_cache", "v_cache", "cache_seqlens"),
+        )  # fmt: skip
+    o, lse = found
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
 

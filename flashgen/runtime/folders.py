@@ -54,7 +54,7 @@ def dispatcher_in(folder: Path) -> Serving:
         found = registry.registered(package)
         if found is None:
             found = _load(package, folder)
-            registry.register(package, folder, found)
+            registry.register(package, found, folder)
         return found
 
 

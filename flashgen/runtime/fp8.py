@@ -6,23 +6,17 @@ of e4m3, P too, with float32 accumulation. docs/numerics.md says how right that 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import folders, torch_modes
-from flashgen.runtime.call import (
-    Call,
-    Causal,
-    check_plain,
-    check_tensors,
-)
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.eager import attention as eager
-from flashgen.spec.features import Fp8, Given, Window
-from flashgen.spec.from_call import check_scale, from_tensors
+from flashgen.runtime.general_path import asked_features
+from flashgen.spec.features import Fp8, Window, named_tensors, tensors_of
+from flashgen.spec.from_call import from_tensors
 
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -63,20 +57,20 @@ def attention(
         raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {out_dtype!r}")
     named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     factors = {name: _factor(name, x, q, k) for name, x in named.items()}
-    given = Given(bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks)
-    check_tensors(**given.tensors)
-    check_plain(**given.tensors)
-    fp8 = Fp8(**factors, dtype=OUT_DTYPES[out_dtype])
-    features = replace(given.features(causal=causal is not False), fp8=fp8)
+    features = asked_features(
+        q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes, window=window,
+        softcap=softcap, sinks=sinks, fp8=Fp8(**factors, dtype=OUT_DTYPES[out_dtype]),
+    )  # fmt: skip
+    check_plain(**named_tensors(tensors_of(features)))
     from_tensors(q, k, v, causal=causal, features=features)
-    call = Call(causal=causal, scale=check_scale(scale, q.shape[3]))
+    call, tensors = Call(causal=causal, scale=scale, features=features).parts
     dispatcher = folders.current()
     if dispatcher.serves_by_torch(q.device):
         o, lse = eager.attention(
-            q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
+            q, k, v, scale=call.scale_of(q), diagonal=call.diagonal(q, k), features=features
         )
         return empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()
-    return dispatcher.passes.forward(q, k, v, call, features)
+    return dispatcher.passes.forward(call, q, k, v, tensors)
 
 
 def _factor(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor:

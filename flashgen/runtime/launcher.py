@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -21,6 +23,9 @@ from flashgen.runtime.selection import Selection
 from flashgen.spec.config import KernelConfig, kernel_name
 
 logger = logging.getLogger("flashgen.runtime")
+
+Called = TypeVar("Called", bound=KernelCall[Any])
+Launched = TypeVar("Launched")
 
 
 class Launcher:
@@ -42,14 +47,14 @@ class Launcher:
 
         Raises ToolchainError, GeneratedError and LaunchError, and whatever Triton raises.
         """
+        return self.by(call, Plan.__call__)
+
+    def by(self, call: Called, launch: Callable[[Plan, Called], Launched]) -> Launched:
+        """The same, launched by another function, whose result this is."""
         steps = self._aligned
         if self._unaligned is not steps:
             steps = self._steps(*call.loaded)
-        return steps.run(call)
-
-    def plan(self, *tensors: Tensor) -> Plan | None:
-        """The plan that launched these tensors last."""
-        return self._steps(*tensors).plan
+        return steps.run(call, launch)
 
     @property
     def selection(self) -> Selection:
@@ -85,13 +90,13 @@ class _Steps:
     def config(self) -> KernelConfig:
         return self._steps[0][1]
 
-    def run(self, call: KernelCall[Result]) -> Result:
+    def run(self, call: Called, launch: Callable[[Plan, Called], Launched]) -> Launched:
         plan = self.plan
         while True:
             if plan is None:
                 plan = self._first()
             try:
-                return plan(call)
+                return launch(plan, call)
             except Exception as error:
                 if (missing := toolchain_error(error)) is not None:
                     raise missing from error

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from flashgen.runtime.call import Call, TwoPasses
-    from flashgen.spec.features import Features
+    from flashgen.runtime.call import TwoPasses
 
 SCHEMA = 1
 """The layout of generated/ that this flashgen writes and reads."""
@@ -43,6 +42,14 @@ class Serving(Protocol):
         """The forward and backward pass, of checked arguments."""
 
     @property
+    def general(self) -> Any:
+        """Checks and serves calls, as runtime/general_path.py's GeneralPath."""
+
+    @property
+    def calls(self) -> Any:
+        """The kept calls, as runtime/call_cache.py's CallCache."""
+
+    @property
     def decoder(self) -> Any:
         """Decode, as runtime/decode.py's Decoder."""
 
@@ -52,9 +59,6 @@ class Serving(Protocol):
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, /, *args: Any, **options: Any) -> Any:
         """As flashgen.attention."""
-
-    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
 
     def serves_by_torch(self, device: torch.device) -> bool:
         """Whether torch serves tensors of this device."""
@@ -107,10 +111,11 @@ def registered(package: str) -> Serving | None:
     return _dispatchers.get(package)
 
 
-def register(package: str, folder: Path, dispatcher: Serving) -> None:
-    """Let graphs find the dispatcher of a package, which serves from this folder."""
-    _folders[package] = folder
+def register(package: str, dispatcher: Serving, folder: Path | None = None) -> None:
+    """Let graphs find the dispatcher of a package, and explanations its folder."""
     _dispatchers[package] = dispatcher
+    if folder is not None:
+        _folders[package] = folder
 
 
 def serve_by(dispatcher: Serving) -> None:

@@ -16,7 +16,8 @@ from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.arguments import FAR_STRIDE, empty_like_layout
-from flashgen.runtime.call import Call
+from flashgen.kernels.launch_forward import Forward
+from flashgen.runtime.call import Call, Tensors
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import (
     Ladder,
@@ -27,10 +28,10 @@ from flashgen.runtime.selection import (
     tune_command,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import PLAIN
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.problem import BUCKETS, bucket_of
+from flashgen.spec.problem import BUCKETS, Problem, bucket_of
 from flashgen.spec.vocabulary import Direction
 
 logger = logging.getLogger("flashgen.runtime")
@@ -56,60 +57,50 @@ class Resolver:
         self.advises = True
         """Whether it is said where a kernel comes from, and what would improve it."""
 
-    def find(self, q: Tensor, v: Tensor, call: Call, features: Features) -> Launcher | None:
+    def find(self, call: Call, q: Tensor, v: Tensor) -> Launcher | None:
         """The launcher of a forward, if its spec was resolved before."""
         if not isinstance(call.precision, str):
             return None  # it fits no key
-        return self.launchers.get(
-            key(q, v, call.causal is not False, call.precision, features=features)
-        )
+        return self.launchers.get(key(call, q, v))
 
     def launcher(
         self,
         direction: Direction,
+        call: Call,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: Call,
-        features: Features,
+        tensors: Tensors = (),
     ) -> Launcher:
         """The launcher of any direction and features, for tensors on a GPU or interpreted."""
-        wanted = key(q, v, call.causal is not False, call.precision, direction, features)
+        wanted = key(call, q, v, direction)
         found = self.launchers.get(wanted)
         if found is None:
-            spec, seq_k = self._spec_of(q, k, v, call, features)
+            spec, problem = spec_of_call(call, q, k, v, tensors)
             found = self.launchers[wanted] = self.resolve(
-                spec.for_direction(direction), seq_k, q.device
+                spec.for_direction(direction), problem.seq_k, q.device
             )
         return found
 
     def fused(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors
     ) -> Launcher | None:
         """The launcher of the fused backward, where the tables have it faster than the two kernels
         that it replaces.
         """
-        wanted = key(q, v, call.causal is not False, call.precision, "backward_fused", features)
+        wanted = key(call, q, v, "backward_fused")
         if wanted not in self.launchers:
-            spec, seq_k = self._spec_of(q, k, v, call, features)
+            spec, problem = spec_of_call(call, q, k, v, tensors)
             fused, dkv, dq = (
-                self.ladder(spec.for_direction(direction), seq_k, q.device).rungs[0]
+                self.ladder(spec.for_direction(direction), problem.seq_k, q.device).rungs[0]
                 for direction in ("backward_fused", "backward_dkv", "backward_dq")
             )
             self.launchers[wanted] = None
             if prefers_fused(fused, dkv, dq):
                 self.launchers[wanted] = self.resolve(
-                    spec.for_direction("backward_fused"), seq_k, q.device
+                    spec.for_direction("backward_fused"), problem.seq_k, q.device
                 )
         return self.launchers[wanted]
-
-    def _spec_of(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
-    ) -> tuple[AttentionSpec, int]:
-        spec, problem = from_tensors(
-            q, k, v, causal=call.causal, precision=call.precision, features=features
-        )
-        return spec, problem.seq_k
 
     def kept(
         self,
@@ -181,9 +172,16 @@ class Resolver:
         self._gpus[device] = gpu
         return wanted or gpu.slug, gpu
 
-    def all_addressed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """addressed() of each."""
-        return self.addressed(q, "q"), self.addressed(k, "k"), self.addressed(v, "v")
+    def forward(
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
+    ) -> Forward:
+        """The launch of a forward, of tensors that kernels can address."""
+        if not (addressable(q) and addressable(k) and addressable(v)):
+            q, k, v = self.addressed(q, "q"), self.addressed(k, "k"), self.addressed(v, "v")
+        return Forward(
+            q=q, k=k, v=v, scale=call.scale_of(q), diagonal=call.diagonal(q, k),
+            features=call.features_with(tensors),
+        )  # fmt: skip
 
     def addressed(self, x: Tensor, name: str) -> Tensor:
         """x, copied if no kernel can address it, which is logged once. The copy has the
@@ -206,22 +204,23 @@ def addressable(x: Tensor) -> bool:
     return strides[3] == 1 and strides[2] < FAR_STRIDE and not x.is_neg()
 
 
-def key(
-    q: Tensor,
-    v: Tensor,
-    causal: bool,
-    precision: str,
-    direction: Direction = "forward",
-    features: Features = PLAIN,
-) -> Key:
+def spec_of_call(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
+) -> tuple[AttentionSpec, Problem]:
+    """from_tensors() of a call. Raises InvalidArgument, naming the argument."""
+    features = call.features_with(tensors)
+    return from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
+
+
+def key(call: Call, q: Tensor, v: Tensor, direction: Direction = "forward") -> Key:
     """Cache key of a launcher: its device, its spec, and its bucket as the number of bounds at or
     below seq_k. Packed sequences have the bucket of the longest.
     """
-    seq_k = v.shape[2]
+    seq_k, features = v.shape[2], call.features
     bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
     found = (
-        direction, q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision,
-        *settings.serving(),
+        direction, q.device, q.dtype, q.shape[3], v.shape[3], call.causal is not False, bucket,
+        call.precision, *settings.serving(),
     )  # fmt: skip
     if features is PLAIN:
         return found

@@ -13,6 +13,7 @@ replaced under the key of CUDA alone, below autograd, whose formula calls the ba
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,11 @@ from torch.library import Library
 from torch.nn.attention import register_flash_attention_impl
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import folders, torch_modes, varlen
+from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Saved, Wanted
 from flashgen.runtime.flash_attn import in_steps, window_within
-from flashgen.spec.features import PLAIN, Features, Given, Window
-from flashgen.spec.from_call import check_scale
-from flashgen.spec.packed import Sequences, from_bounds
+from flashgen.spec.features import PLAIN, Window, features_of
+from flashgen.spec.packed import from_bounds
 
 NAME = "flashgen"
 """The name of the implementation."""
@@ -66,11 +66,11 @@ def _sdpa_forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """O (batch, heads, seq_q, dim), LSE, two that are None, the lengths, and as _flash_forward."""
-    call = _call(query, is_causal, scale)
-    features = _features(call, dropout_p, torch_modes.draw_rng(dropout_p, query.device))
-    o, lse = _forward(query, key, value, call, features)
+    rng = torch_modes.draw_rng(dropout_p, query.device)
+    call = _call(is_causal, scale, dropout_p=dropout_p, rng=rng)
+    o, lse = _forward(call, query, key, value)
     lengths = None, None, query.shape[2], key.shape[2]
-    return o, lse, *lengths, *_drawn(query, features, return_debug_mask)
+    return o, lse, *lengths, *_drawn(query, rng, return_debug_mask)
 
 
 def _sdpa_backward(
@@ -91,10 +91,8 @@ def _sdpa_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    call = _call(query, is_causal, scale)
-    features = _features(call, dropout_p, _rng(dropout_p, philox_seed))
-    saved = Saved(q=query, k=key, v=value, o=out, lse=logsumexp, call=call, features=features)
-    return _backward(saved, grad_out)
+    call = _call(is_causal, scale, dropout_p=dropout_p, rng=_rng(dropout_p, philox_seed))
+    return _backward(call, Saved(query, key, value, out, logsumexp), grad_out)
 
 
 def _flash_forward(
@@ -121,7 +119,7 @@ def _flash_forward(
     seq_q) or (heads, places), the random state of dropout, uint64 (2,), and two that are empty.
     num_splits has no effect: every row is summed by one program.
     """
-    call, window = _windowed(query, is_causal, scale, window_size_left, window_size_right, max_k)
+    causal, window = _windowed(is_causal, window_size_left, window_size_right, max_k)
     sequences = None
     if cum_seq_q is not None:
         sequences = from_bounds(
@@ -131,11 +129,14 @@ def _flash_forward(
     elif seqused_k is not None or block_table is not None:
         raise InvalidArgument("seqused_k and block_table go with cum_seq_q: got None")
     rng = torch_modes.draw_rng(dropout_p, query.device)
-    features = _features(call, dropout_p, rng, window, sequences, alibi_slopes)
+    call = _call(
+        causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
+        alibi_slopes=alibi_slopes,
+    )  # fmt: skip
     q, k, v = map(_heads_first, (query, key, value))
-    o, lse = _forward(q, k, v, call, features)
+    o, lse = _forward(call, q, k, v)
     o, lse = _as_given(o, query), lse if sequences is None else lse[0]
-    return o, lse, *_drawn(query, features, return_debug_mask)
+    return o, lse, *_drawn(query, rng, return_debug_mask)
 
 
 def _flash_forward_into(out: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -165,15 +166,15 @@ def _flash_backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:
-    call, window = _windowed(query, is_causal, scale, window_size_left, window_size_right, max_k)
+    causal, window = _windowed(is_causal, window_size_left, window_size_right, max_k)
     sequences = None
     if cum_seq_q is not None:
         found = from_bounds(cum_seq_q, cum_seq_k, max_q, max_k)
         sequences, logsumexp = found.within(query.shape[0], key.shape[0]), logsumexp[None]
-    features = _features(call, dropout_p, _rng(dropout_p, rng_state), window, sequences)
+    rng = _rng(dropout_p, rng_state)
+    call = _call(causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences)
     q, k, v, o, do = map(_heads_first, (query, key, value, out, grad_out))
-    saved = Saved(q=q, k=k, v=v, o=o, lse=logsumexp, call=call, features=features)
-    gradients = _backward(saved, do)
+    gradients = _backward(call, Saved(q, k, v, o, logsumexp), do)
     return tuple(map(_as_given, gradients, (query, key, value)))
 
 
@@ -188,75 +189,57 @@ OPERATORS = {
 
 
 @torch_modes.without_gradients
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
-) -> tuple[Tensor, Tensor]:
+def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """O (B, H, Sq, d) and LSE (B, H, Sq), float32."""
     dispatcher, query = folders.current(), q
+    call = replace(call, scale=call.scale_of(q))  # of the head dim before in_steps()
     q, k, v, _ = in_steps(q, k, v, call.scale)
-    if features is PLAIN:
+    if call.features is PLAIN:
         o, lse = dispatcher.attention(
             q, k, v, causal=call.causal, scale=call.scale, return_lse=True
         )
-    elif features.sequences is None:
-        dispatcher.check(q, k, v, call, features)
-        o, lse = dispatcher.passes.forward(q, k, v, call, features)
     else:
-        o, lse = varlen.attend(dispatcher, q, k, v, call, features)
+        o, lse = dispatcher.general.serve(call, q, k, v)
     return _laid_out_as(query, o), lse
 
 
-def _backward(saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(call: Call, saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV, deterministic where torch.use_deterministic_algorithms() asks for it."""
-    given = saved.q, saved.k, saved.v
-    saved.q, saved.k, saved.v, _ = in_steps(*given, saved.call.scale)
-    saved.o, do, *_ = in_steps(saved.o, do, do, saved.call.scale)
-    found = folders.current().passes.backward(saved, do, None, _ALL)
+    given, scale = saved[:3], call.scale_of(saved.q)
+    call, tensors = replace(call, scale=scale).parts
+    q, k, v, _ = in_steps(*given, scale)
+    o, do, *_ = in_steps(saved.o, do, do, scale)
+    made = Saved(q, k, v, o, saved.lse, tensors)
+    found = folders.current().passes.backward(call, made, do, None, _ALL)
     dq, dk, dv = (
         _laid_out_as(x, dx) for x, dx in zip(given, found, strict=False) if dx is not None
     )
     return dq, dk, dv
 
 
-def _call(query: Tensor, is_causal: bool, scale: float | None) -> Call:
-    """The options of a call. Torch's flash attention aligns the diagonal at the bottom right."""
+def _call(causal: bool, scale: float | None, **features: Any) -> Call:
+    """A call. Torch's flash attention aligns the diagonal at the bottom right."""
     return Call(
-        causal=is_causal,
-        scale=check_scale(scale, query.shape[-1]),
+        causal=causal,
+        scale=scale,
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        features=features_of(causal=causal, **features),
     )
 
 
 def _windowed(
-    query: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    left: int | None,
-    right: int | None,
-    max_k: int,
-) -> tuple[Call, Window | None]:
-    """The options of a call with a window. One that ends at the diagonal is a causal mask."""
+    is_causal: bool, left: int | None, right: int | None, max_k: int
+) -> tuple[bool, Window | None]:
+    """The mask and the window of a call. A window that ends at the diagonal is a causal mask."""
     sides = -1 if left is None else left, -1 if right is None else right
-    return _call(query, is_causal or right == 0, scale), window_within(sides, max_k)
+    return is_causal or right == 0, window_within(sides, max_k)
 
 
-def _features(
-    call: Call,
-    dropout_p: float,
-    rng: Tensor | None,
-    window: Window | None = None,
-    sequences: Sequences | None = None,
-    alibi_slopes: Tensor | None = None,
-) -> Features:
-    given = Given(dropout_p=dropout_p, window=window, alibi_slopes=alibi_slopes)
-    return given.features(causal=call.causal is not False, rng=rng, sequences=sequences)
-
-
-def _drawn(query: Tensor, features: Features, debug: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _drawn(query: Tensor, rng: Tensor | None, debug: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The last three results of a forward: seed and offset as uint64 (2,), and two empty ones."""
     if debug:
         raise InvalidArgument("return_debug_mask must be False: flashgen never makes P")
-    seed = query.new_empty(2, dtype=torch.uint64) if features.rng is None else features.rng
+    seed = query.new_empty(2, dtype=torch.uint64) if rng is None else rng
     unused = query.new_empty((), dtype=torch.uint64)
     return seed.view(torch.uint64), unused, query.new_empty(0)
 

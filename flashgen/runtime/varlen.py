@@ -6,20 +6,17 @@ and a CUDA graph of a call may be replayed with others.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import autograd, cpu, folders, torch_modes
-from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
-from flashgen.runtime.eager import attention as eager
-from flashgen.runtime.eager.cache import sequence
-from flashgen.runtime.registry import Serving
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import Features, Given, Window
+from flashgen.runtime import folders, torch_modes
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
+from flashgen.runtime.general_path import asked_features
+from flashgen.runtime.kept_varlen import heads_first, varlen_key
+from flashgen.spec.features import NO_LIMITS, Window, limits_of
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
 
@@ -103,20 +100,26 @@ def attention_varlen(
     k, v and sinks. torch.compile breaks its graph here. Raises InvalidArgument, a ValueError,
     naming the argument.
     """
-    given = Given(
-        alibi_slopes=alibi_slopes,
-        dropout_p=dropout_p,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        chunk=chunk,
-        chunk_start=chunk_start,
-    )
+    limits, key = NO_LIMITS, None
+    if window is not None or softcap is not None:
+        limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
+    calls = folders.current().calls
+    tensors = (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, sinks, alibi_slopes,
+    )  # fmt: skip
+    if not (dropout_p != 0.0 or chunk is not None or chunk_start is not None):
+        lengths, options = (max_seqlen_q, max_seqlen_k), (causal, scale, precision)
+        key = varlen_key(tensors, lengths, options, limits)
+        kept = calls.find(key)
+        found = None if kept is None else kept(*tensors)
+        if found is not None:
+            return found if return_lse else found[0]  # type: ignore[no-any-return]
     maybe = {
         "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
-        "block_table": block_table,
+        "block_table": block_table, "alibi_slopes": alibi_slopes, "sinks": sinks,
+        "chunk_start": chunk_start,
     }  # fmt: skip
-    named = {name: x for name, x in maybe.items() if x is not None} | given.tensors
+    named = {name: x for name, x in maybe.items() if x is not None}
     _check_tensors(q, k, v, named | {"cu_seqlens_q": cu_seqlens_q})
     if block_table is not None and dropout_p:
         raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
@@ -126,32 +129,23 @@ def attention_varlen(
         seqused_k=seqused_k, block_table=block_table,
         page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
     ).within(q.shape[0], k.shape[0])  # fmt: skip
-    if torch_modes.autocasts():
-        q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-    features = given.features(
-        causal=causal is not False,
-        rng=torch_modes.draw_rng(dropout_p, q.device),
-        sequences=packed,
-    )
     call = Call(
-        causal=causal,
-        scale=scale_of(scale, q.shape[2]),
-        precision=precision,
-        deterministic=deterministic,
-    )
-    q = q.transpose(0, 1)[None]
-    if packed.paged:
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-    else:
-        k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    o, lse = attend(folders.current(), q, k, v, call, features)
+        causal=causal, scale=scale, precision=precision, deterministic=deterministic,
+        features=asked_features(
+            q, causal=causal is not False, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
+            window=window, softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+            sequences=packed,
+        ),
+    )  # fmt: skip
+    q, k, v = heads_first(q, k, v, paged=packed.paged)
+    o, lse = folders.current().general.serve(call, q, k, v, key=key)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, named: dict[str, Tensor]) -> None:
     """Raise InvalidArgument, naming the argument, unless all are plain tensors with the dimensions
-    they must have, and none asks for a derivative that it has not.
+    they must have.
     """
     check_tensors(q=q, k=k, v=v, **named)
     check_plain(q=q, k=k, v=v, **named)
@@ -163,58 +157,3 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, named: dict[str, Tensor]) ->
             )
     if torch_modes.transformed():
         raise InvalidArgument("attention_varlen must be called outside torch.func's transforms")
-    torch_modes.refuse_tangents(q, k, v, named.get("sinks"))
-    if not torch.is_grad_enabled():
-        return
-    if "alibi_slopes" in named and named["alibi_slopes"].requires_grad:
-        raise InvalidArgument("alibi_slopes have no gradient: detach them")
-
-
-def attend(
-    dispatcher: Serving, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
-) -> tuple[Tensor, Tensor]:
-    """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
-    dispatcher.check(q, k, v, call, features)
-    differentiated = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (q, k, v, features.sinks)
-    )
-    if differentiated and features.sequences is not None and features.sequences.paged:
-        with torch.no_grad():
-            found = attend(dispatcher, q, k, v, call, features)
-        return autograd.without_backward(*found, q, k, v, features.sinks)
-    if dispatcher.serves_by_torch(q.device):
-        return _by_torch(q, k, v, call, features)
-    if differentiated:
-        return autograd.attention(dispatcher.passes, call, q, k, v, features)
-    return dispatcher.passes.forward(q, k, v, call, features)
-
-
-def _by_torch(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
-) -> tuple[Tensor, Tensor]:
-    """The same for CPU tensors: sequence by sequence, but with dropout, which counts all places."""
-    packed = features.sequences
-    assert packed is not None
-    packed.check_places(q.shape[2], k.shape[2])
-    if features.dropout_p > 0.0:
-        with torch.autocast("cpu", enabled=False):
-            diagonal = None if call.causal is False else 0
-            o, lse = eager.attention(
-                q, k, v, scale=call.scale, diagonal=diagonal, features=features
-            )
-        return o.to(q.dtype), lse.float()
-    o = q.new_zeros((*q.shape[:3], v.shape[3]))
-    lse = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
-    for number, (q_begin, seq_q, k_begin, seq_k) in enumerate(packed.lengths()):
-        rows, keys = slice(q_begin, q_begin + seq_q), slice(k_begin, k_begin + seq_k)
-        if packed.paged:
-            cache = Cache(k=k, v=v, lengths=packed.k_ends, block_table=packed.block_table)
-            own_k, own_v = sequence(cache, number, seq_k)
-        else:
-            own_k, own_v = k[:, :, keys], v[:, :, keys]
-        own = replace(features.of_sequence(number), sequences=None)
-        found = cpu.attention(q[:, :, rows], own_k, own_v, call, features=own, return_lse=True)
-        o[:, :, rows] = found[0]
-        if found[1] is not None:  # return_lse
-            lse[:, :, rows] = found[1]
-    return o, lse

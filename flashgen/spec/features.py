@@ -284,6 +284,7 @@ _beyond_heads = operator.itemgetter(
     *(i for i, row in enumerate(_OF_CALLS) if not (row.limit or row.per_head))
 )
 """The same for features that are neither limits nor numbers per head."""
+_per_head = operator.itemgetter(*(i for i, row in enumerate(_OF_CALLS) if row.per_head))
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
     "fp8": ("float8_e4m3", "head"),
     "fp8-page": ("float8_e4m3", "page"),
@@ -328,6 +329,9 @@ class Fp8:
         """Those of Q, K and V."""
         return self.q_descale, self.k_descale, self.v_descale
 
+
+FACTORS = ("q_descale", "k_descale", "v_descale")
+"""The tensors of Fp8."""
 
 UNBOUNDED = -1
 """A side of a window without an end."""
@@ -423,6 +427,11 @@ class Features:
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
     @property
+    def per_head(self) -> bool:
+        """Whether sinks or ALiBi slopes are on."""
+        return any(_per_head(self.key))
+
+    @property
     def only_limits(self) -> bool:
         """Whether nothing is on but limits: numbers, which a repeated launch keeps."""
         return not any(_beyond_limits(self.key))
@@ -432,13 +441,29 @@ class Features:
         """Whether nothing is on but limits, ALiBi and sinks: numbers for the call or for a head."""
         return not any(_beyond_heads(self.key))
 
-    def with_tensors(self, tensors: Sequence[Any], sequences: Sequences | None) -> Features:
-        """The same with other TENSORS and packed sequences: of the same kind, or none at all while
-        autograd saves them. They were checked, so this is a plain copy.
+    @property
+    def parts(self) -> tuple[Features, tuple[Tensor | None, ...]]:
+        """The same without tensors, and the tensors: TENSORS, then those of packed sequences or the
+        factors of fp8; none at all where there is not one.
         """
+        tensors = tensors_of(self)
+        if self.sequences is not None:
+            tensors += self.sequences.tensors
+        elif self.fp8 is not None:
+            tensors += self.fp8.factors
+        elif all(x is None for x in tensors):
+            return self, ()
+        return self.with_tensors((None,) * len(tensors)), tensors
+
+    def with_tensors(self, tensors: Sequence[Any]) -> Features:
+        """The features of which `parts` made these. They were checked, so this is a plain copy."""
         made = object.__new__(Features)
-        changed = dict(zip(TENSORS, tensors, strict=False))
-        made.__dict__.update(self.__dict__, **changed, sequences=sequences)
+        made.__dict__.update(self.__dict__, **dict(zip(TENSORS, tensors, strict=False)))
+        if self.sequences is not None:
+            made.__dict__["sequences"] = self.sequences.with_tensors(tensors[len(TENSORS) :])
+        elif self.fp8 is not None:
+            factors = dict(zip(FACTORS, tensors[len(TENSORS) :], strict=True))
+            made.__dict__["fp8"] = replace(self.fp8, **factors)
         return made
 
     def of_sequence(self, number: int) -> Features:
@@ -554,6 +579,11 @@ def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
     return tuple([getattr(features, name) for name in TENSORS])
 
 
+def tensors_of_heads(sinks: Tensor | None, slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+    """TENSORS of a call that has these alone."""
+    return None, slopes, None, sinks, None
+
+
 def numbers_of(features: Features) -> tuple[float, ...]:
     """NUMBERS of a call."""
     left, right = features.window or (UNBOUNDED, UNBOUNDED)
@@ -574,58 +604,33 @@ def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Fe
     return found if any(found.key) else PLAIN
 
 
-@dataclass(kw_only=True, eq=False)
-class Given:
-    """The features of a call as its arguments give them; Dispatcher.attention describes them.
-
-    Nobody changes one. It is not frozen, because one is made at every call with features.
+def features_of(
+    *,
+    causal: bool,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    chunk: int | None = None,
+    **others: Any,
+) -> Features:
+    """The features of a call under a causal mask or none, as its arguments give them; PLAIN where
+    nothing is on. others: fields of Features. Raises InvalidArgument, naming the argument.
     """
-
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    dropout_p: float = 0.0
-    window: Window | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    chunk: int | None = None
-    chunk_start: Tensor | None = None
-    block_mask: BlockMask | None = None
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by argument, but for the block mask."""
-        return {name: x for name in _GIVEN_TENSORS if (x := getattr(self, name)) is not None}
-
-    def features(
-        self, *, causal: bool, rng: Tensor | None = None, sequences: Sequences | None = None
-    ) -> Features:
-        """The features of a call under a causal mask or none; PLAIN where nothing is on. A bias
-        gets four dimensions. Raises InvalidArgument, naming the argument.
-        """
-        bias = self.bias
-        if bias is not None and bias.ndim < 4:
-            bias = bias[(None,) * (4 - bias.ndim)]
-        window, softcap = limits_of(self.window, self.softcap, causal=causal)
-        found = Features(
-            bias=bias,
-            slopes=self.alibi_slopes,
-            dropout_p=self.dropout_p,
-            rng=rng,
-            window=window,
-            softcap=softcap or 0.0,
-            sinks=self.sinks,
-            chunk=check_chunk(self.chunk),
-            chunk_start=self.chunk_start,
-            block_mask=self.block_mask,
-            sequences=sequences,
-        )
-        return found if any(found.key) else PLAIN
+    if bias is not None and bias.ndim < 4:
+        bias = bias[(None,) * (4 - bias.ndim)]
+    bounds, cap = limits_of(window, softcap, causal=causal)
+    found = Features(
+        bias=bias, slopes=alibi_slopes, window=bounds, softcap=cap or 0.0, chunk=check_chunk(chunk),
+        **others,
+    )  # fmt: skip
+    return found if any(found.key) else PLAIN
 
 
-_GIVEN_TENSORS = tuple(_ARGUMENT.get(name, name) for name in TENSORS if name != "rng")
-
-NOTHING_GIVEN = Given()
-"""No argument of a feature."""
+def named_tensors(tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Those of TENSORS that a caller gave, by the names of arguments."""
+    named = zip(TENSORS, tensors, strict=False)
+    return {_ARGUMENT.get(name, name): x for name, x in named if x is not None and name != "rng"}
 
 
 def fields_of(key: tuple[object, ...]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ tensors are read by their attributes.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from flashgen.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_TENSORS = ("q_begins", "q_ends", "k_begins", "k_ends", "block_table")
 
 INDICES = ("torch.int32", "torch.int64")
 
@@ -61,9 +64,15 @@ class Sequences:
         return int(self.q_ends.shape[0])
 
     @property
-    def bounds(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors."""
-        return self.q_begins, self.q_ends, self.k_begins, self.k_ends
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Where the sequences are."""
+        return self.q_begins, self.q_ends, self.k_begins, self.k_ends, self.block_table
+
+    def with_tensors(self, tensors: Iterable[Tensor | None]) -> Sequences:
+        """The same with other tensors, or none: they were checked, so this is a plain copy."""
+        made = object.__new__(Sequences)
+        made.__dict__.update(self.__dict__, **dict(zip(_TENSORS, tensors, strict=True)))
+        return made
 
     @property
     def paged(self) -> bool:
@@ -144,17 +153,16 @@ def from_bounds(
             _check_indices(name, x, size)
     if block_table is not None:
         _check_pages(block_table, page_size, count)
-    if seqused_k is not None and block_table is not None:
-        k_begins, k_ends = seqused_k.new_zeros(count + 1), seqused_k.contiguous()
-    elif cu_seqlens_k is not None:
-        k_begins, k_ends = cu_seqlens_k.contiguous(), _ends(cu_seqlens_k, seqused_k)
-    else:
+    if cu_seqlens_k is None and (seqused_k is None or block_table is None):
         raise InvalidArgument(
             "cu_seqlens_k must be given, but with block_table and seqused_k: got None"
         )
+    q_begins, q_ends, k_begins, k_ends, _ = places_of(
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table
+    )
     return Sequences(
-        q_begins=cu_seqlens_q.contiguous(),
-        q_ends=_ends(cu_seqlens_q, seqused_q),
+        q_begins=q_begins,
+        q_ends=q_ends,
         k_begins=k_begins,
         k_ends=k_ends,
         max_q=_length("max_seqlen_q", max_seqlen_q),
@@ -163,6 +171,23 @@ def from_bounds(
         block_table=block_table,
         page_size=page_size,
     )
+
+
+def places_of(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    block_table: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Sequences.tensors of checked arguments of from_bounds()."""
+    q_begins, q_ends = cu_seqlens_q.contiguous(), _ends(cu_seqlens_q, seqused_q)
+    if seqused_k is not None and (block_table is not None or cu_seqlens_k is None):
+        k_begins, k_ends = seqused_k.new_zeros(seqused_k.shape[0] + 1), seqused_k.contiguous()
+    else:
+        assert cu_seqlens_k is not None  # one of them was given
+        k_begins, k_ends = cu_seqlens_k.contiguous(), _ends(cu_seqlens_k, seqused_k)
+    return q_begins, q_ends, k_begins, k_ends, block_table
 
 
 def _check_indices(name: str, x: Tensor, size: int | None) -> None:

@@ -14,11 +14,11 @@ from triton import knobs
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, call_cache
+from flashgen.runtime.call import Call
 from flashgen.runtime.call_cache import CallCache
+from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.resolver import key
-from flashgen.spec.features import PLAIN
 from tests.launches import Written, dispatcher, served
 
 BF16 = torch.bfloat16
@@ -82,15 +82,15 @@ def last(driver: Written, results: tuple[Tensor, ...]) -> Any:
 def by_launch(driver: Written, own: Dispatcher, call: Any, times: int) -> tuple[list[Any], int]:
     """What `times` calls are launched with, and how many of them were repeats."""
     made, runs = [], 0
-    run = Plan.__call__
+    run = _Steps.run
 
-    def counted(self: Plan, call: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         nonlocal runs
         runs += 1
-        return run(self, call)
+        return run(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "__call__", counted)
+        patch.setattr(_Steps, "run", counted)
         made = [last(driver, call(own)) for _ in range(times)]
     return made, times - runs
 
@@ -201,9 +201,9 @@ def test_what_no_launch_can_repeat_is_made_anew(
     qkv, options = NEVER[name]
     launches = len(driver.launches)
     runs: list[int] = []
-    run = Plan.__call__
+    run = _Steps.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "__call__", lambda *arguments: (runs.append(1), run(*arguments))[1])
+        patch.setattr(_Steps, "run", lambda *arguments: (runs.append(1), run(*arguments))[1])
         for _ in range(4):
             attention(qkv, **options)(own)
     assert len(runs) == 4
@@ -284,7 +284,7 @@ def met(own: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     def repeated(*_: Any) -> None:
         raise AssertionError("a call was repeated")
 
-    monkeypatch.setattr(call_cache.BoundAttention, "attention", repeated)
+    monkeypatch.setattr(call_cache.KeptAttention, "launched", repeated)
     with pytest.raises(AssertionError, match="repeated"):
         own.attention(*qkv, causal=True)
     return qkv
@@ -328,11 +328,10 @@ def test_modes_are_asked_first(
     ids=lambda feature: next(iter(feature)),
 )  # fmt: skip
 def test_features_are_no_part_of_a_plain_call(
-    feature: dict[str, Any], own: Dispatcher, met: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    feature: dict[str, Any], own: Dispatcher, met: list[Tensor]
 ) -> None:
-    monkeypatch.setattr(own.passes, "forward", lambda q, k, v, call, features: (q, features))
-    _, features = own.attention(*met, causal=True, return_lse=True, **feature)
-    assert features is not PLAIN
+    o, lse = own.attention(*met, causal=True, return_lse=True, **feature)  # no kept call
+    assert (o.shape, lse.shape) == (met[0].shape, met[0].shape[:3])
 
 
 @pytest.mark.parametrize(
@@ -353,9 +352,9 @@ def test_gradients_are_recorded_and_only_where_they_are_asked_for(
             o, lse = call(own)
             assert o.requires_grad
             assert lse.requires_grad
-            assert o.grad_fn.options[1].deterministic is deterministic
+            assert o.grad_fn.asked[1].deterministic is deterministic
             assert o.grad_fn.next_functions[i][0] is not None
-            features = o.grad_fn.options[2].features  # what the backward takes
+            features = o.grad_fn.asked[1].features  # what the backward takes
             assert (features.window, features.softcap) == (
                 (5, -1) if limits else None,
                 5.0 if limits else 0.0,
@@ -476,7 +475,7 @@ def test_a_kernel_that_lost_its_place_is_not_launched_again(
     q, k, v = tensors()
     call = attention([q, k, v], causal=True)
     (first, *_), _ = by_launch(driver, own, call, 3)
-    launcher = own.resolver.launchers[key(q, v, True, "ieee")]
+    launcher = own.resolver.launchers[key(Call(causal=True), q, v)]
     steps = launcher._aligned
     config = steps.config
     while steps.config == config:  # the same may serve two buckets
@@ -548,16 +547,14 @@ def test_a_view_of_negatives_is_made_plain(
 
 def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:
     kinds = CallCache(most=4)
-    assert not kinds.occurred(("used",))
-    assert kinds.occurred(("used",))
     kinds.keep(("used",), 7)
     for i in range(100):
-        assert not kinds.occurred((i,))
+        assert kinds.find((i,)) is None
+        kinds.keep((i,), i)
         assert len(kinds) <= 8
         assert kinds.find(("used",)) == 7
-        assert kinds.find((i,)) is None
-    assert kinds.occurred((99,))
-    assert not kinds.occurred((1,))
+    assert kinds.find((99,)) == 99
+    assert kinds.find((1,)) is None
     for i in range(100, 110):
-        kinds.occurred((i,))
+        kinds.keep((i,), i)
     assert kinds.find(("used",)) is None

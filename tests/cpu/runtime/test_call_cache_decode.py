@@ -12,8 +12,8 @@ from torch import Tensor
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Decode
-from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher
+from flashgen.runtime.launcher import _Steps
 from tests.cpu.runtime.test_call_cache import last, moved, seq_first
 from tests.launches import Written, dispatcher, served
 
@@ -135,15 +135,15 @@ def by_launch(
 ) -> tuple[list[Any], int]:
     """What `times` calls launch, each a list, and how many of them were repeats."""
     made, runs = [], 0
-    run = Plan.__call__
+    run = _Steps.run
 
-    def counted(self: Plan, call: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         nonlocal runs
-        runs += isinstance(call, Decode)
-        return run(self, call)
+        runs += isinstance(arguments[1], Decode)
+        return run(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "__call__", counted)
+        patch.setattr(_Steps, "run", counted)
         for _ in range(times):
             before = len(driver.launches)
             results = own.decode(**call, return_lse=True)
@@ -204,14 +204,14 @@ def test_what_no_launch_can_repeat_is_made_anew(
 
 def by_launch_count(own: Dispatcher, call: dict[str, Any], times: int) -> int:
     runs: list[int] = []
-    run = Plan.__call__
+    run = _Steps.run
 
-    def counted(self: Plan, call: Any) -> Any:
-        runs.extend([1] * isinstance(call, Decode))
-        return run(self, call)
+    def counted(*arguments: Any) -> Any:
+        runs.extend([1] * isinstance(arguments[1], Decode))
+        return run(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "__call__", counted)
+        patch.setattr(_Steps, "run", counted)
         for _ in range(times):
             own.decode(**call)
     return len(runs)
@@ -230,14 +230,14 @@ def test_flash_attn_with_kvcache_is_kept(
 
     def step(**options: Any) -> tuple[list[Any], int]:
         before, runs = len(driver.launches), []
-        run = Plan.__call__
+        run = _Steps.run
 
-        def counted(self: Plan, call: Any) -> Any:
-            runs.extend([1] * isinstance(call, Decode))
-            return run(self, call)
+        def counted(*arguments: Any) -> Any:
+            runs.extend([1] * isinstance(arguments[1], Decode))
+            return run(*arguments)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Plan, "__call__", counted)
+            patch.setattr(_Steps, "run", counted)
             results = flash_attn.flash_attn_with_kvcache(
                 turned["q"], turned["k"], turned["v"], cache_seqlens=call["lengths"],
                 block_table=call.get("block_table"), causal=True, return_softmax_lse=True,

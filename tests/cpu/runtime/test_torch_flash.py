@@ -141,9 +141,9 @@ def test_the_backward_is_deterministic_where_torch_is(
     passes = folders.current().passes
     backward = passes.backward
 
-    def record(saved: Any, *rest: Any) -> Any:
-        seen.append(saved.call.deterministic)
-        return backward(saved, *rest)
+    def record(call: Any, *rest: Any) -> Any:
+        seen.append(call.deterministic)
+        return backward(call, *rest)
 
     monkeypatch.setattr(passes, "backward", record)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)

@@ -14,8 +14,10 @@ from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check_attention import in_pages, packed_case, packed_cases
 from flashgen.evaluate.inputs import make_features, make_inputs
 from flashgen.reference import cases as reference_cases
+from flashgen.runtime.call import Call
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager.visibility import random_words
+from flashgen.runtime.general_path import GeneralPath
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import Features
@@ -162,13 +164,14 @@ def test_no_more_is_launched_than_there_are_places(monkeypatch: pytest.MonkeyPat
     seen: list[tuple[int, int]] = []
 
     def launched(
-        _: object, q: Tensor, k: Tensor, v: Tensor, call: object, features: Features
+        _: object, call: Call, q: Tensor, *__: Tensor, **___: object
     ) -> tuple[Tensor, Tensor]:
-        assert features.sequences is not None
-        seen.append((features.sequences.max_q, features.sequences.max_k))
+        packed = call.features.sequences
+        assert packed is not None
+        seen.append((packed.max_q, packed.max_k))
         return q, q[..., 0]
 
-    monkeypatch.setattr("flashgen.runtime.varlen.attend", launched)
+    monkeypatch.setattr(GeneralPath, "serve", launched)
     q, k, v = draw()
     bounds = (cumulative(OF_Q), cumulative(OF_K))
     attention_varlen(q, k, v, *bounds, 2**40, 2**40)

@@ -14,7 +14,6 @@ from flashgen.estimate.trip_counts import grid
 from flashgen.runtime import autograd
 from flashgen.runtime.call import Call
 from flashgen.spec.defaults import default_config, default_spec, specs_with_default
-from flashgen.spec.features import PLAIN
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.grid_rules import row_tiles
 from flashgen.spec.legality import why_illegal
@@ -106,7 +105,7 @@ def test_float32_has_no_backward() -> None:
             wide.for_direction(direction)  # type: ignore[arg-type]
     q = torch.randn(1, 1, 4, 264, requires_grad=True)
     with pytest.raises(InvalidArgument, match="no backward kernel in float32: got 264; detach"):
-        autograd.attention(DISPATCHER.passes, Call(causal=True, scale=1.0), q, q, q, PLAIN)
+        autograd.differentiable(DISPATCHER.passes, Call(causal=True, scale=1.0), q, q, q)
     o = DISPATCHER.attention(q, q, q, causal=True)  # of CPU tensors torch has one
     assert torch.autograd.grad(o.sum(), q)[0].isfinite().all()
     with pytest.raises(InvalidArgument, match="multiple of 8 from 16 to 512"):

@@ -560,7 +560,8 @@ def test_the_log_advises_tuning_likewise(
     q, k, v = draw(dim=40)
     features = FEATURES.get(feature, PLAIN)
     shipped = make_dispatcher(tmp_path, "nvidia_h200", "sm_90")
-    shipped.passes.forward(q, k, v, Call(causal=False, scale=1.0), features)
+    call, tensors = Call(causal=False, scale=1.0, features=features).parts
+    shipped.passes.forward(call, q, k, v, tensors)
     assert "the default kernel serves" in caplog.text
     assert "flashgen tune" in caplog.text
     word = WORDS.get(feature, feature)

@@ -16,7 +16,7 @@ from flashgen import append, decode
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.cache import Cache
-from flashgen.spec.features import Given
+from flashgen.spec.features import features_of
 from tests.memory_watch import watched
 from tests.serving import serve
 
@@ -136,7 +136,7 @@ def decode_reads_what_is_there(data: st.DataObject) -> None:
     with watched():
         o = decode(q, *held, lengths=int32(lengths), causal=True, **options)
     cache = Cache(k=k, v=v, lengths=int32(lengths), block_table=table, leftpad=leftpad)
-    features = Given(window=options.get("window")).features(causal=True)
+    features = features_of(causal=True, window=options.get("window"))
     want, _ = eager_cache.attention(q, cache, scale=0.25, causal=True, features=features)
     torch.testing.assert_close(o, want, atol=2e-3, rtol=0)
 

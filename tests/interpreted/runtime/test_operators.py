@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.runtime import Dispatcher, operators
+from flashgen.runtime import Dispatcher, custom_ops
 from tests.operators_contract import OperatorsContract, assert_same, draw, gradients
 from tests.serving import record_directions, serve
 
@@ -60,7 +60,7 @@ class TestWithKernels(OperatorsContract):
             raise AssertionError("an eager call went through torch.library")
 
         for name in ("attention_forward", "attention_backward"):
-            monkeypatch.setattr(operators, name, called)
+            monkeypatch.setattr(custom_ops, name, called)
         q, k, v = draw()
         dispatcher.attention(q, k, v)
         gradients(dispatcher.attention, q, k, v)

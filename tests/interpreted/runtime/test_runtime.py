@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from flashgen.runtime import Dispatcher
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
 from tests.package import make_choice, make_dispatcher
-from tests.serving import serve
+from tests.serving import serve, watch_plans
 
 SPECS = [make_spec("bfloat16", 64, mask) for mask in ("none", "causal")]
 BY_DESCRIPTOR = make_config(64, 32, schedule="s_ahead", loads="descriptor")
@@ -61,13 +60,7 @@ def assert_right(
 def names_of_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels launched from here on."""
     names: list[str] = []
-    run = Plan.__call__
-
-    def recording(self: Plan, call: Any) -> Any:
-        names.append(f"{self.spec.name}_{self.config.label}")
-        return run(self, call)
-
-    monkeypatch.setattr(Plan, "__call__", recording)
+    watch_plans(monkeypatch, lambda x: names.append(f"{x.spec.name}_{x.config.label}"))
     return names
 
 
@@ -153,14 +146,11 @@ class OutOfResources(Exception):
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, label: str, error: Exception) -> None:
-    launch = Plan.__call__
-
-    def failing(self: Plan, call: Any) -> Any:
-        if label in self.config.label:
+    def fail(plan: Plan) -> None:
+        if label in plan.config.label:
             raise error
-        return launch(self, call)
 
-    monkeypatch.setattr(Plan, "__call__", failing)
+    watch_plans(monkeypatch, fail)
 
 
 def test_out_of_resources_takes_the_next_rung_and_logs_it(
