@@ -7,9 +7,6 @@ spec -> kernels -> compile -> evaluate (check, measure or estimate) -> search ->
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,42 +33,39 @@ __all__ = [
 ]
 
 
-def lazily(
-    package: str, places: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The __getattr__ and __dir__ of a package that loads its public names when first used.
-
-    places: where each name is, "module:name", or "module" for a module, relative to the package.
-    """
-
-    def load(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = places[name].partition(":")
-        value: Any = importlib.import_module(f"{package}.{module}")
-        if attribute:
-            value = getattr(value, attribute)
-        setattr(sys.modules[package], name, value)
-        return value
-
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *places})
-
-    return load, names
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _loaded(name)
+    return found
 
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "append": "runtime.kv_cache:append",
-        "attention": "runtime.api:attention",
-        "attention_varlen": "runtime.varlen:attention_varlen",
-        "block_mask": "runtime.block_mask",
-        "decode": "runtime.api:decode",
-        "digest": "runtime.api:digest",
-        "explain": "runtime.api:explain",
-        "explain_decode": "runtime.api:explain_decode",
-        "merge": "runtime.merge:merge",
-        "use": "runtime.folders:use",
-    },
-)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _loaded(name: str) -> Any:
+    """A public name, whose module is loaded."""
+    if name == "append":
+        from flashgen.runtime.kv_cache import append
+
+        return append
+    if name == "attention_varlen":
+        from flashgen.runtime.varlen import attention_varlen
+
+        return attention_varlen
+    if name == "block_mask":
+        import flashgen.runtime.block_mask as block_mask
+
+        return block_mask
+    if name == "merge":
+        from flashgen.runtime.merge import merge
+
+        return merge
+    if name == "use":
+        from flashgen.runtime.folders import use
+
+        return use
+    from flashgen.runtime import api
+
+    return getattr(api, name)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flashgen import lazily
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashgen.estimate.estimate import estimate_cubin
 
 __all__ = ["estimate_cubin"]
 
-__getattr__, __dir__ = lazily(__name__, {"estimate_cubin": "estimate:estimate_cubin"})
+
+def __getattr__(name: str) -> Any:
+    if name == "estimate_cubin":
+        from flashgen.estimate.estimate import estimate_cubin
+
+        return estimate_cubin
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

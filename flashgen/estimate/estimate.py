@@ -64,20 +64,37 @@ def estimate_cubin(
 ) -> Timing:
     """The time of one launch of any kernel that Triton compiled, in microseconds.
 
-    arch is the architecture it was compiled for ("sm_90"), target the GPU, a known slug or a Gpu.
-    num_warps are those of a block, shared_bytes its dynamic shared memory. blocks has, for each
-    block in launch order, the trip counts of the kernel's main loops (the innermost ones with
-    matrix instructions) in order of address; a loop with wgmma that branches over its mask counts
-    as two, with the mask and then without. Deterministic; never above the target's peak.
+    Deterministic; never above the target's peak. The main loops are the innermost ones with matrix
+    instructions; a loop with wgmma that branches over its mask counts as two, with the mask and
+    then without. With tile_flops a loop that ptxas unrolled is found, and its trips are counted
+    right. Without it the trips must be those of the machine code, and a loop unrolled fourfold
+    takes four times as long as it should. Without least_bytes a launch that memory limits is
+    estimated too fast.
 
-    tile_flops: what a block must multiply in one trip of each main loop as the source has it, in
-    floating-point operations. With it a loop that ptxas unrolled is found, and its trips are
-    counted right. Without it the trips must be those of the machine code, and a loop unrolled
-    fourfold takes four times as long as it should. least_bytes: what the launch must at least read
-    from memory and write to it; without it a launch that memory limits is estimated too fast.
+    Args:
+        cubin: the compiled kernel.
+        arch: the architecture it was compiled for, such as "sm_90".
+        num_warps: warps of a block.
+        shared_bytes: the dynamic shared memory of a block.
+        blocks: for each block in launch order, the trips of the main loops in order of address.
+        target: the GPU, a known slug or a Gpu.
+        tile_flops: what a block must multiply in one trip of each main loop, as the source has it.
+        least_bytes: what the launch must at least read from memory and write to it.
 
-    Raises NoEstimate with the reason if the model has no reliable figure, InvalidArgument for
-    contradicting arguments, ToolchainError if cuobjdump or numba is missing.
+    Returns:
+        The time, and the interval that the model gives it.
+
+    Raises:
+        NoEstimate: with the reason, if the model has no reliable figure.
+        InvalidArgument: for contradicting arguments.
+        ToolchainError: if cuobjdump or numba is missing.
+
+    Examples:
+        >>> from flashgen.estimate import estimate_cubin
+        >>> timing = estimate_cubin(  # doctest: +SKIP
+        ...     cubin, arch="sm_90", num_warps=8, shared_bytes=98304, blocks=[[32]] * 264,
+        ...     target="nvidia_h200",
+        ... )
     """
     gpu = known_target(target) if isinstance(target, str) else target
     if arch != gpu.arch:

@@ -69,10 +69,28 @@ def check_kernel(
     seed: int = 0,
     cases: Sequence[AnyCase] | None = None,
 ) -> CheckResult:
-    """Run a kernel on every case, with fresh inputs drawn from `seed`, and compare with float64.
+    """Run a kernel on every case, with fresh inputs, and compare with float64.
 
-    device "cpu" needs TRITON_INTERPRET=1 set before the process imported triton; otherwise raises
-    ToolchainError. Errors of the launch are not caught.
+    Errors of the launch are not caught.
+
+    Args:
+        rendered: the text of the kernel.
+        spec: what it computes.
+        config: how it computes it.
+        device: "cpu" needs TRITON_INTERPRET=1 set before the process imported triton.
+        seed: what inputs are drawn from.
+        cases: the cases; those of the spec unless given.
+
+    Returns:
+        The largest errors, and what failed.
+
+    Raises:
+        ToolchainError: if the kernel cannot run on the device.
+
+    Examples:
+        >>> from flashgen.evaluate.check import check_kernel
+        >>> check_kernel(render(spec, config), spec, config).passed  # doctest: +SKIP
+        True
     """
     if device == "cpu" and not interpreter.active():
         raise ToolchainError(

@@ -261,9 +261,25 @@ class Raced:
 def measure(
     run: Run, *, effort: Literal["rough", "timed"], stopwatch: Stopwatch, ceiling: Ceiling
 ) -> Timing:
-    """Time one kernel by itself. `run` launches it once, without waiting.
+    """Time one kernel by itself.
 
-    Raises Implausible and Unsteady.
+    Args:
+        run: launches it once, without waiting.
+        effort: "rough", or "timed" for what a table may hold.
+        stopwatch: what it times with, such as a CudaStopwatch.
+        ceiling: the work of a launch and the peak of the GPU.
+
+    Returns:
+        The median with its percentiles.
+
+    Raises:
+        Implausible: for a time that is impossible at the GPU's peak.
+        Unsteady: if times do not settle.
+
+    Examples:
+        >>> from flashgen.evaluate.measure import CudaStopwatch, measure
+        >>> watch = CudaStopwatch()  # doctest: +SKIP
+        >>> measure(run, effort="timed", stopwatch=watch, ceiling=ceiling)  # doctest: +SKIP
     """
     budget = BUDGETS[effort]
     batch = warm_up(run, stopwatch, budget.warm_s)

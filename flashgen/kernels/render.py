@@ -38,10 +38,27 @@ class Rendered:
 
 
 def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
-    """Render the kernel of (spec, config): a pure function of both and of the templates, cached per
-    process.
+    """Render the kernel of (spec, config): a pure function of both and of the templates.
 
-    Raises FlashgenError, naming the template, if it uses an undefined name.
+    It is cached per process.
+
+    Args:
+        spec: what is computed.
+        config: how it is computed.
+
+    Returns:
+        The text, its name and its digest.
+
+    Raises:
+        FlashgenError: naming the template, if it uses an undefined name.
+
+    Examples:
+        >>> from flashgen.kernels.render import render
+        >>> from flashgen.spec import AttentionSpec
+        >>> from flashgen.spec.defaults import default_config
+        >>> spec = AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal")
+        >>> "@triton.jit" in render(spec, default_config(spec)).source
+        True
     """
     return _rendered(spec, config)
 

@@ -47,11 +47,33 @@ def rounded_attention(
     precision: str,
     features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """The result of an ideally rounded kernel: float32 throughout, but P and O rounded as a kernel
-    must.
+    """The result of an ideally rounded kernel.
 
-    With precision tf32 the operands of both products are rounded to tf32 first. Its distance from
-    the float64 attention is the floor.
+    All is float32, but P and O are rounded as a kernel must. With precision tf32 the operands of
+    both products are rounded to tf32 first. Its distance from the float64 attention is the floor.
+
+    Args:
+        q: (B, H, Sq, d).
+        k: (B, Hkv, Sk, d).
+        v: (B, Hkv, Sk, d_v).
+        scale: what scores are multiplied by.
+        diagonal: the offset of the causal diagonal; None without a mask.
+        precision: how float32 is multiplied, "ieee" or "tf32".
+        features: what the call brings besides.
+
+    Returns:
+        O (B, H, Sq, d_v) and LSE (B, H, Sq).
+
+    Raises:
+        RuntimeError: whatever torch raises for shapes that do not agree.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.reference.attention import rounded_attention
+        >>> q = torch.randn(1, 2, 8, 64, dtype=torch.bfloat16)
+        >>> o, lse = rounded_attention(q, q, q, scale=0.125, diagonal=None, precision="ieee")
+        >>> o.dtype
+        torch.bfloat16
     """
     dtype = q.dtype if features.fp8 is None else getattr(torch, features.fp8.dtype)
     q32, k32, v32 = (operand(x, precision) for x in (q, k, v))
@@ -158,6 +180,31 @@ def judge(
     rounded relative to that). On tiny shapes the first by itself would reject correct kernels. LSE
     may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by
     2^-10.
+
+    Args:
+        o: (B, H, Sq, d_v), the kernel's result.
+        lse: (B, H, Sq), the kernel's result.
+        q: (B, H, Sq, d).
+        k: (B, Hkv, Sk, d).
+        v: (B, Hkv, Sk, d_v).
+        scale: what scores were multiplied by.
+        diagonal: the offset of the causal diagonal; None without a mask.
+        precision: how float32 was multiplied, "ieee" or "tf32".
+        features: what the call brought besides.
+
+    Returns:
+        The errors, and whether they pass.
+
+    Raises:
+        RuntimeError: whatever torch raises for shapes that do not agree.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> from flashgen.reference.attention import judge
+        >>> q = torch.randn(1, 2, 8, 64)
+        >>> o, lse = flashgen.attention(q, q, q, scale=0.125, return_lse=True)
+        >>> judge(o, lse, q, q, q, scale=0.125, diagonal=None).passed
+        True
     """
     exact_o, exact_lse = attention(
         q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal, features=features
@@ -180,12 +227,30 @@ def judge(
 
 
 def compared(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) -> Comparison:
-    """The errors of one result, `found`.
+    """The errors of one result in units of rounding.
 
     The unit of the largest is the largest of: the floor, which is that of `ideal`; half a unit in
-    the last place at max|exact|; 4 * 2^-24 * summed, a bound of the sums of absolute values that
-    float32 accumulates. The unit of the rms is that of `ideal`, but not less than the last of
-    these.
+    the last place at max|exact|; 4 * 2^-24 * summed. The unit of the rms is that of `ideal`, but
+    not less than the last of these.
+
+    Args:
+        found: the result.
+        exact: the same in float64.
+        ideal: what an ideally rounded kernel gives.
+        summed: a bound of the sums of absolute values that float32 accumulates.
+
+    Returns:
+        The errors, and whether they pass.
+
+    Raises:
+        RuntimeError: whatever torch raises for shapes that do not agree.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.reference.attention import compared
+        >>> x = torch.rand(4, dtype=torch.float64)
+        >>> compared(x.float(), x, x.float(), 1.0).passed
+        True
     """
     lost = 4 * 2.0**-24 * summed
     half_ulp = 2.0 ** -OUTPUT_BITS[found.dtype] * max_abs(exact)

@@ -89,10 +89,24 @@ def write_report(
     *,
     notice: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Write the report of a table to `path`, an .html file, atomically.
+    """Write the report of a table, an .html file, atomically.
 
-    outcomes are those of the GPU's log, in order; there may be none. Raises InvalidArgument if
-    `path` is no .html, FlashgenError if it cannot be written.
+    Args:
+        table: the table.
+        outcomes: those of the GPU's log, in order; there may be none.
+        path: the file.
+        notice: is called with a sentence on what is left out.
+
+    Returns:
+        None.
+
+    Raises:
+        InvalidArgument: if the path is no .html.
+        FlashgenError: if it cannot be written.
+
+    Examples:
+        >>> from flashgen.report import write_report
+        >>> write_report(table, outcomes, Path("report.html"))  # doctest: +SKIP
     """
     if path.suffix.lower() not in (".html", ".htm"):
         raise InvalidArgument(f"the report must be an .html file: got {path}")

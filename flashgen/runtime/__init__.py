@@ -5,9 +5,7 @@ Each name is loaded when first used. None needs optuna, yaml, a GPU or a folder 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flashgen import lazily
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashgen.runtime import block_mask, flash_attn, fp8, sdpa, torch, transformers, varlen
@@ -26,17 +24,46 @@ __all__ = [
     "varlen",
 ]
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Dispatcher": "dispatcher:Dispatcher",
-        "Explanation": "explanation:Explanation",
-        "block_mask": "block_mask",
-        "flash_attn": "flash_attn",
-        "fp8": "fp8",
-        "sdpa": "sdpa",
-        "torch": "torch",
-        "transformers": "transformers",
-        "varlen": "varlen",
-    },
-)
+
+def __getattr__(name: str) -> Any:
+    if name == "Dispatcher":
+        from flashgen.runtime.dispatcher import Dispatcher
+
+        return Dispatcher
+    if name == "Explanation":
+        from flashgen.runtime.explanation import Explanation
+
+        return Explanation
+    if name == "block_mask":
+        import flashgen.runtime.block_mask as block_mask
+
+        return block_mask
+    if name == "flash_attn":
+        import flashgen.runtime.flash_attn as flash_attn
+
+        return flash_attn
+    if name == "fp8":
+        import flashgen.runtime.fp8 as fp8
+
+        return fp8
+    if name == "sdpa":
+        import flashgen.runtime.sdpa as sdpa
+
+        return sdpa
+    if name == "torch":
+        import flashgen.runtime.torch as torch
+
+        return torch
+    if name == "transformers":
+        import flashgen.runtime.transformers as transformers
+
+        return transformers
+    if name == "varlen":
+        import flashgen.runtime.varlen as varlen
+
+        return varlen
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

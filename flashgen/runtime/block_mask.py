@@ -23,10 +23,26 @@ SKIPPED, PARTIAL, WHOLE = 0, 1, 2
 
 
 def prefix_lm(prefix_lengths: Tensor, seq_q: int, seq_k: int) -> BlockMask:
-    """All queries see the keys of the prefix, and later keys causally: query i of sequence b sees
-    key j if j < prefix_lengths[b] or j <= i + seq_k - seq_q.
+    """All queries see the keys of the prefix, and later keys causally.
 
-    prefix_lengths: integers (batch,). Raises InvalidArgument for anything else.
+    Query i of sequence b sees key j if j < prefix_lengths[b] or j <= i + seq_k - seq_q.
+
+    Args:
+        prefix_lengths: integers (batch,).
+        seq_q: how many queries there are.
+        seq_k: how many keys there are.
+
+    Returns:
+        A BlockMask for attention(block_mask=...).
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> mask = flashgen.block_mask.prefix_lm(torch.tensor([2]), 4, 4)
+        >>> mask.seq_q, mask.seq_k
+        (4, 4)
     """
     _check_ids("prefix_lengths", prefix_lengths, (1,))
     seq_q, seq_k = _length("seq_q", seq_q), _length("seq_k", seq_k)
@@ -51,12 +67,25 @@ def prefix_lm(prefix_lengths: Tensor, seq_q: int, seq_k: int) -> BlockMask:
 def document(
     document_ids: Tensor, key_ids: Tensor | None = None, *, causal: bool = False
 ) -> BlockMask:
-    """A query sees the keys of its own document: those with the same id. A negative id is in no
-    document.
+    """A query sees the keys of its own document: those with the same id.
 
-    document_ids: integers (seq,) or (batch, seq), of queries, and of keys unless key_ids are given,
-    (seq_k,) or (batch, seq_k). causal: also require j <= i + seq_k - seq_q. Raises InvalidArgument
-    for anything else.
+    Args:
+        document_ids: integers (seq,) or (batch, seq), of queries; a negative id is in no document.
+        key_ids: those of keys, (seq_k,) or (batch, seq_k); document_ids unless given.
+        causal: also require j <= i + seq_k - seq_q.
+
+    Returns:
+        A BlockMask for attention(block_mask=...).
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> mask = flashgen.block_mask.document(torch.tensor([0, 0, 1]), causal=True)
+        >>> q = torch.randn(1, 2, 3, 64)
+        >>> flashgen.attention(q, q, q, block_mask=mask).shape
+        torch.Size([1, 2, 3, 64])
     """
     keys_of = document_ids if key_ids is None else key_ids
     for name, ids in (("document_ids", document_ids), ("key_ids", keys_of)):
@@ -91,8 +120,22 @@ def document(
 
 
 def from_boolean(mask: Tensor) -> BlockMask:
-    """Any mask: bool, (seq_q, seq_k), (heads, seq_q, seq_k) or (batch, heads, seq_q, seq_k), True
-    where a query may attend; batch and heads may be 1. Raises InvalidArgument for anything else.
+    """Any mask, given element by element.
+
+    Args:
+        mask: bool ([[batch,] heads,] seq_q, seq_k), True may attend; batch and heads may be 1.
+
+    Returns:
+        A BlockMask for attention(block_mask=...).
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> mask = flashgen.block_mask.from_boolean(torch.ones(4, 6, dtype=torch.bool).tril())
+        >>> mask.seq_q, mask.seq_k
+        (4, 6)
     """
     fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim in (2, 3, 4)
     if not fits or 0 in mask.shape:

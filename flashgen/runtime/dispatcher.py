@@ -107,29 +107,44 @@ class Dispatcher:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Exact attention, softmax(scale * Q K^T + bias) V.
 
-        q (batch, heads, seq_q, head_dim), k (batch, kv_heads, seq_k, head_dim) and v (batch,
-        kv_heads, seq_k, head_dim_v), float16, bfloat16 or float32, in any strides; kv_heads divides
-        heads. causal: True or "bottom_right" (the last query sees the last key), "top_left", or
-        False. scale: 1/sqrt(head_dim) unless given. bias: broadcastable to (batch, heads, seq_q,
-        seq_k); a float one is added, of a boolean one True lets a query attend. alibi_slopes:
-        float32 (heads,) or (batch, heads), ALiBi. dropout_p: the probability with which an element
-        of P is dropped, whether or not gradients are computed. window: (left, right), how many keys
-        a query sees to the left and to the right of its own, the causal diagonal or, without a
-        causal mask, the bottom-right one; None or -1 is no end. softcap: the scores become
-        softcap * tanh(score / softcap), before bias and masks; 0 or None is no cap. sinks:
-        (heads,), float32 or of the dtype of q, a score that each row of a head sums besides its
-        keys'. chunk: under a causal mask a query sees only keys of its own chunk of so many keys,
-        those for which (position - chunk_start) // chunk is that of i + diagonal (Llama 4); others
-        are not read. chunk_start: int32 (batch,), the position at which chunk 0 begins, 0 unless
-        given; of sequences padded to the left, their pads. block_mask: of
-        flashgen.runtime.block_mask, which queries see which keys; then causal is False, and there
-        are neither window nor bias. deterministic: False admits a backward that adds dQ up in any
-        order. precision: how float32 is multiplied, "ieee" or "tf32".
+        Differentiable, once, with respect to q, k, v, a float bias and sinks. Of sequences padded
+        to the left, chunk_start is their pads. Without a causal mask a window counts from the
+        bottom-right diagonal. Keys of other chunks are not read.
 
-        Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
-        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
-        sink. Both are differentiable, once, with respect to q, k, v, a float bias and sinks. Raises
-        InvalidArgument, a ValueError, naming the argument.
+        Args:
+            q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32, in any strides.
+            k: (batch, kv_heads, seq_k, head_dim); kv_heads divides heads.
+            v: (batch, kv_heads, seq_k, head_dim_v).
+            causal: True or "bottom_right" (the last query sees the last key), "top_left", or False.
+            scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+            bias: to (batch, heads, seq_q, seq_k): float, added to scores, or bool, True may attend.
+            alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+            dropout_p: probability with which an element of P is dropped, with or without gradients.
+            window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
+            softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
+            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+            chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
+            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
+            block_mask: of flashgen.block_mask; then causal is False, without window and bias.
+            deterministic: False admits a backward that adds dQ up in any order.
+            precision: how float32 is multiplied, "ieee" or "tf32".
+            return_lse: whether LSE is returned too.
+
+        Returns:
+            O (batch, heads, seq_q, head_dim_v); with return_lse also LSE (batch, heads, seq_q),
+            float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or
+            its sink.
+
+        Raises:
+            InvalidArgument: naming the argument; it is a ValueError.
+
+        Examples:
+            >>> import torch, flashgen
+            >>> q = torch.randn(2, 8, 16, 64)
+            >>> k = v = torch.randn(2, 2, 16, 64)
+            >>> o, lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
+            >>> o.shape, lse.shape
+            (torch.Size([2, 8, 16, 64]), torch.Size([2, 8, 16]))
         """
         limits, key, kept = NO_LIMITS, None, None
         if window is not None or softcap is not None:
@@ -216,36 +231,56 @@ class Dispatcher:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Exact attention of few queries over a cache of keys and values (Flash-Decoding).
 
-        q (batch, heads, seq_q, head_dim), float16, bfloat16 or float32; seq_q is 1, or the few
-        queries of speculative decoding. Either k (batch, kv_heads, capacity, head_dim) and v
-        (batch, kv_heads, capacity, head_dim_v); or, with block_table, int32 (batch, pages of a
-        sequence), pools k (pages, page_size, kv_heads, head_dim) and v likewise, page_size a power
-        of two: key j of sequence b is in slot j % page_size of page block_table[b, j // page_size].
-        All in any strides. kv_heads divides heads. lengths: int32 (batch,), the keys of each
-        sequence, those of the new queries included; without, every sequence fills the cache. One
-        above the capacity is as the capacity, one below 0 as 0; what lies beyond is not read.
-        cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's; they may then
-        have any batch size. cache_leftpad: int32 (batch,), the place of each sequence's first key:
-        its keys are those from there up to its length. k and v may be float8_e4m3fn or int8, q then
-        float16 or bfloat16, with k_scale and v_scale, float32 (kv_heads,) or, in pages, (pages,
-        kv_heads), each positive, by which elements are multiplied. causal: query i sees key j where
-        j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless given.
+        All in any strides; kv_heads divides heads. With block_table, page_size is a power of two,
+        and key j of sequence b is in slot j % page_size of page block_table[b, j // page_size]. A
+        length above the capacity is as the capacity, one below 0 as 0; what lies beyond is not
+        read. With cache_batch_idx, k and v may have any batch size. With cache_leftpad, the keys of
+        a sequence are those from there up to its length. Over 8 bits q is float16 or bfloat16, and
+        scales are positive.
 
-        bias, broadcastable to (batch, heads, seq_q, capacity), alibi_slopes, window, softcap,
-        sinks, chunk and chunk_start: as attention() takes them, the diagonal being length - seq_q.
-        Keys outside a window or a chunk are not read. precision: how float32 is multiplied, "ieee"
-        or "tf32".
+        The features are those of attention(), the diagonal being length - seq_q. Keys outside a
+        window or a chunk are not read. lengths, block_table, cache_batch_idx and cache_leftpad are
+        read by the device, when the kernels run: a CUDA graph of a call may be replayed with other
+        values in them. Pages and rows that they name must exist: nothing checks. There is no
+        gradient.
 
-        lengths, block_table, cache_batch_idx and cache_leftpad are read by the device, when the
-        kernels run: a CUDA graph of a call may be replayed with other values in them. Pages and
-        rows that they name must exist: nothing checks.
+        Args:
+            q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32; seq_q is 1 or a few.
+            k: (batch, kv_heads, capacity, head_dim), or (pages, page_size, kv_heads, head_dim).
+            v: as k, with head_dim_v; of one dtype with k, which may be float8_e4m3fn or int8.
+            lengths: int32 (batch,), keys of each sequence with the new ones; else all of the cache.
+            block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
+            cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's.
+            cache_leftpad: int32 (batch,), the place of each sequence's first key.
+            k_scale: multiplies k of 8 bits: float32 (kv_heads,), or of pages (pages, kv_heads).
+            v_scale: the same of v.
+            causal: whether query i sees key j only where j <= i + length - seq_q.
+            scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+            bias: to (batch, heads, seq_q, capacity): float or bool, as of attention().
+            alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+            window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
+            softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
+            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+            chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
+            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
+            precision: how float32 is multiplied, "ieee" or "tf32".
+            return_lse: whether LSE is returned too.
 
-        Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
-        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
-        sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
+        Returns:
+            O (batch, heads, seq_q, head_dim_v); with return_lse also LSE (batch, heads, seq_q),
+            float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or
+            its sink.
+
+        Raises:
+            InvalidArgument: naming the argument; it is a ValueError.
+
+        Examples:
+            >>> import torch, flashgen
+            >>> q, cache = torch.randn(2, 8, 1, 64), torch.randn(2, 2, 128, 64)
+            >>> lengths = torch.tensor([5, 128], dtype=torch.int32)
+            >>> flashgen.decode(q, cache, cache, lengths=lengths).shape
+            torch.Size([2, 8, 1, 64])
         """
-        from flashgen.runtime.decode import CacheArguments
-
         limits, key = NO_LIMITS, None
         if window is not None or softcap is not None:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
@@ -258,6 +293,8 @@ class Dispatcher:
             key, found = self.decoder.again(tensors, (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]
+        from flashgen.runtime.decode import CacheArguments
+
         call = Call(
             causal=causal, scale=scale, precision=precision,
             features=asked_features(
@@ -298,8 +335,39 @@ class Dispatcher:
         return_lse: bool = False,
         direction: Direction = "forward",
     ) -> Explanation:
-        """Which kernel attention() would run for these tensors and arguments, from where, and why;
-        that of a backward direction too. Launches nothing. Raises InvalidArgument.
+        """Which kernel attention() would run for a call, from where, and why; launches nothing.
+
+        Args:
+            q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32, in any strides.
+            k: (batch, kv_heads, seq_k, head_dim); kv_heads divides heads.
+            v: (batch, kv_heads, seq_k, head_dim_v).
+            causal: True or "bottom_right" (the last query sees the last key), "top_left", or False.
+            scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+            bias: to (batch, heads, seq_q, seq_k): float, added to scores, or bool, True may attend.
+            alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+            dropout_p: probability with which an element of P is dropped, with or without gradients.
+            window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
+            softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
+            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+            chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
+            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
+            block_mask: of flashgen.block_mask; then causal is False, without window and bias.
+            deterministic: False admits a backward that adds dQ up in any order.
+            precision: how float32 is multiplied, "ieee" or "tf32".
+            return_lse: has no effect.
+            direction: which kernel: the forward, or one of the backward's, such as backward_dkv.
+
+        Returns:
+            An Explanation; str() gives it as text.
+
+        Raises:
+            InvalidArgument: naming the argument; it is a ValueError.
+
+        Examples:
+            >>> import torch, flashgen
+            >>> q = torch.randn(1, 2, 8, 64)
+            >>> print(flashgen.explain(q, q, q))
+            fwd_fp32_d64: CPU tensors are served by torch, with no kernel of flashgen
         """
         from flashgen.runtime.explanation import explain_call
 
@@ -338,8 +406,41 @@ class Dispatcher:
         precision: str = "ieee",
         return_lse: bool = False,
     ) -> Explanation:
-        """Which split kernel decode() would run for these tensors and arguments, from where, and
-        why. Launches nothing. Raises InvalidArgument.
+        """Which split kernel decode() would run for a call, from where, and why; launches nothing.
+
+        Args:
+            q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32; seq_q is 1 or a few.
+            k: (batch, kv_heads, capacity, head_dim), or (pages, page_size, kv_heads, head_dim).
+            v: as k, with head_dim_v; of one dtype with k, which may be float8_e4m3fn or int8.
+            lengths: int32 (batch,), keys of each sequence with the new ones; else all of the cache.
+            block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
+            cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's.
+            cache_leftpad: int32 (batch,), the place of each sequence's first key.
+            k_scale: multiplies k of 8 bits: float32 (kv_heads,), or of pages (pages, kv_heads).
+            v_scale: the same of v.
+            causal: whether query i sees key j only where j <= i + length - seq_q.
+            scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+            bias: to (batch, heads, seq_q, capacity): float or bool, as of attention().
+            alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+            window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
+            softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
+            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+            chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
+            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
+            precision: how float32 is multiplied, "ieee" or "tf32".
+            return_lse: has no effect.
+
+        Returns:
+            An Explanation; str() gives it as text.
+
+        Raises:
+            InvalidArgument: naming the argument; it is a ValueError.
+
+        Examples:
+            >>> import torch, flashgen
+            >>> q, cache = torch.randn(1, 2, 1, 64), torch.randn(1, 2, 32, 64)
+            >>> print(flashgen.explain_decode(q, cache, cache))
+            decode_fp32_d64: CPU tensors are served by torch, with no kernel of flashgen
         """
         from flashgen.runtime.decode import CacheArguments
         from flashgen.runtime.explanation import explain_cached
@@ -356,8 +457,20 @@ class Dispatcher:
         return explain_cached(self.resolver, self.decoder, call, q, k, v, arguments)
 
     def digest(self) -> str:
-        """sha256 of all that decides which kernel runs and what its text is. Two ranks with equal
-        digests run the same text on equal GPUs.
+        """sha256 of all that decides which kernel runs and what its text is.
+
+        Two ranks with equal digests run the same text on equal GPUs.
+
+        Returns:
+            "sha256:" and 64 hexadecimal digits.
+
+        Raises:
+            GeneratedError: if a folder of kernels cannot be read.
+
+        Examples:
+            >>> import flashgen
+            >>> flashgen.digest()[:7]
+            'sha256:'
         """
         from flashgen.runtime.explanation import digest_of
 

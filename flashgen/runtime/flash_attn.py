@@ -143,16 +143,42 @@ def flash_attn_varlen_func(
     *,
     s_aux: Tensor | None = None,
 ) -> Results:
-    """Attention of packed q (total_q, heads, d) over k and v (total_k, kv_heads, d).
+    """Attention of packed sequences, as of the package flash_attn.
 
-    cu_seqlens_q and cu_seqlens_k, int32 or int64 (batch + 1,): where each sequence begins, and the
-    last one ends. With block_table, int32 (batch, pages of a sequence), k and v are pools (pages,
-    page_size, kv_heads, d), page_size any power of two, and cu_seqlens_k counts each sequence's
-    keys. alibi_slopes: float32 (heads,) or (batch, heads). Returns O (total_q, heads, d), with
-    return_attn_probs also LSE (heads, total_q) and None, for P is never made. The causal mask is
-    aligned at the bottom right of each sequence, and a query that sees no key has O = 0.
-    Differentiable with respect to q, k and v. Raises InvalidArgument, a ValueError, naming the
-    argument.
+    page_size is any power of two. The causal mask is aligned at the bottom right of each sequence,
+    and a query that sees no key has O = 0. Differentiable with respect to q, k and v.
+
+    Args:
+        q: (total_q, heads, d).
+        k: (total_k, kv_heads, d), or pages (pages, page_size, kv_heads, d).
+        v: as k.
+        cu_seqlens_q: int32 or int64 (batch + 1,): where sequences begin, and the last one ends.
+        cu_seqlens_k: the same of keys; with block_table it counts each sequence's keys.
+        max_seqlen_q: no sequence has more queries.
+        max_seqlen_k: no sequence has more keys.
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
+        s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+
+    Returns:
+        O (total_q, heads, d); with return_attn_probs also LSE (heads, total_q) and None.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q, bounds = torch.randn(5, 8, 64), torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> flash_attn.flash_attn_varlen_func(q, q, q, bounds, bounds, 3, 3).shape
+        torch.Size([5, 8, 64])
     """
     check_probabilities(return_attn_probs, dropout_p)
     dim_v, scale = None, softmax_scale
@@ -186,7 +212,38 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Results:
-    """flash_attn_varlen_func of q (total_q, heads, d) and kv (total_k, 2, kv_heads, d)."""
+    """flash_attn_varlen_func of keys and values in one tensor.
+
+    Args:
+        q: (total_q, heads, d).
+        kv: (total_k, 2, kv_heads, d).
+        cu_seqlens_q: int32 or int64 (batch + 1,): where sequences begin, and the last one ends.
+        cu_seqlens_k: the same of keys; with block_table it counts each sequence's keys.
+        max_seqlen_q: no sequence has more queries.
+        max_seqlen_k: no sequence has more keys.
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+
+    Returns:
+        As flash_attn_varlen_func.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q, bounds = torch.randn(5, 8, 64), torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> kv = torch.randn(5, 2, 8, 64)
+        >>> flash_attn.flash_attn_varlen_kvpacked_func(q, kv, bounds, bounds, 3, 3).shape
+        torch.Size([5, 8, 64])
+    """
     k, v = unpacked("kv", kv, "total", 2)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
@@ -207,7 +264,35 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Results:
-    """flash_attn_varlen_func of qkv (total, 3, heads, d)."""
+    """flash_attn_varlen_func of queries, keys and values in one tensor.
+
+    Args:
+        qkv: (total, 3, heads, d).
+        cu_seqlens: int32 or int64 (batch + 1,): where sequences begin, and the last one ends.
+        max_seqlen: no sequence is longer.
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+
+    Returns:
+        As flash_attn_varlen_func.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q, bounds = torch.randn(5, 8, 64), torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> qkv = torch.randn(5, 3, 8, 64)
+        >>> flash_attn.flash_attn_varlen_qkvpacked_func(qkv, bounds, 3).shape
+        torch.Size([5, 8, 64])
+    """
     q, k, v = unpacked("qkv", qkv, "total", 3)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
@@ -241,13 +326,36 @@ def flash_attn_func(
     *,
     s_aux: Tensor | None = None,
 ) -> Results:
-    """Attention of q (batch, seq_q, heads, d) over k and v (batch, seq_k, kv_heads, d).
+    """Attention of (batch, seq, heads, d) tensors, as of the package flash_attn.
 
-    alibi_slopes: float32 (heads,) or (batch, heads). Returns O (batch, seq_q, heads, d), with
-    return_attn_probs also LSE (batch, heads, seq_q) and None, for P is never made. Differentiable
-    with respect to q, k and v. window_size: keys to the left and right that a query sees, -1 for
-    all, counted from the bottom-right diagonal; softcap: 0.0 is none. Raises InvalidArgument, a
-    ValueError, naming the argument.
+    Differentiable with respect to q, k and v.
+
+    Args:
+        q: (batch, seq_q, heads, d).
+        k: (batch, seq_k, kv_heads, d).
+        v: (batch, seq_k, kv_heads, d).
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+
+    Returns:
+        O (batch, seq_q, heads, d); with return_attn_probs also LSE (batch, heads, seq_q) and None.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q = torch.randn(2, 16, 8, 64)
+        >>> flash_attn.flash_attn_func(q, q, q, causal=True).shape
+        torch.Size([2, 16, 8, 64])
     """
     check_dimensions("four", 4, q=q, k=k, v=v)
     check_probabilities(return_attn_probs, dropout_p)
@@ -275,7 +383,31 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Results:
-    """flash_attn_func of qkv (batch, seq, 3, heads, d)."""
+    """flash_attn_func of queries, keys and values in one tensor.
+
+    Args:
+        qkv: (batch, seq, 3, heads, d).
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+
+    Returns:
+        As flash_attn_func.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> flash_attn.flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 8, 64)).shape
+        torch.Size([2, 16, 8, 64])
+    """
     q, k, v = unpacked("qkv", qkv, "batch, seq", 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
@@ -295,7 +427,33 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Results:
-    """flash_attn_func of q (batch, seq_q, heads, d) and kv (batch, seq_k, 2, kv_heads, d)."""
+    """flash_attn_func of keys and values in one tensor.
+
+    Args:
+        q: (batch, seq_q, heads, d).
+        kv: (batch, seq_k, 2, kv_heads, d).
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+
+    Returns:
+        As flash_attn_func.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q = torch.randn(2, 16, 8, 64)
+        >>> flash_attn.flash_attn_kvpacked_func(q, torch.randn(2, 16, 2, 8, 64)).shape
+        torch.Size([2, 16, 8, 64])
+    """
     k, v = unpacked("kv", kv, "batch, seq", 2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
@@ -327,24 +485,49 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of q (batch, seq_q, heads, d) over a cache, to which k and v may be appended first.
+    """Attention over a cache, to which k and v may be appended first, as of the package flash_attn.
 
-    k_cache and v_cache (batch, capacity, kv_heads, d); or, with block_table int32 (batch, pages of
-    a sequence), pools (pages, page_size, kv_heads, d), page_size any power of two. cache_seqlens,
-    an int or int32 (batch,): the keys each sequence has; None: all of the cache. With block_table a
-    length beyond the pages is refused, for which the host waits for the GPU. cache_batch_idx,
-    int32 (batch,): sequence b has row cache_batch_idx[b] of the caches, whose batch may be another;
-    it goes without block_table. cache_leftpad, int32 (batch,): the place of each sequence's first
-    key, which cache_seqlens and the places of rotary count in. k and v (batch, new, kv_heads, d)
-    are written in place behind the keys, and attended to; cache_seqlens stays as it is. rotary_cos
-    and rotary_sin (positions, rotary_dim / 2), at least as many positions as the cache has room
-    for, rotate k by its places, and q by its own under a causal mask or a window, else by that of
-    the first new key. window_size, softcap and alibi_slopes: as of flash_attn_func, the diagonal
-    being that of a sequence's own length. num_splits: at most 128, and 0 is as many as flashgen
-    chooses.
+    k and v are written in place behind the keys, and attended to; cache_seqlens stays as it is.
+    page_size is any power of two. With block_table a length beyond the pages is refused, for which
+    the host waits for the GPU. cache_batch_idx goes without block_table; the caches may then have
+    another batch. rotary_cos and rotary_sin have at least as many positions as the cache has room
+    for. They rotate k by its places, and q by its own under a causal mask or a window, else by that
+    of the first new key. The diagonal is that of a sequence's own length. There is no gradient.
 
-    Returns O (batch, seq_q, heads, d), with return_softmax_lse also LSE (batch, heads, seq_q). No
-    gradient. Raises InvalidArgument, a ValueError, naming the argument.
+    Args:
+        q: (batch, seq_q, heads, d).
+        k_cache: (batch, capacity, kv_heads, d), or pages (pages, page_size, kv_heads, d).
+        v_cache: as k_cache.
+        k: (batch, new, kv_heads, d), new keys.
+        v: (batch, new, kv_heads, d), new values.
+        rotary_cos: (positions, rotary_dim / 2).
+        rotary_sin: as rotary_cos.
+        cache_seqlens: int, or int32 (batch,): keys of each sequence; else all of the cache.
+        cache_batch_idx: int32 (batch,), the row of the caches that is each sequence's.
+        cache_leftpad: int32 (batch,), the place of each first key, counted in cache_seqlens.
+        block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        rotary_interleaved: elements 2i and 2i + 1 rotate together, else i and i + rotary_dim / 2.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        num_splits: at most 128; 0 is as many as flashgen chooses.
+        return_softmax_lse: whether LSE is returned too.
+        s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+
+    Returns:
+        O (batch, seq_q, heads, d); with return_softmax_lse also LSE (batch, heads, seq_q).
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q, cache = torch.randn(2, 1, 8, 64), torch.randn(2, 32, 8, 64)
+        >>> flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=5).shape
+        torch.Size([2, 1, 8, 64])
     """
     check_dimensions("four", 4, q=q, k_cache=k_cache, v_cache=v_cache)
     if not isinstance(num_splits, int) or not 0 <= num_splits <= MOST_SPLITS:

@@ -36,10 +36,20 @@ def current() -> Serving:
 def use(folder: str | os.PathLike[str] | None) -> None:
     """Serve this process by the kernels and tables of a folder from now on.
 
-    folder: what `flashgen tune --out` or `flashgen generate --out` named, or the `generated` in it;
-    None returns to FLASHGEN_GENERATED, or to the shipped tables. Functions imported from flashgen,
-    drop-ins and registered operators follow. Raises GeneratedError where the folder holds nothing
-    that this flashgen generated.
+    Functions imported from flashgen, drop-ins and registered operators follow.
+
+    Args:
+        folder: what `flashgen tune --out` named, or its `generated`; None is the default again.
+
+    Returns:
+        None.
+
+    Raises:
+        GeneratedError: if the folder holds nothing that this flashgen generated.
+
+    Examples:
+        >>> import flashgen
+        >>> flashgen.use(None)  # FLASHGEN_GENERATED, or the shipped tables
     """
     named = registry.default_folder() if folder is None else registry.inner_folder(Path(folder))
     registry.serve_by(dispatcher_in(named))

@@ -39,17 +39,40 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax(scale * Q K^T + bias) V of q (batch, heads, seq_q, head_dim), k (batch, kv_heads,
-    seq_k, head_dim) and v (batch, kv_heads, seq_k, head_dim_v), all torch.float8_e4m3fn.
+    """Softmax(scale * Q K^T + bias) V of float8_e4m3fn tensors; O is of out_dtype.
 
-    q_descale, k_descale, v_descale: float32, what elements are multiplied by: one number, or
-    (kv_heads,), or (batch, kv_heads), those of q by the heads of k; None is 1. Each positive.
-    out_dtype: of O, bfloat16 or float16. The others are as Dispatcher.attention takes them; sinks
-    are float32.
+    CPU tensors are computed in float32. There is no gradient. Factors are positive.
 
-    Returns O (batch, heads, seq_q, head_dim_v) and LSE (batch, heads, seq_q), float32. No gradient.
-    CPU tensors are computed in float32. Raises InvalidArgument, a ValueError, naming the argument,
-    and GeneratedError for a GPU without e4m3 products.
+    Args:
+        q: (batch, heads, seq_q, head_dim), torch.float8_e4m3fn.
+        k: (batch, kv_heads, seq_k, head_dim); kv_heads divides heads.
+        v: (batch, kv_heads, seq_k, head_dim_v).
+        q_descale: float32, one number, (kv_heads,) or (batch, kv_heads); None is 1.
+        k_descale: the same of k.
+        v_descale: the same of v.
+        out_dtype: of O, bfloat16 or float16.
+        causal: True or "bottom_right" (the last query sees the last key), "top_left", or False.
+        scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+        bias: to (batch, heads, seq_q, seq_k): float, added to scores, or bool, True may attend.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
+        softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
+        sinks: float32 (heads,): a score that each row of a head sums besides its keys'.
+
+    Returns:
+        O (batch, heads, seq_q, head_dim_v) and LSE (batch, heads, seq_q), float32.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+        GeneratedError: for a GPU without e4m3 products.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import fp8
+        >>> q = torch.randn(1, 2, 8, 64).to(torch.float8_e4m3fn)
+        >>> o, lse = fp8.attention(q, q, q, causal=True)
+        >>> o.dtype
+        torch.bfloat16
     """
     check_tensors(q=q, k=k, v=v)
     check_plain(q=q, k=k, v=v)

@@ -37,26 +37,45 @@ def append(
     interleaved: bool = False,
     advance: bool = True,
 ) -> Tensor | None:
-    """Write k (batch, kv_heads, new, head_dim) and v (batch, kv_heads, new, head_dim_v) into a
-    cache, in place.
+    """Write new keys and values into a cache, in place, behind those it has.
 
-    k_cache and v_cache are as Dispatcher.decode takes k and v: (batch, kv_heads, capacity, dim), or
-    with block_table pools (pages, page_size, kv_heads, dim); with cache_batch_idx, int32 (batch,),
-    sequence b has row cache_batch_idx[b] of a cache of any batch size, and no other sequence has
-    it. Key i of sequence b goes to place lengths[b] + i; what lies beyond the capacity is dropped.
-    lengths, int32 (batch,), stay as they are: add the new keys before decode(). Pages that are
-    written must be one sequence's alone. k_scale and v_scale, for caches of float8_e4m3fn or int8:
-    as decode() takes them; written is x / scale, to the nearest, ties to even, saturating.
+    Key i of sequence b goes to place lengths[b] + i; what lies beyond the capacity is dropped.
+    Pages and rows that are written must be one sequence's alone. Into 8 bits x / scale is written,
+    to the nearest, ties to even, saturating. As decode(), it reads lengths and block_table on the
+    device, and follows from shapes alone.
 
-    With cos and sin, (positions, rotary_dim / 2), a row for each place of a sequence: the first
-    rotary_dim elements of each new key and of q (batch, heads, seq_q, head_dim) are rotated by
-    their places (RoFormer, arXiv 2104.09864); query i has place lengths[b] + i, or with advance
-    False lengths[b]. interleaved: elements 2i and 2i + 1 rotate together, else i and i +
-    rotary_dim / 2.
+    With cos and sin the first rotary_dim elements of each new key and of q are rotated by their
+    places (RoFormer, arXiv 2104.09864).
 
-    Returns q rotated, laid out in memory as q is; None without q. As decode(), it reads lengths and
-    block_table on the device, and follows from shapes alone. Raises InvalidArgument, a ValueError,
-    naming the argument.
+    Args:
+        k_cache: (batch, kv_heads, capacity, dim), or pages (pages, page_size, kv_heads, dim).
+        v_cache: as k_cache, with head_dim_v.
+        k: (batch, kv_heads, new, head_dim).
+        v: (batch, kv_heads, new, head_dim_v).
+        lengths: int32 (batch,), keys before; they stay: add the new ones before decode().
+        block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
+        cache_batch_idx: int32 (batch,), the row of the cache that is each sequence's.
+        k_scale: of caches of 8 bits, as decode() takes it.
+        v_scale: the same of v_cache.
+        q: (batch, heads, seq_q, head_dim), the queries to rotate.
+        cos: (positions, rotary_dim / 2), a row for each place of a sequence.
+        sin: as cos.
+        interleaved: elements 2i and 2i + 1 rotate together, else i and i + rotary_dim / 2.
+        advance: query i has place lengths[b] + i; if False, lengths[b].
+
+    Returns:
+        q rotated, laid out in memory as q is; None without q.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> cache, new = torch.zeros(2, 2, 16, 64), torch.ones(2, 2, 1, 64)
+        >>> lengths = torch.tensor([0, 5], dtype=torch.int32)
+        >>> flashgen.append(cache, cache.clone(), new, new, lengths)
+        >>> cache[1, 0, 4:7, 0]
+        tensor([0., 1., 0.])
     """
     arguments = CacheArguments(
         lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,

@@ -16,14 +16,28 @@ NONE = float("-inf")
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Attention of the same queries over the keys of all parts, from that over each part's keys.
 
-    parts: one or more (o, lse) as attention(return_lse=True) returns them: o (batch, heads, seq,
-    head_dim), floating; lse (batch, heads, seq), float32 or float64, natural logarithm. All have
-    one shape and one device. Where the LSE of a part is -inf, as without keys, its O is not read.
+    All parts have one shape and one device. Where the LSE of a part is -inf, as without keys, its O
+    is not read. Sums are float32, or float64 where a tensor is. Differentiable with respect to each
+    o and lse.
 
-    Returns O and LSE of those shapes. O has the dtype to which torch promotes those of the parts,
-    bfloat16 and float16 to float32; LSE is float32, or float64 where a part is. Sums are float32,
-    or float64 where a tensor is. Where the LSE of all parts is -inf, O = 0 and LSE = -inf. Both are
-    differentiable with respect to each o and lse. Raises InvalidArgument, a ValueError.
+    Args:
+        parts: one or more (o, lse) as attention(return_lse=True) returns them.
+
+    Returns:
+        O (batch, heads, seq, head_dim) of the dtype to which torch promotes those of the parts,
+        bfloat16 and float16 to float32; and LSE (batch, heads, seq), float32, or float64 where a
+        part is. Where the LSE of all parts is -inf, O = 0 and LSE = -inf.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> q, k = torch.randn(1, 2, 4, 64), torch.randn(1, 2, 10, 64)
+        >>> halves = [flashgen.attention(q, x, x, return_lse=True) for x in k.split(5, dim=2)]
+        >>> o, lse = flashgen.merge(halves)
+        >>> torch.allclose(o, flashgen.attention(q, k, k), atol=1e-5)
+        True
     """
     _check(parts)
     outputs, sums = [o for o, _ in parts], [lse for _, lse in parts]

@@ -48,13 +48,30 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(scale * Q K^T + mask) V.
+    """Torch's function of this name: softmax(scale * Q K^T + mask) V.
 
-    query (..., seq_q, head_dim), key (..., seq_k, head_dim), value (..., seq_k, head_dim_v).
-    attn_mask broadcasts to (..., seq_q, seq_k): bool, True where a query may attend, or floating,
-    added to the scores, and differentiable. is_causal: the first query sees the first key alone.
-    enable_gqa: the heads of key and value divide those of query. Raises InvalidArgument, a
-    ValueError, naming the argument.
+    Args:
+        query: (..., seq_q, head_dim).
+        key: (..., seq_k, head_dim).
+        value: (..., seq_k, head_dim_v).
+        attn_mask: to (..., seq_q, seq_k): bool, True may attend; or floating, added.
+        dropout_p: the probability with which an element of P is dropped.
+        is_causal: the first query sees the first key alone.
+        scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+        enable_gqa: the heads of key and value divide those of query.
+
+    Returns:
+        O (..., seq_q, head_dim_v).
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime.sdpa import scaled_dot_product_attention
+        >>> q = torch.randn(1, 2, 8, 64)
+        >>> scaled_dot_product_attention(q, q, q, is_causal=True).shape
+        torch.Size([1, 2, 8, 64])
     """
     return attend(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,

@@ -35,8 +35,23 @@ _ALL = Wanted(q=True, k=True, v=True, bias=False, sinks=False)
 
 
 def register() -> None:
-    """Add flashgen to torch.nn.attention.list_flash_attention_impls(). Nothing changes before
+    """Make flashgen one of torch's implementations of flash attention.
+
+    It is then among torch.nn.attention.list_flash_attention_impls(). Nothing changes before
     activate_flash_attention_impl("flashgen").
+
+    Returns:
+        None.
+
+    Raises:
+        RuntimeError: whatever torch raises when it refuses an implementation.
+
+    Examples:
+        >>> import flashgen.runtime.torch
+        >>> from torch.nn.attention import list_flash_attention_impls
+        >>> flashgen.runtime.torch.register()
+        >>> "flashgen" in list_flash_attention_impls()
+        True
     """
     register_flash_attention_impl(NAME, register_fn=_Activated)
 

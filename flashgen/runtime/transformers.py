@@ -59,8 +59,17 @@ INSTEAD = {"cache": "sdpa"}
 
 
 def register() -> None:
-    """Make attn_implementation="flashgen" known to transformers, its masks included. Raises
-    ToolchainError where transformers is not installed, or a package that it imports fails.
+    """Make attn_implementation="flashgen" known to transformers, its masks included.
+
+    Returns:
+        None.
+
+    Raises:
+        ToolchainError: if transformers is not installed, or a package that it imports fails.
+
+    Examples:
+        >>> import flashgen.runtime.transformers
+        >>> flashgen.runtime.transformers.register()  # doctest: +SKIP
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

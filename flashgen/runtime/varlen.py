@@ -75,30 +75,57 @@ def attention_varlen(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of packed sequences, each over its own keys alone.
 
-    q (places, heads, head_dim), k (places of keys, kv_heads, head_dim), v (places of keys,
-    kv_heads, head_dim_v). cu_seqlens_q and cu_seqlens_k, int32 or int64 (sequences + 1,), ascending
-    from 0: sequence b has the places from cu_seqlens[b] to cu_seqlens[b + 1], none if they are
-    equal; of these the first seqused_q[b] and seqused_k[b], or all. They are read by the device
-    alone, and nothing there checks them. max_seqlen_q and max_seqlen_k: no sequence is longer; what
-    lies beyond is not computed. A causal diagonal, a window and ALiBi's distances are those of each
-    sequence: bottom-right ones, but for causal="top_left". alibi_slopes: float32 (heads,) or
-    (sequences, heads). Chunks are those of each sequence; chunk_start: int32 (sequences,).
-    Everything else as for attention().
+    Sequence b has the places from cu_seqlens[b] to cu_seqlens[b + 1], none if they are equal. They
+    are read by the device alone, and nothing there checks them. A causal diagonal, a window, chunks
+    and ALiBi's distances are those of each sequence: bottom-right ones, but for causal="top_left".
+    Differentiable, once, with respect to q, k, v and sinks. torch.compile breaks its graph here.
 
-    With block_table, int32 (sequences, pages of a sequence), k and v are pools (pages, page_size,
-    kv_heads, dim), page_size a power of two: key j of sequence b is in slot j % page_size of page
-    block_table[b, j // page_size]. It has seqused_k[b] keys, and cu_seqlens_k may be None; or
-    without seqused_k cu_seqlens_k[b + 1] - cu_seqlens_k[b]; of either no more than its row of pages
-    holds. There is no dropout then, and the backward raises NotDifferentiable.
+    With block_table, page_size is a power of two, and key j of sequence b is in slot j % page_size
+    of page block_table[b, j // page_size]. It has seqused_k[b] keys, or without them cu_seqlens_k[b
+    + 1] - cu_seqlens_k[b]; of either no more than its row of pages holds. There is no dropout then,
+    and the backward raises NotDifferentiable.
 
     Dropout draws by the index of an element in S of all places, (heads, places, places of keys), so
     neither the longest lengths nor the tiles change which are dropped.
 
-    Returns O (places, heads, head_dim_v), with return_lse also LSE (heads, places), float32,
-    natural logarithm. A query with no key has O = 0 and LSE = -inf, or its sink; a place that no
-    sequence uses has O = 0, LSE = -inf and gradients of 0. Differentiable, once, with respect to q,
-    k, v and sinks. torch.compile breaks its graph here. Raises InvalidArgument, a ValueError,
-    naming the argument.
+    Args:
+        q: (places, heads, head_dim).
+        k: (places of keys, kv_heads, head_dim), or (pages, page_size, kv_heads, head_dim).
+        v: as k, with head_dim_v.
+        cu_seqlens_q: int32 or int64 (sequences + 1,), ascending from 0: where sequences begin.
+        cu_seqlens_k: the same of keys; may be None with block_table and seqused_k.
+        max_seqlen_q: no sequence has more queries: what lies beyond is not computed.
+        max_seqlen_k: the same of keys.
+        seqused_q: (sequences,), how many of its places a sequence uses; all unless given.
+        seqused_k: the same of keys; with block_table, how many keys each sequence has.
+        block_table: int32 (sequences, pages of a sequence): where the pages of each sequence are.
+        causal: True or "bottom_right" (the last query sees the last key), "top_left", or False.
+        scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
+        alibi_slopes: float32 (heads,) or (sequences, heads), ALiBi.
+        dropout_p: probability with which an element of P is dropped, with or without gradients.
+        window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
+        softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
+        sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+        chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
+        chunk_start: int32 (sequences,), the position at which chunk 0 begins; 0 unless given.
+        deterministic: False admits a backward that adds dQ up in any order.
+        precision: how float32 is multiplied, "ieee" or "tf32".
+        return_lse: whether LSE is returned too.
+
+    Returns:
+        O (places, heads, head_dim_v); with return_lse also LSE (heads, places), float32, natural
+        logarithm. A query with no key has O = 0 and LSE = -inf, or its sink; a place that no
+        sequence uses has O = 0, LSE = -inf and gradients of 0.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> q = torch.randn(5, 8, 64)
+        >>> bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> flashgen.attention_varlen(q, q, q, bounds, bounds, 3, 3, causal=True).shape
+        torch.Size([5, 8, 64])
     """
     limits, key = NO_LIMITS, None
     if window is not None or softcap is not None:

@@ -21,9 +21,20 @@ BACKEND = "flashgen.runtime.vllm_backend.FlashgenBackend"
 
 
 def register() -> None:
-    """Make --attention-backend CUSTOM flashgen, unless another plugin has taken that name. vLLM
-    calls this unguarded in every process: of a vLLM without a place for backends of others it says
-    so and does nothing.
+    """Make --attention-backend CUSTOM of vLLM flashgen, unless another plugin has taken that name.
+
+    vLLM calls this unguarded in every process: of a vLLM without a place for backends of others it
+    says so and does nothing.
+
+    Returns:
+        None.
+
+    Raises:
+        Nothing: what is missing is logged as a warning.
+
+    Examples:
+        >>> import flashgen.runtime.vllm
+        >>> flashgen.runtime.vllm.register()  # doctest: +SKIP
     """
     try:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flashgen import lazily
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
 from flashgen.search.space import Budget, Method
 
@@ -27,6 +26,17 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazily(
-    __name__, {"ProductSpace": "points:ProductSpace", "search": "staged:search"}
-)
+def __getattr__(name: str) -> Any:
+    if name == "ProductSpace":
+        from flashgen.search.points import ProductSpace
+
+        return ProductSpace
+    if name == "search":
+        from flashgen.search.staged import search
+
+        return search
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

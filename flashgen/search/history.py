@@ -175,12 +175,25 @@ def _estimate_us(outcome: Outcome) -> float | None:
 
 
 def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
-    """All outcomes of a log in their order, of any GPU, Triton and protocol; also those of a file
-    of benchmarks/landscape.py (.json). Either may be gzipped.
+    """All outcomes of a log in their order, of any GPU, Triton and protocol.
 
-    An incomplete last record, torn by a kill or still being written, is left out with one notice.
-    Raises InvalidArgument if there is no such file, FlashgenError if it cannot be read or a line is
-    no outcome.
+    An incomplete last record, torn by a kill or still being written, is left out.
+
+    Args:
+        path: the log, or a file of benchmarks/landscape.py (.json); either may be gzipped.
+        notice: is called with a sentence on what is left out.
+
+    Returns:
+        The outcomes.
+
+    Raises:
+        InvalidArgument: if there is no such file.
+        FlashgenError: if it cannot be read, or a line is no outcome.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from flashgen.search.history import outcomes_of
+        >>> outcomes = outcomes_of(Path("tuning.jsonl"), print)  # doctest: +SKIP
     """
     try:
         content = unpacked(path.read_bytes())

@@ -57,17 +57,35 @@ def minimize(
     guesses: Callable[[Point], float | None] | None = None,
     notify: Callable[[Evaluation], None] = lambda _: None,
 ) -> Minimum:
-    """Find the point of `space` with the least value, with few evaluations.
+    """Find the point of a space with the least value, with few evaluations.
 
-    space: the legal points, each a mapping of the same names to numbers, strings or bools; or a
-    ProductSpace, which may be too large to list. evaluator: returns the value of a point, lower is
-    better, or None if it fails; its exceptions are not caught. method: Method() by default; its
-    likely_first says whether the order of the space means something. seeds: points of the space
-    that are evaluated first. guesses: a model's prediction for a point, above 0 and correct up to a
-    common factor, or None; only the sampler auto uses it. notify is called with each evaluation.
+    Each point maps the same names to numbers, strings or bools. A value is better if it is lower,
+    None if the point failed. Exceptions of the evaluator are not caught. Only the sampler auto uses
+    guesses: of a model, above 0 and correct up to a common factor, or None.
 
-    Raises InvalidArgument for an invalid space, seed, guess or value, or if the sampler does not
-    apply. Raises NoMinimum if all evaluated points failed, ToolchainError if a package is missing.
+    Args:
+        space: the legal points, or a ProductSpace, which may be too large to list.
+        evaluator: gives the value of a point.
+        budget: how many evaluations, or how long.
+        method: the sampler and its seed, and whether the order of the space means something.
+        seeds: points of the space that are evaluated first.
+        guesses: gives a model's prediction for a point.
+        notify: is called with each evaluation.
+
+    Returns:
+        The best point with its value, and all evaluations.
+
+    Raises:
+        InvalidArgument: for a space, seed, guess or value that is none, or a sampler that cannot.
+        NoMinimum: if all evaluated points failed.
+        ToolchainError: if a package is missing.
+
+    Examples:
+        >>> from flashgen.search import Budget, minimize
+        >>> space = [{"x": x} for x in range(9)]
+        >>> found = minimize(space, lambda point: (point["x"] - 5) ** 2, Budget(trials=9))
+        >>> found.point, found.value
+        ({'x': 5}, 0)
     """
     from flashgen.search.points import space_of  # loads numpy
 

@@ -53,10 +53,30 @@ def search(
     notify: Callable[[Progress], None] = lambda _: None,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> Found:
-    """Find the config of a goal. Raises NothingRight, and the errors of evaluator and log.
+    """Find the config of a goal.
 
-    Ctrl-C ends the exploration: on_interrupt is called, and the best known config is chosen as
-    usual. A second Ctrl-C, or one before anything but the rivals was timed, is raised.
+    Ctrl-C ends the exploration: the best known config is chosen as usual. A second one, or one
+    before anything but the rivals was timed, is raised.
+
+    Args:
+        goal: the spec, its problem and the configs that may serve it.
+        evaluator: builds, checks and times configs.
+        log: where outcomes are kept, and where those of earlier runs are.
+        budget: how many evaluations, or how long.
+        method: the sampler and its seed.
+        notify: is called with each step of the search.
+        on_interrupt: is called at the first Ctrl-C.
+
+    Returns:
+        The chosen config with its evidence.
+
+    Raises:
+        NothingRight: if no config is right.
+        FlashgenError: whatever evaluator and log raise.
+
+    Examples:
+        >>> from flashgen.search import search
+        >>> found = search(goal, evaluator, log, budget=budget, method=method)  # doctest: +SKIP
     """
     evidence = Evidence(goal, evaluator, log, notify)
     explorer = Explorer(evidence, budget, method)

@@ -203,10 +203,28 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
 
 
 def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
-    """Why this config cannot run this spec on this GPU, in one sentence; None if it may.
+    """Why this config cannot run this spec on this GPU, in one sentence.
 
     Checks what needs no compiler: the variants that templates have, the instruction set, and lower
     bounds of shared memory and registers.
+
+    Args:
+        spec: what is computed.
+        config: how it is computed.
+        gpu: what the kernel must fit.
+
+    Returns:
+        The sentence; None if it may run.
+
+    Raises:
+        Nothing: spec, config and gpu were checked when they were made.
+
+    Examples:
+        >>> from flashgen.spec import TARGETS, AttentionSpec, why_illegal
+        >>> from flashgen.spec.defaults import default_config
+        >>> spec = AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal")
+        >>> print(why_illegal(spec, default_config(spec), TARGETS["nvidia_h200"]))
+        None
     """
     for judge in _OF_TEMPLATES:
         if (reason := judge(spec, config)) is not None:

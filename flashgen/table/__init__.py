@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flashgen import lazily
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashgen.table.table import Table, load, save
 
 __all__ = ["Table", "load", "save"]
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Table": "table:Table",
-        "load": "table:load",
-        "save": "table:save",
-    },
-)
+
+def __getattr__(name: str) -> Any:
+    if name in ("Table", "load", "save"):
+        import flashgen.table.table as place
+
+        return getattr(place, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

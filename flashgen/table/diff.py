@@ -83,9 +83,26 @@ class Diff:
 
 
 def diff(old: Table, new: Table) -> Diff:
-    """The differences. An entry found again with equal figures by another run is none.
+    """What changed between two tables of a GPU.
 
-    Raises InvalidArgument if the tables are of different GPUs.
+    An entry found again with equal figures by another run is no difference.
+
+    Args:
+        old: the table before.
+        new: the table after.
+
+    Returns:
+        The differences.
+
+    Raises:
+        InvalidArgument: if the tables are of different GPUs.
+
+    Examples:
+        >>> from flashgen import paths
+        >>> from flashgen.table import diff, load
+        >>> table = load(paths.shipped_table("nvidia_l4"))
+        >>> diff.diff(table, table).changes
+        ()
     """
     _demand_one_gpu((old, new), "compared")
     changes, unchanged = [], 0
@@ -114,12 +131,26 @@ def diff(old: Table, new: Table) -> Diff:
 
 
 def merge(tables: Sequence[Table]) -> Table:
-    """One table of the entries of several, by the rule above. The GPU's facts are those of the run
-    with the strongest source, of several the latest: a device that was read beats a list of
-    targets.
+    """One table of the entries of several, the strongest source and the latest run first.
 
-    Raises InvalidArgument if there is no table, if they are of different GPUs, and for an entry
-    that these facts do not allow.
+    The GPU's facts are those of the run with the strongest source, of several the latest: a device
+    that was read beats a list of targets.
+
+    Args:
+        tables: one or more tables of one GPU.
+
+    Returns:
+        The table.
+
+    Raises:
+        InvalidArgument: for no table, different GPUs, or an entry that these facts do not allow.
+
+    Examples:
+        >>> from flashgen import paths
+        >>> from flashgen.table import diff, load
+        >>> table = load(paths.shipped_table("nvidia_l4"))
+        >>> len(diff.merge([table, table]).entries) == len(table.entries)
+        True
     """
     if not tables:
         raise InvalidArgument("tables must be one at least: got none")
@@ -200,7 +231,23 @@ def _demand_one_gpu(tables: Sequence[Table], what: str) -> None:
 
 
 def markdown(found: Diff) -> str:
-    """A Diff as text for a pull request."""
+    """A diff as text for a pull request.
+
+    Args:
+        found: the differences.
+
+    Returns:
+        The text.
+
+    Raises:
+        Nothing: the differences were checked when they were made.
+
+    Examples:
+        >>> from flashgen import paths
+        >>> from flashgen.table import diff, load
+        >>> table = load(paths.shipped_table("nvidia_l4"))
+        >>> text = diff.markdown(diff.diff(table, table))
+    """
     old, new = found.old.gpu, found.new.gpu
     total = len(found.changes) + found.unchanged
     lines = [f"### {_text(new.name)}: {len(found.changes)} of {total} entries differ", ""]

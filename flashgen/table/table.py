@@ -103,10 +103,24 @@ class Table:
 
 
 def load(path: Path, *, any_name: bool = False) -> Table:
-    """The table of a file, without its evidence. Raises TableError that names file and line.
+    """The table of a file, without its evidence.
 
-    The file is named after the GPU, unless it may have `any_name`: a copy, to compare or to merge.
-    InvalidArgument where such a one is not there.
+    Args:
+        path: the file, named after its GPU.
+        any_name: it may have another name: a copy, to compare or to merge.
+
+    Returns:
+        The table.
+
+    Raises:
+        TableError: naming file and line.
+        InvalidArgument: if a file of any name is not there.
+
+    Examples:
+        >>> from flashgen import paths
+        >>> from flashgen.table import load
+        >>> load(paths.shipped_table("nvidia_l4")).gpu.slug
+        'nvidia_l4'
     """
     try:
         text = text_of(path, TableError)
@@ -208,8 +222,23 @@ def _flow(values: Mapping[str, Any]) -> str:
 def save(table: Table, path: Path, *, any_name: bool = False) -> None:
     """Write a table, and its evidence beside it; each file holds the old text or the new one.
 
-    Entries whose evidence was not read keep the lines they have. Raises TableError where `path` is
-    not named after the GPU, unless it may have `any_name`; FlashgenError where it cannot write.
+    Entries whose evidence was not read keep the lines they have.
+
+    Args:
+        table: the table.
+        path: the file, named after its GPU.
+        any_name: it may have another name.
+
+    Returns:
+        None.
+
+    Raises:
+        TableError: if the file is not named after the GPU.
+        FlashgenError: if it cannot be written.
+
+    Examples:
+        >>> from flashgen.table import save
+        >>> save(table, Path("configs/nvidia_l4.yaml"))  # doctest: +SKIP
     """
     if not any_name and path.stem != table.gpu.slug:
         raise TableError(

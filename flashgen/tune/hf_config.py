@@ -65,11 +65,22 @@ _EVERY_OTHER = ("gemma2", "gpt_oss")
 def from_hf_config(
     path: Path, *, directions: Sequence[str] = ("forward",), cache: Mapping[str, Any] | None = None
 ) -> Workload:
-    """The workload of a model's configuration; `path` may be the model's folder.
+    """The workload of a Hugging Face model's configuration.
 
-    directions and cache are those of workloads.kernels_of; if the backward is among them, the model
-    trains, and its attention dropout counts. Raises InvalidArgument if the file cannot be read, has
-    no attention, or one that no kernel supports.
+    Args:
+        path: config.json, or the model's folder.
+        directions: as workloads.kernels_of; with the backward the model trains, with its dropout.
+        cache: as workloads.kernels_of: how decode finds its keys.
+
+    Returns:
+        The specs and sizes of all layers.
+
+    Raises:
+        InvalidArgument: for a file that cannot be read, or an attention that no kernel supports.
+
+    Examples:
+        >>> from flashgen.tune.hf_config import from_hf_config
+        >>> workload = from_hf_config(Path("Llama-3.1-8B/config.json"))  # doctest: +SKIP
     """
     path = path / "config.json" if path.is_dir() else path
     config = _completed(_read(path))

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -29,6 +30,13 @@ for name in {FACES!r}:
     assert set(importlib.import_module(name).__all__) <= set(dir(sys.modules[name])), name
 print(*(name for name in sys.modules if name.split(".")[0] in ("torch", "triton", "numpy", "yaml", "generated")))
 """
+
+
+def function_of(name: str) -> FunctionType | None:
+    """The function that a listed name is; None for a class, a module or a value."""
+    package, _, last = name.rpartition(".")
+    found = inspect.unwrap(getattr(pkgutil.resolve_name(package), last))
+    return found if isinstance(found, FunctionType) else None
 
 
 def test_every_listed_name_imports() -> None:
