@@ -15,7 +15,7 @@ from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
-from flashgen.ptx.launch import without_assembler
+from flashgen.ptx.triton_kernel import without_assembler
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 
