@@ -307,4 +307,5 @@ def _on_the_host(task: str, payload: Payload) -> Payload:
     measure.BUDGETS.update(rough=few, timed=few, final=few)
     tasks._stopwatch = lambda *_: HostStopwatch()  # type: ignore[assignment]
     tasks._conditions_under_load = lambda *_: measure.Conditions()  # type: ignore[assignment]
-    return dict(getattr(tasks, task)(payload | {"device": "cpu"}))
+    on_cpu = {"launches": payload["launches"] | {"device": "cpu"}}
+    return dict(getattr(tasks, task)(payload | on_cpu))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay, streams
 from flashgen.estimate.trip_counts import tuned_stream
 from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Tasks, kernel_payload
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
+from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Compile, Tasks, task
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, TimedOut, finite
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render
@@ -184,10 +184,11 @@ class Builder:
             if replayed is not None:
                 self._built[build.key] = Built(compiled, replayed)
                 return
-        payload = kernel_payload(spec, build.config)
-        payload |= {"gpu": asdict(self._gpu), "cache": str(folder), "whole": whole}
+        asked = Compile(
+            spec=spec, config=build.config, gpu=self._gpu, cache=str(folder), whole=whole
+        )
         self._answers[build.key] = self._workers.submit(
-            Task(function=self._tasks.compile, payload=payload, limit_s=COMPILE_LIMIT_S)
+            task(self._tasks.compile, asked, COMPILE_LIMIT_S)
         )
 
     def verdict(self, spec: AttentionSpec, build: Build) -> BuildResult:

@@ -16,8 +16,8 @@ from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
 from flashgen.evaluate.build import Builder, BuildResult, cpu_count, draft, estimated, kept
 from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Tasks, kernel_payload
-from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, Task, TimedOut
+from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Check, Tasks, task
+from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, TimedOut
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import content_of, write_whole
@@ -108,10 +108,8 @@ class OfflineEvaluator:
                 future.cancel()
 
     def _submit(self, spec: AttentionSpec, config: KernelConfig) -> Future[Answer]:
-        payload = kernel_payload(spec, config) | {"device": "cpu", "seed": CHECK_SEED}
-        return self._interpreters.submit(
-            Task(function=self._tasks.check, payload=payload, limit_s=CHECK_LIMIT_S)
-        )
+        asked = Check(spec=spec, config=config, device="cpu", seed=CHECK_SEED)
+        return self._interpreters.submit(task(self._tasks.check, asked, CHECK_LIMIT_S))
 
     def _checked(
         self,

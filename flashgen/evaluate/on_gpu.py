@@ -6,7 +6,7 @@ One child owns the device. A kernel that hangs or faults costs that child and no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,8 +21,14 @@ from flashgen.evaluate.tasks import (
     DEVICE_ENV,
     FINAL_LIMIT_PER_CONFIG_S,
     MEASURE_LIMIT_S,
+    Answers,
+    Asked,
+    Check,
+    Final,
+    Launches,
+    Measure,
     Tasks,
-    kernel_payload,
+    task,
 )
 from flashgen.evaluate.workers.answers import (
     Answer,
@@ -30,7 +36,6 @@ from flashgen.evaluate.workers.answers import (
     Done,
     Failure,
     Raised,
-    Task,
     TimedOut,
     finite,
 )
@@ -106,20 +111,18 @@ class GpuEvaluator:
         finally:
             self._builder.drop(builds)
 
-    def _ask(self, function: str, payload: dict[str, Any], limit_s: float) -> Answer:
+    def _ask(self, function: str, asked: Asked, limit_s: float) -> Answer:
         if self._ended:
             self._make_sure()
-        task = Task(function=function, payload=payload, limit_s=limit_s)
-        answer = self._owner.submit(task).result()
+        answer = self._owner.submit(task(function, asked, limit_s)).result()
         if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
             self._ended = str(answer).splitlines()[0]
         return answer if function == self._tasks.check else finite(answer)
 
     def _make_sure(self) -> None:
         """Raise DeviceLost unless the GPU answers a new child."""
-        payload = {"device": self._device}
-        task = Task(function=self._tasks.answers, payload=payload, limit_s=ANSWER_LIMIT_S)
-        answer = self._owner.submit(task).result()
+        asked = task(self._tasks.answers, Answers(device=self._device), ANSWER_LIMIT_S)
+        answer = self._owner.submit(asked).result()
         if not isinstance(answer, Done):
             raise DeviceLost(
                 f"{self._device} no longer answers, since a kernel ended its process "
@@ -129,8 +132,8 @@ class GpuEvaluator:
         self._ended = ""
 
     def _checked(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
-        payload = kernel_payload(request.spec, config) | {"device": self._device, "seed": SEED}
-        answer = self._ask(self._tasks.check, payload, CHECK_LIMIT_S)
+        asked = Check(spec=request.spec, config=config, device=self._device, seed=SEED)
+        answer = self._ask(self._tasks.check, asked, CHECK_LIMIT_S)
         if not isinstance(answer, Done):
             return self._blamed(request, config, built, answer)
         assert built.rendered is not None  # it compiled
@@ -141,10 +144,12 @@ class GpuEvaluator:
 
     def _timed(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
         """Time one kernel by itself."""
-        payload = self._timing_payload(request)
-        effort = "rough" if request.stage == "rough" else "timed"
-        payload |= kernel_payload(request.spec, config) | {"effort": effort}
-        answer = self._ask(self._tasks.measure, payload, MEASURE_LIMIT_S)
+        asked = Measure(
+            launches=self._launches(request),
+            config=config,
+            effort="rough" if request.stage == "rough" else "timed",
+        )
+        answer = self._ask(self._tasks.measure, asked, MEASURE_LIMIT_S)
         if not isinstance(answer, Done):
             return self._blamed(request, config, built, answer)
         timing = Timing(**answer.value)
@@ -202,24 +207,24 @@ class GpuEvaluator:
     def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:
         if not configs:
             return Done({"timings": [], "passes": [], "sdpa": None})
-        payload = self._timing_payload(request)
-        payload |= {"spec": asdict(request.spec), "configs": [asdict(c) for c in configs]}
+        asked = Final(launches=self._launches(request), configs=tuple(configs))
         with_sdpa = len(configs) + 1
         limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * with_sdpa
-        answer = self._ask(self._tasks.final, payload, limit_s)
+        answer = self._ask(self._tasks.final, asked, limit_s)
         if isinstance(answer, Done):
             self.conditions = Conditions(**answer.value["conditions"])
         return answer
 
-    def _timing_payload(self, request: Request) -> dict[str, Any]:
-        return {
-            "problem": asdict(request.problem),
-            "device": self._device,
-            "seed": SEED,
-            "l2_bytes": self.gpu.l2_bytes,
-            "peak_tflops": self.gpu.peak_tflops,
-            "cache": str(self._cache),
-        }
+    def _launches(self, request: Request) -> Launches:
+        return Launches(
+            spec=request.spec,
+            problem=request.problem,
+            device=self._device,
+            seed=SEED,
+            l2_bytes=self.gpu.l2_bytes,
+            peak_tflops=self.gpu.peak_tflops,
+            cache=str(self._cache),
+        )
 
     def _blamed(
         self, request: Request, config: KernelConfig, built: BuildResult, answer: Failure

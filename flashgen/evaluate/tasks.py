@@ -1,4 +1,5 @@
-"""Tasks of the child processes, functions from JSON to JSON, and the needs of each kind of child.
+"""Tasks of the child processes: what each is asked, the function that answers it, and the needs of
+each kind of child. A task travels as JSON, and so does its answer.
 
 torch and Triton are imported when a task runs: a child starts in 0.1 s, and TRITON_INTERPRET must
 be set before the first import of Triton. A child that only compiles never imports torch.
@@ -8,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
+from flashgen.evaluate.workers.answers import Task
 from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.from_call import check_scale, diagonal_of
+from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, flops
+from flashgen.spec.records import record_of
 from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:
@@ -77,27 +81,112 @@ class Tasks:
     answers: str = "flashgen.evaluate.tasks:device_answers"
 
 
-def kernel_payload(spec: AttentionSpec, config: KernelConfig) -> dict[str, Any]:
-    """The part of every payload that names the kernel."""
-    return {"spec": asdict(spec), "config": asdict(config)}
+@dataclass(frozen=True, kw_only=True)
+class Compile:
+    """Compile a kernel for a GPU; whole: as a decode of one split. cache: the folder of results."""
+
+    spec: AttentionSpec
+    config: KernelConfig
+    gpu: Gpu
+    cache: str
+    whole: bool
 
 
-def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, gpu, cache, whole} -> {compiled, replay, no_estimate}: Compiled; Replay, or
-    null and the reason.
+@dataclass(frozen=True, kw_only=True)
+class Precompile:
+    """Compile a kernel into Triton's own cache."""
+
+    spec: AttentionSpec
+    config: KernelConfig
+    arch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Compare a kernel with float64; device: "cpu" or "cuda:0"."""
+
+    spec: AttentionSpec
+    config: KernelConfig
+    device: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """What is timed, and where. cache: the folder of the kernels' files."""
+
+    spec: AttentionSpec
+    problem: Problem
+    device: str
+    seed: int
+    l2_bytes: int
+    peak_tflops: float | None
+    cache: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Time one kernel by itself."""
+
+    launches: Launches
+    config: KernelConfig
+    effort: Literal["rough", "timed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final:
+    """Time kernels and torch's SDPA in one round."""
+
+    launches: Launches
+    configs: tuple[KernelConfig, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Find out whether a device answers."""
+
+    device: str
+
+
+Asked = Compile | Precompile | Check | Measure | Final | Answers
+Payload = dict[str, Any]
+T = TypeVar("T")
+
+
+def task(function: str, asked: Asked, limit_s: float) -> Task:
+    """The task for a child to call this function with what is asked."""
+    return Task(function=function, payload=asdict(asked), limit_s=limit_s)
+
+
+def _answering(
+    kind: type[Any],
+) -> Callable[[Callable[[Any], Payload]], Callable[[Payload], Payload]]:
+    """For the function of a task: it is called with the JSON of a `kind`."""
+
+    def decorate(function: Callable[[Any], Payload]) -> Callable[[Payload], Payload]:
+        @functools.wraps(function)
+        def answer(payload: Payload) -> Payload:
+            return function(record_of(kind, payload, "the task"))
+
+        return answer
+
+    return decorate
+
+
+@_answering(Compile)
+def compile_one(asked: Compile) -> Payload:
+    """{compiled, replay, no_estimate}: Compiled; Replay, or null and the reason.
 
     Raises the errors of compile_kernel.
     """
     from flashgen.compile.compiler import compile_kernel
     from flashgen.estimate.sm import cached_replay, streams
     from flashgen.kernels.render import render
-    from flashgen.spec.gpu import Gpu
 
-    spec, config = _kernel(payload)
-    gpu, cache = Gpu(**payload["gpu"]), Path(payload["cache"])
-    rendered, whole = render(spec, config), payload["whole"]
-    compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=whole, cache=cache)
-    made: dict[str, Any] = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
+    spec, config, gpu, cache = asked.spec, asked.config, asked.gpu, Path(asked.cache)
+    rendered = render(spec, config)
+    compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=asked.whole, cache=cache)
+    made: Payload = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
     try:
         made["replay"] = cached_replay(compiled, gpu, cache, streams=streams(spec)).to_json()
     except (NoEstimate, ToolchainError) as error:
@@ -105,9 +194,9 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def precompile_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, arch} -> {keys}: compiles into Triton's cache what a launch of aligned tensors
-    looks for there.
+@_answering(Precompile)
+def precompile_one(asked: Precompile) -> Payload:
+    """{keys}, of what a launch of aligned tensors looks for in Triton's cache.
 
     Raises CompileFailed, or ToolchainError.
     """
@@ -118,10 +207,10 @@ def precompile_one(payload: dict[str, Any]) -> dict[str, Any]:
     from flashgen.kernels.render import render
     from flashgen.kernels.signature import variants
 
-    spec, config = _kernel(payload)
+    spec, config = asked.spec, asked.config
     rendered = render(spec, config)
     kernel = load_text(rendered.source, rendered.name, rendered.digest)
-    target, options, keys = target_of(payload["arch"]), config.launch_options, []
+    target, options, keys = target_of(asked.arch), config.launch_options, []
     for whole in variants(spec):
         source = source_of(kernel, spec, config, whole=whole)
         try:
@@ -133,58 +222,55 @@ def precompile_one(payload: dict[str, Any]) -> dict[str, Any]:
     return {"keys": keys}
 
 
-def check_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, seed, device: "cpu" or "cuda:0"} -> CheckResult. Raises the errors of the
-    launch.
-    """
+@_answering(Check)
+def check_one(asked: Check) -> Payload:
+    """The fields of a CheckResult. Raises the errors of the launch."""
     from flashgen.evaluate.check import check_kernel
     from flashgen.kernels.render import render
 
-    spec, config = _kernel(payload)
-    device = payload["device"]
+    spec, config, device = asked.spec, asked.config, asked.device
     with _guarded(device):
-        return asdict(
-            check_kernel(render(spec, config), spec, config, device=device, seed=payload["seed"])
-        )
+        rendered = render(spec, config)
+        return asdict(check_kernel(rendered, spec, config, device=device, seed=asked.seed))
 
 
-def measure_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, problem, device, seed, effort, l2_bytes, peak_tflops, cache} -> Timing."""
+@_answering(Measure)
+def measure_one(asked: Measure) -> Payload:
+    """The fields of a Timing."""
     from flashgen.evaluate.measure import measure
 
-    spec, config = _kernel(payload)
-    with _guarded(payload["device"]):
-        run = _prepared(payload, spec, config)
+    launches = asked.launches
+    with _guarded(launches.device):
         timing = measure(
-            run,
-            effort=payload["effort"],
-            stopwatch=_stopwatch(payload["device"], payload["l2_bytes"]),
-            ceiling=_ceiling(payload, spec),
+            _prepared(launches, asked.config),
+            effort=asked.effort,
+            stopwatch=_stopwatch(launches.device, launches.l2_bytes),
+            ceiling=_ceiling(launches),
         )
     return asdict(timing)
 
 
-def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
-    """measure_one's payload, with `configs` for config -> {timings, passes, sdpa, conditions}.
+@_answering(Final)
+def measure_round(asked: Final) -> Payload:
+    """{timings, passes, sdpa, conditions}.
 
     passes are the microseconds of each pass, by config. torch's SDPA runs in the same round for
     comparison; sdpa is null if it refuses the call.
     """
     from flashgen.evaluate.measure import interleave
 
-    spec = AttentionSpec(**payload["spec"])
-    configs = [KernelConfig(**config) for config in payload["configs"]]
-    with _guarded(payload["device"]):
-        runs = [_prepared(payload, spec, config) for config in configs]
-        sdpa = _sdpa(payload, spec)
+    launches = asked.launches
+    with _guarded(launches.device):
+        runs = [_prepared(launches, config) for config in asked.configs]
+        sdpa = _sdpa(launches)
         every = runs if sdpa is None else [*runs, sdpa]
         raced = interleave(
             every,
-            stopwatch=_stopwatch(payload["device"], payload["l2_bytes"]),
-            ceilings=[_ceiling(payload, spec)] * len(every),
+            stopwatch=_stopwatch(launches.device, launches.l2_bytes),
+            ceilings=[_ceiling(launches)] * len(every),
         )
         timings = [each.timing for each in raced]
-        conditions = _conditions_under_load(every, timings, payload["device"])
+        conditions = _conditions_under_load(every, timings, launches.device)
     return {
         "timings": [asdict(each) for each in timings[: len(runs)]],
         "passes": [each.passes_us for each in raced[: len(runs)]],
@@ -193,17 +279,18 @@ def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
+def _sdpa(launches: Launches) -> Run | None:
     """A launch of torch's SDPA, with any backend, on the round's inputs; None if it refuses, and
     for kernels without a counterpart in torch: one part of a backward, pages, queries at the
     end of the keys, or a feature.
     """
+    spec = launches.spec
     alike = spec.direction == "forward" or (spec.direction == "decode" and not spec.causal)
     if not alike or spec.featured or spec.paged:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = _inputs(spec, Problem(**payload["problem"]), payload["seed"], payload["device"])
+    q, k, v = _inputs(spec, launches.problem, launches.seed, launches.device)
     run = functools.partial(
         scaled_dot_product_attention,
         q,
@@ -219,18 +306,14 @@ def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
     return run
 
 
-def _kernel(payload: dict[str, Any]) -> tuple[AttentionSpec, KernelConfig]:
-    return AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
-
-
-def _ceiling(payload: dict[str, Any], spec: AttentionSpec) -> Ceiling:
+def _ceiling(launches: Launches) -> Ceiling:
     from flashgen.evaluate.measure import Ceiling
 
-    operations = flops(spec, Problem(**payload["problem"]))
-    return Ceiling(operations=operations, peak_tflops=payload["peak_tflops"])
+    operations = flops(launches.spec, launches.problem)
+    return Ceiling(operations=operations, peak_tflops=launches.peak_tflops)
 
 
-def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig) -> Run:
+def _prepared(launches: Launches, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
     from flashgen.evaluate.inputs import backward_run
     from flashgen.kernels.launch import bind
@@ -238,12 +321,12 @@ def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig
     from flashgen.kernels.loader import load_kernel
     from flashgen.kernels.render import render
 
-    problem = Problem(**payload["problem"])
+    spec, problem = launches.spec, launches.problem
+    seed, device = launches.seed, launches.device
     rendered = render(spec, config)
-    path = Path(payload["cache"]) / "kernels" / f"{rendered.name}.py"
+    path = Path(launches.cache) / "kernels" / f"{rendered.name}.py"
     write_whole(path, rendered.source)
     kernel = load_kernel(path, rendered.name)
-    seed, device = payload["seed"], payload["device"]
     if spec.direction in DECODING:
         from flashgen.evaluate.inputs import decode_run
 
@@ -337,10 +420,11 @@ def _guarded(device: str) -> Iterator[None]:
         raise
 
 
-def device_answers(payload: dict[str, Any]) -> dict[str, Any]:
-    """{device} -> {}. Raises NoGpuError where the device does not work for a new process."""
-    if not _answers(payload["device"]):
-        raise NoGpuError(f"{payload['device']} does not answer")
+@_answering(Answers)
+def device_answers(asked: Answers) -> Payload:
+    """{}. Raises NoGpuError where the device does not work for a new process."""
+    if not _answers(asked.device):
+        raise NoGpuError(f"{asked.device} does not answer")
     return {}
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
-from flashgen.evaluate.workers.answers import Done, Task
+from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Precompile, task
+from flashgen.evaluate.workers.answers import Done
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
 from flashgen.runtime.choice import Choice
@@ -136,13 +136,13 @@ def precompile(
     with Workers(min(jobs or cpu_count(), max(1, len(pairs))), env=env) as workers:
         answers = [
             workers.submit(
-                Task(
-                    function="flashgen.evaluate.tasks:precompile_one",
-                    payload=kernel_payload(*pair) | {"arch": gpu.arch},
-                    limit_s=COMPILE_LIMIT_S,
+                task(
+                    "flashgen.evaluate.tasks:precompile_one",
+                    Precompile(spec=spec, config=config, arch=gpu.arch),
+                    COMPILE_LIMIT_S,
                 )
             )
-            for pair in pairs
+            for spec, config in pairs
         ]
         for pair, waiting in zip(pairs, answers, strict=True):
             answer, name = waiting.result(), kernel_name(*pair)

@@ -40,11 +40,21 @@ from flashgen.evaluate.workers import memory
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
 from flashgen.files import no_temporary
 
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 60.0
+"""A bare interpreter starts in 0.1 s; on a network file system, with 100 others, later."""
+
+REAP_LIMIT_S = 10.0
+"""A process that is stuck in a driver outlives SIGKILL: it is left, rather than waited for."""
+
+LONGEST_ANSWER_BYTES = 1 << 24
+"""Answers are a few KB."""
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE})
 """An OSError with one of these is the machine's fault, whatever the task was."""
-
 
 OUT_OF_MEMORY = "OutOfMemoryError"
 """The kind of every error that says so, of the host or of a device, whoever raised it."""
@@ -123,20 +133,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         os._exit(0)
-
-
-if __name__ == "__main__":
-    # tasks import Unrecoverable from this module by name, so main must run in that copy of it
-    sys.exit(importlib.import_module("flashgen.evaluate.workers.child").main(sys.argv[1:]))
-
-
-logger = logging.getLogger(__name__)
-
-START_LIMIT_S = (
-    60.0  # a bare interpreter starts in 0.1 s; a network file system and 100 others, slower
-)
-REAP_LIMIT_S = 10.0  # a process stuck inside a driver outlives SIGKILL: rather leave it than hang
-LONGEST_ANSWER_BYTES = 1 << 24  # answers are a few KB
 
 
 class _TooLarge(Exception):
@@ -324,3 +320,8 @@ class Child:
                 if os.waitid(os.P_PID, self._process.pid, flags) is not None:
                     return
                 time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    # tasks import Unrecoverable from this module by name, so main must run in that copy of it
+    sys.exit(importlib.import_module("flashgen.evaluate.workers.child").main(sys.argv[1:]))

@@ -16,7 +16,13 @@ from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.tasks import FINAL_LIMIT_PER_CONFIG_S, INTERPRET_ENV, MEASURE_LIMIT_S, Tasks
+from flashgen.evaluate.tasks import (
+    FINAL_LIMIT_PER_CONFIG_S,
+    INTERPRET_ENV,
+    MEASURE_LIMIT_S,
+    Asked,
+    Tasks,
+)
 from flashgen.evaluate.workers.answers import Answer
 from flashgen.spec.gpu import known_target
 from flashgen.spec.outcome import Outcome, Status, Timing
@@ -308,9 +314,9 @@ class TestGpu:
         limits: list[float] = []
         ask = GpuEvaluator._ask
 
-        def noted(self: GpuEvaluator, function: str, payload: dict, limit_s: float) -> Answer:  # type: ignore[type-arg]
+        def noted(self: GpuEvaluator, function: str, asked: Asked, limit_s: float) -> Answer:
             limits.append(limit_s)
-            return ask(self, function, payload, limit_s)
+            return ask(self, function, asked, limit_s)
 
         monkeypatch.setattr(GpuEvaluator, "_ask", noted)
         with gpu_evaluator(tmp_path) as evaluator:

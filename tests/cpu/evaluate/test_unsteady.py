@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flashgen.evaluate import tasks
 from flashgen.evaluate.gpu_state import SAME_WITHIN, WAITS_S, Clock, ClockChanged
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.tasks import Tasks
@@ -291,7 +292,7 @@ class Asked:
     clocks: Iterator[float | Answer]
     functions: list[str] = field(default_factory=list)
 
-    def __call__(self, function: str, payload: dict[str, Any], limit_s: float) -> Answer:
+    def __call__(self, function: str, asked: tasks.Asked, limit_s: float) -> Answer:
         self.functions.append(function.partition(":")[2])
         clock = next(self.clocks)
         if isinstance(clock, Raised):
@@ -299,9 +300,9 @@ class Asked:
         timing = {
             "median_us": 9.0, "low_us": 8.0, "high_us": 10.0, "samples": 5, "clock_mhz": clock
         }  # fmt: skip
-        if "configs" not in payload:
+        if not isinstance(asked, tasks.Final):
             return Done(timing)
-        count = len(payload["configs"])
+        count = len(asked.configs)
         passes = [[9.0, 9.0 + number] for number in range(count)]
         return Done({"timings": [timing] * count, "passes": passes, "sdpa": None, "conditions": {}})
 
