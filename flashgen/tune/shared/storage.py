@@ -1,8 +1,8 @@
 """Optuna storages named by a URL, with retries, and errors of one sentence.
 
-    postgresql+psycopg://USER@HOST/DATABASE    for many machines; libpq reads the password from
-    PGPASSWORD journal:///PATH, or PATH.journal, PATH.log a file, for one host sqlite:///PATH
-    a file, for one host, slower than a journal
+    postgresql+psycopg://USER@HOST/DATABASE     for many machines; libpq reads PGPASSWORD
+    journal:///PATH, PATH.journal or PATH.log   a file, for the processes of one host
+    sqlite:///PATH                              a file, for one host, slower than a journal
 
 No message shows a password. A request without an answer is repeated for Pace.patience_s, so that a
 database may restart, or its network come back, in the middle of a run. JournalLock keeps the
@@ -11,13 +11,6 @@ writers of a journal apart and its records whole.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from flashgen.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import URL
 import contextlib
 import fcntl
 import logging
@@ -27,9 +20,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.paths import install_command
 from flashgen.spec.records import parsed, value_of
 
@@ -58,21 +52,21 @@ def parsed_url(url: str) -> URL:
     known = "postgresql+psycopg://USER@HOST/DATABASE, journal:///PATH or sqlite:///PATH"
     scheme = url.partition("://")[0] if "://" in url else "another kind"
     try:
-        parsed = make_url(url)
+        read = make_url(url)
     except (ArgumentError, ValueError):
-        parsed = None
+        read = None
     # An unescaped @ ends the password too early: its rest would be shown as a part of the host.
-    torn = parsed and parsed.drivername != "sqlite" and "@" in f"{parsed.host}{parsed.database}"
-    if parsed is None or torn:
+    torn = read and read.drivername != "sqlite" and "@" in f"{read.host}{read.database}"
+    if read is None or torn:
         raise InvalidArgument(
             f"--storage must be like {known}: got one of {scheme} that cannot be read; "
             f"a password's signs must be escaped as in URLs, or be in PGPASSWORD"
         )
-    if parsed.drivername in ("postgres", "postgresql"):
-        return parsed.set(drivername="postgresql+psycopg")
-    if parsed.drivername not in ("postgresql+psycopg", "sqlite"):
+    if read.drivername in ("postgres", "postgresql"):
+        return read.set(drivername="postgresql+psycopg")
+    if read.drivername not in ("postgresql+psycopg", "sqlite"):
         raise InvalidArgument(f"--storage must be like {known}: got one of {scheme}")
-    return parsed
+    return read
 
 
 def shown_url(url: URL) -> str:
