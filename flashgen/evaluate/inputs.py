@@ -8,9 +8,11 @@ in random order.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen.errors import InvalidArgument
 from flashgen.evaluate.measure import Run
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
@@ -27,21 +29,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashgen.kernels.launch_backward import Backward
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from flashgen.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
     from flashgen.kernels.launch_cache import Decode
     from flashgen.spec.cache import Cache
 
-
 PAGE_SIZE = 16
 """Keys to a page: the smallest that serving engines use by default."""
+
+
+def kernel_in(folder: Path, spec: AttentionSpec, config: KernelConfig) -> Any:
+    """A kernel, loaded from the file that is written for it in `folder`."""
+    from flashgen.kernels.loader import load_kernel
+
+    rendered = render(spec, config)
+    path = folder / f"{rendered.name}.py"
+    write_whole(path, rendered.source)
+    return load_kernel(path, rendered.name)
 
 
 def make_inputs(
@@ -154,15 +156,12 @@ def make_backward(
     """
     import torch
 
-    from flashgen.kernels import launch, loader
+    from flashgen.kernels import launch
     from flashgen.kernels.launch_backward import Backward
 
     forward = spec.for_direction("forward")
     config = tuned_default(forward)
-    rendered = render(forward, config)
-    path = folder / f"{rendered.name}.py"
-    write_whole(path, rendered.source)
-    kernel = loader.load_kernel(path, rendered.name)
+    kernel = kernel_in(folder, forward, config)
     q, k, v = make_inputs(spec, problem, seed, device)
     scale = check_scale(None, spec.head_dim)
     diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
@@ -264,24 +263,21 @@ def in_pages(cache: Cache, page_size: int, seed: int) -> Cache:
 
 def decode_run(
     kernel: Any, spec: AttentionSpec, config: KernelConfig, call: Decode, folder: Path
-) -> Callable[[], object]:
+) -> Run:
     """A launch of decode and of what merges its parts, ready to repeat.
 
     The combine kernel is the default one, written to `folder`. Raises InvalidArgument for other
     directions, which are not timed by themselves.
     """
-    from flashgen.kernels import launch, loader
+    from flashgen.kernels import launch
     from flashgen.kernels.launch_cache import Combine
 
     if spec.direction != "decode":
         raise InvalidArgument(f"direction must be decode to be timed: got {spec.direction}")
     merging = spec.for_direction("combine")
     of_merging = tuned_default(merging)
-    rendered = render(merging, of_merging)
-    path = folder / f"{rendered.name}.py"
-    write_whole(path, rendered.source)
     split = launch.bind(kernel, spec, config)
-    combine = launch.bind(loader.load_kernel(path, rendered.name), merging, of_merging)
+    combine = launch.bind(kernel_in(folder, merging, of_merging), merging, of_merging)
 
     def run() -> object:
         parts = split(call)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
 from flashgen.evaluate.workers.answers import Task
 from flashgen.evaluate.workers.child import Unrecoverable
-from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.from_call import check_scale, diagonal_of
@@ -315,25 +314,19 @@ def _ceiling(launches: Launches) -> Ceiling:
 
 def _prepared(launches: Launches, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
-    from flashgen.evaluate.inputs import backward_run
+    from flashgen.evaluate.inputs import backward_run, decode_run, kernel_in
     from flashgen.kernels.launch import bind
     from flashgen.kernels.launch_forward import Forward
-    from flashgen.kernels.loader import load_kernel
-    from flashgen.kernels.render import render
 
     spec, problem = launches.spec, launches.problem
     seed, device = launches.seed, launches.device
-    rendered = render(spec, config)
-    path = Path(launches.cache) / "kernels" / f"{rendered.name}.py"
-    write_whole(path, rendered.source)
-    kernel = load_kernel(path, rendered.name)
+    folder = Path(launches.cache) / "kernels"
+    kernel = kernel_in(folder, spec, config)
     if spec.direction in DECODING:
-        from flashgen.evaluate.inputs import decode_run
-
         made = _decode_inputs(spec, problem, seed, device)
-        return decode_run(kernel, spec, config, made, path.parent)
+        return decode_run(kernel, spec, config, made, folder)
     if spec.direction != "forward":
-        o, call = _backward_inputs(spec, problem, seed, device, path.parent)
+        o, call = _backward_inputs(spec, problem, seed, device, folder)
         return backward_run(kernel, spec, config, o, call)
     q, k, v = _inputs(spec, problem, seed, device)
     scale = check_scale(None, spec.head_dim)

@@ -13,7 +13,7 @@ dP is 0, and its gradient -P_sink * D, P_sink = exp(sink - LSE), summed over bat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,20 +41,7 @@ class GradientInputs:
     def double(self) -> GradientInputs:
         """The same values in float64."""
         q, k, v, do, dlse = (x.double() for x in (self.q, self.k, self.v, self.do, self.dlse))
-        return self._with(q, k, v, do, dlse)
-
-    def _with(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor) -> GradientInputs:
-        return GradientInputs(
-            q=q,
-            k=k,
-            v=v,
-            do=do,
-            dlse=dlse,
-            scale=self.scale,
-            diagonal=self.diagonal,
-            features=self.features,
-            precision=self.precision,
-        )
+        return replace(self, q=q, k=k, v=v, do=do, dlse=dlse)
 
 
 def delta_of(o: Tensor, do: Tensor, dlse: Tensor) -> Tensor:
@@ -72,7 +59,7 @@ def rounded_gradients(inputs: GradientInputs, lse: Tensor, delta: Tensor) -> dic
     operands = (eager.operand(t, x.precision) for t in (x.q, x.k, x.v, x.do))
     q, k, v, do = operands
     with eager.float32_products():
-        found = gradients(x._with(q, k, v, do, x.dlse), lse, delta, dtype)
+        found = gradients(replace(x, q=q, k=k, v=v, do=do), lse, delta, dtype)
     of_feature = {"dbias": inputs.features.bias, "dsinks": inputs.features.sinks}
     return {
         name: t.to(dtype if (own := of_feature.get(name)) is None else own.dtype)

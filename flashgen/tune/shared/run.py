@@ -15,23 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
+import logging
 import os
 import re
 import socket
 import threading
-import uuid
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from flashgen.tune.shared.storage import Storage
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-import json
-import logging
 import time
+import uuid
 from collections.abc import Collection, Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import flashgen
 from flashgen.errors import FlashgenError
@@ -40,7 +34,10 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.outcome import Stage
 from flashgen.spec.problem import Problem
 from flashgen.tune.shared.claims import Page, fields_of_configs
-from flashgen.tune.shared.storage import Notice, Pace, StorageError
+from flashgen.tune.shared.storage import Notice, Pace, Storage, StorageError
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 
 class Roster:
