@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
+_logger = logging.getLogger(__name__)
+
+SHORT = 60
+"""Characters of a request's value that an error still shows."""
+
+
 class Roster:
     """The workers of one run. join() makes this process one of them, leave() ends that."""
 
@@ -147,12 +153,6 @@ class Roster:
             self._storage.beat(trial)
         with contextlib.suppress(Exception):  # its connection closes with the process at the latest
             self._storage.end_thread()
-
-
-_logger = logging.getLogger(__name__)
-
-SHORT = 60
-"""Characters of a request's value that an error still shows."""
 
 
 class Ledger:
