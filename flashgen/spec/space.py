@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
@@ -47,14 +49,29 @@ SEEDS = (
 )
 
 
+Tile = tuple[int, int, int, int]
+Choice = Mapping[str, Any]
+"""Fields of a config that are chosen together."""
+
+
+def _configs(tiles: Iterable[Tile], *choices: Iterable[Choice]) -> tuple[KernelConfig, ...]:
+    """Each tile (br, bc, num_warps, num_stages) with each choice; the last varies fastest."""
+    found = []
+    for (br, bc, warps, stages), chosen in itertools.product(tiles, itertools.product(*choices)):
+        fields = {name: value for choice in chosen for name, value in choice.items()}
+        found.append(KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, **fields))
+    return tuple(found)
+
+
 @functools.cache
 def decoding_grid(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     """All configs of a direction, legal or not, the likely ones first."""
     if spec.direction == "combine":
-        return _configs((16,), (32, 16, 64, 128), (4, 2, 1, 8), (1,), (1,))
+        return _configs(itertools.product((16,), (32, 16, 64, 128), (4, 2, 1, 8), (1,)))
     if spec.direction == "append":
-        return _configs((16, 32), (16,), (4, 2, 1), (1,), (1,))
-    configs = _configs(DECODE_BR, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES, SPLIT_KEYS)
+        return _configs(itertools.product((16, 32), (16,), (4, 2, 1), (1,)))
+    tiles = itertools.product(DECODE_BR, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES)
+    configs = _configs(tiles, [{"split_keys": keys} for keys in SPLIT_KEYS])
     return configs if spec.kv_dtype != "float8_e4m3" else _both_ways(configs)
 
 
@@ -64,24 +81,13 @@ def decoding_seeds(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         return ()
     # The loads of a block table run a stage ahead of the pages that they name.
     more = 1 if spec.paged else 0
-    seeds = tuple(
-        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages + more)
-        for br, bc, warps, stages in SEEDS
-    )
+    seeds = _configs((br, bc, warps, stages + more) for br, bc, warps, stages in SEEDS)
     return seeds if spec.kv_dtype != "float8_e4m3" else _both_ways(seeds)
 
 
 def _both_ways(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
     """Each by the GPU's own instruction, where it has one, then each by bits."""
     return (*(replace(config, widening="native") for config in configs), *configs)
-
-
-def _configs(*values: tuple[int, ...]) -> tuple[KernelConfig, ...]:
-    """One for each combination of br, bc, num_warps, num_stages and split_keys."""
-    return tuple(
-        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, split_keys=keys)
-        for br, bc, warps, stages, keys in itertools.product(*values)
-    )
 
 
 BR = (128, 64, 256, 32, 16)
@@ -227,24 +233,26 @@ def _rows_of_a_warp(spec: AttentionSpec) -> int:
     return 2 if wide else 8
 
 
+def _ordered(orders: Iterable[Order]) -> list[Choice]:
+    return [{"order": order} for order in orders]
+
+
+_WAYS: list[Choice] = [{"schedule": schedule, "loads": loads} for schedule, loads in WAYS]
+_GPU_ORDERS: list[Choice] = [
+    {"order": order, "persistent": persistent} for order, persistent in GPU_ORDERS
+]
+
+
 @functools.cache
 def _grid(by_keys: bool, rows_of_a_warp: int) -> tuple[KernelConfig, ...]:
     """All combinations but those that leave warps without a row of what a program owns."""
-    return tuple(
-        KernelConfig(
-            br=walked if by_keys else owned,
-            bc=owned if by_keys else walked,
-            num_warps=warps,
-            num_stages=stages,
-            schedule=schedule,
-            loads=loads,
-            order=order,
-        )
-        for owned, walked, (schedule, loads), warps, stages, order in itertools.product(
-            BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
-        )
-        if warps <= owned // rows_of_a_warp
-    )
+    found: list[KernelConfig] = []
+    for owned, walked, way in itertools.product(BR, BC, _WAYS):
+        br, bc = (walked, owned) if by_keys else (owned, walked)
+        warps = [each for each in NUM_WARPS if each <= owned // rows_of_a_warp]
+        tiles = itertools.product((br,), (bc,), warps, NUM_STAGES)
+        found += _configs(tiles, [way], _ordered(ORDERS))
+    return tuple(found)
 
 
 @functools.cache
@@ -260,54 +268,22 @@ def _few_registers(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...
 @functools.cache
 def _auto_grid() -> tuple[KernelConfig, ...]:
     """Schedule auto in the tiles that Triton deals out to warps on some architecture."""
-    return tuple(
-        KernelConfig(
-            br=br,
-            bc=bc,
-            num_warps=AUTO_WARPS,
-            num_stages=stages,
-            schedule="auto",
-            loads="descriptor",
-            order=order,
-        )
-        for (br, bc, stages), order in itertools.product(AUTO_TILES, reversed(ORDERS))
-    )
+    tiles = [(br, bc, AUTO_WARPS, stages) for br, bc, stages in AUTO_TILES]
+    auto: Choice = {"schedule": "auto", "loads": "descriptor"}
+    return _configs(tiles, [auto], _ordered(reversed(ORDERS)))
 
 
 @functools.cache
 def _order_grid() -> tuple[KernelConfig, ...]:
     """The known-good tiles in the orders, and the persistent grids, that only a GPU can judge."""
-    return tuple(
-        KernelConfig(
-            br=br,
-            bc=bc,
-            num_warps=warps,
-            num_stages=stages,
-            schedule=schedule,
-            loads=loads,
-            order=order,
-            persistent=persistent,
-        )
-        for (br, bc, warps, stages), (schedule, loads), (order, persistent) in itertools.product(
-            KNOWN_GOOD, WAYS, GPU_ORDERS
-        )
-    )
+    return _configs(KNOWN_GOOD, _WAYS, _GPU_ORDERS)
 
 
 @functools.cache
 def _ampere_grid() -> tuple[KernelConfig, ...]:
     """Schedule ampere in all its tiles and orders, the longest tiles of Q first where causal."""
-    return tuple(
-        KernelConfig(
-            br=br,
-            bc=bc,
-            num_warps=warps,
-            num_stages=1,
-            schedule="ampere",
-            order=order,
-        )
-        for (br, bc, warps), order in itertools.product(AMPERE_TILES, reversed(ORDERS))
-    )
+    tiles = [(*tile, 1) for tile in AMPERE_TILES]
+    return _configs(tiles, [{"schedule": "ampere"}], _ordered(reversed(ORDERS)))
 
 
 @functools.cache
@@ -316,23 +292,13 @@ def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
     a tile a program, then the others.
     """
     tiles = HOPPER_TILES.get(direction, ())
-    simple = [(order, False) for order in reversed(ORDERS)]
-    next_s = (False, True) if direction == "backward_fused" else (False,)
-    return tuple(
-        KernelConfig(
-            br=br,
-            bc=bc,
-            num_warps=warps,
-            num_stages=stages,
-            schedule="hopper",
-            loads="descriptor",
-            order=order,
-            persistent=persistent,
-            next_s=ahead,
-        )
-        for ((br, bc, warps, stages), (order, persistent)), ahead in itertools.product(
-            (*itertools.product(tiles, simple), *itertools.product(tiles, GPU_ORDERS)), next_s
-        )
+    hopper: Choice = {"schedule": "hopper", "loads": "descriptor"}
+    ahead: list[Choice] = [{"next_s": False}]
+    if direction == "backward_fused":
+        ahead.append({"next_s": True})
+    return (
+        *_configs(tiles, [hopper], _ordered(reversed(ORDERS)), ahead),
+        *_configs(tiles, [hopper], _GPU_ORDERS, ahead),
     )
 
 
@@ -358,19 +324,10 @@ def seed_configs(
         if on_gpu and config.order == order and why_illegal(spec, config, gpu) is None
     )
     seeds = list(itertools.islice(hopper, HOPPER_SEEDS))
-    seeds += [
-        KernelConfig(
-            br=walked if spec.direction in BY_KEYS else owned,
-            bc=owned if spec.direction in BY_KEYS else walked,
-            num_warps=warps,
-            num_stages=stages,
-            schedule=schedule,
-            loads=loads,
-            order=order,
-        )
-        for owned, walked, warps, stages in KNOWN_GOOD
-        for schedule, loads in WAYS[:3]
-    ]
+    known_good: Iterable[Tile] = KNOWN_GOOD
+    if spec.direction in BY_KEYS:
+        known_good = ((walked, owned, warps, stages) for owned, walked, warps, stages in KNOWN_GOOD)
+    seeds += _configs(known_good, _WAYS[:3], _ordered([order]))
     if spec.direction == "forward":
         seeds = [each for seed in seeds for each in (seed, *_few_registers((seed,)))]
         seeds.append(block_rule(spec, gpu))
@@ -388,10 +345,7 @@ def seed_configs(
 
 def _row_seeds(spec: AttentionSpec, gpu: Gpu, order: Order) -> list[KernelConfig]:
     """The tiles of IN_WHOLE_ROWS where a product is split into parts."""
-    tiles = [
-        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, order=order)
-        for br, bc, warps, stages in IN_WHOLE_ROWS
-    ]
+    tiles = list(_configs(IN_WHOLE_ROWS, _ordered([order])))
     return tiles if in_whole_rows(spec, tiles[0], gpu).whole_rows else []
 
 
