@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from flashgen.evaluate.check_sampled import SampledCase, sampled_cases, sampled_trial
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_forward import Forward, order_limits
 from flashgen.reference import attention as reference
@@ -41,7 +42,11 @@ def attention_cases(
         return block_mask_cases(spec, config)
     if spec.varlen:
         return packed_cases(spec, config)
-    return (*tile_cases(spec, config), *walking_cases(spec, config, device))
+    return (
+        *tile_cases(spec, config),
+        *walking_cases(spec, config, device),
+        *sampled_cases(spec, device),
+    )
 
 
 def case(
@@ -265,6 +270,8 @@ def attention_trial(
     """A case with fresh inputs. A backward kernel gets the O, LSE and delta of an ideally rounded
     forward, so that its errors are its own.
     """
+    if isinstance(case, SampledCase):
+        return sampled_trial(spec, case, seed, device)
     if spec.direction == "forward":
         return _forward(spec, case, seed, device)
     inputs = gradients.make_inputs(spec, case, seed, device)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from flashgen.evaluate.check import cases_of, compared, poisoned_outputs, trial_of
 from flashgen.evaluate.check_cache import DecodeCase
+from flashgen.evaluate.check_sampled import SampledCase
 from flashgen.reference import attention as reference
+from flashgen.reference import gradients
 from flashgen.reference.attention import RMS_ELEMENTS, Comparison, pooled, worst
 from flashgen.reference.cases import LARGEST_SCORES, CheckCase, make_inputs
 from flashgen.spec.problem import Problem
@@ -118,6 +120,66 @@ def test_a_bias_beneath_the_floor_is_seen_by_the_rms(dtype: Any) -> None:
     assert biased.floors < 2
     assert biased.rms > 1.3
     assert not biased.passed
+
+
+SAMPLED = SampledCase(problem=Problem(batch=2, heads=8, kv_heads=4, seq_q=48, seq_k=64))
+
+
+def gradients_of(direction: Any) -> Any:
+    """A backward kernel that rounds as it must."""
+
+    def run(call: Any) -> tuple[Tensor, ...]:
+        given = {
+            name: getattr(call, name)
+            for name in ("q", "k", "v", "do", "scale", "diagonal", "features")
+        }
+        inputs = gradients.GradientInputs(**given, dlse=torch.zeros_like(call.lse))
+        found = gradients.rounded_gradients(inputs, call.lse, call.delta)
+        return tuple(found[name] for name in gradients.OUTPUTS[direction])
+
+    return run
+
+
+def attention_of(call: Any) -> tuple[Tensor, Tensor]:
+    return reference.rounded_attention(
+        call.q,
+        call.k,
+        call.v,
+        scale=call.scale,
+        diagonal=call.diagonal,
+        precision="ieee",
+        features=call.features,
+    )
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_dq", "backward_dkv", "backward_fused"])
+@pytest.mark.parametrize(
+    "features",
+    [{}, {"bias": "additive", "alibi": True}, {"window": True, "softcap": True}, {"chunk": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_some_heads_stand_for_all(direction: Any, features: dict[str, Any], seed: int) -> None:
+    spec = make_spec("bfloat16", 64, "causal", **features).for_direction(direction)
+    run = attention_of if direction == "forward" else gradients_of(direction)
+    trial = trial_of(spec, SAMPLED, seed)
+    found = run(trial.call)
+    assert trial.compare(found).passed
+    for batch, head, seen in ((0, 0, True), (1, 0, True), (1, 3, True), (0, 1, False)):
+        wrong = [x.clone() for x in found]
+        wrong[0][batch, head * wrong[0].shape[1] // 4, 5] += 1.0
+        assert trial.compare(tuple(wrong)).passed != seen
+
+
+def test_only_a_gpu_checks_lengths_that_are_timed() -> None:
+    config = make_config(64, 64)
+    assert cases_of(SPEC, config, "cuda")[:-1] == cases_of(SPEC, config, "cpu")
+    (sampled,) = (case for case in cases_of(SPEC, config, "cuda") if isinstance(case, SampledCase))
+    assert sampled.problem == Problem(batch=1, heads=32, kv_heads=32, seq_q=2048, seq_k=2048)
+    assert sampled.heads() == [(0, 0), (0, 16), (0, 31)]
+    for fields in ({"dropout": True}, {"varlen": True}, {"block_mask": True}):
+        cases = cases_of(replace(SPEC, **fields), config, "cuda")
+        assert not any(isinstance(case, SampledCase) for case in cases)
 
 
 def test_few_elements_and_uneven_scores_have_no_rms() -> None:
