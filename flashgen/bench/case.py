@@ -26,7 +26,6 @@ from flashgen.spec.vocabulary import DType
 SEED = 20261121
 
 Direction = Literal["forward", "backward", "both", "decode"]
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "both", "decode")
 
 FORWARDS: dict[Direction, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5, "decode": 1.0}
 """Operations of a direction in those of its forward, as the FlashAttention papers count them,

@@ -18,8 +18,6 @@ N = 64
 """Keys, and the head dim: V and dO are the identity."""
 TILE = 16
 DROPPED = 0.1
-RNG = 4
-"""Bytes of the generator's state that a program reads, as int64: seed and offset."""
 
 
 def remade() -> Finding:

@@ -280,10 +280,6 @@ _OF_CALLS = tuple(row for row in FEATURES if row.word or row.field == "paged")
 _GIVEN = tuple(row.given for row in _OF_CALLS)
 _beyond_limits = operator.itemgetter(*(i for i, row in enumerate(_OF_CALLS) if not row.limit))
 """Of a key of Features, what says which features are on that are no limits."""
-_beyond_heads = operator.itemgetter(
-    *(i for i, row in enumerate(_OF_CALLS) if not (row.limit or row.per_head))
-)
-"""The same for features that are neither limits nor numbers per head."""
 _per_head = operator.itemgetter(*(i for i, row in enumerate(_OF_CALLS) if row.per_head))
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
     "fp8": ("float8_e4m3", "head"),
@@ -435,11 +431,6 @@ class Features:
     def only_limits(self) -> bool:
         """Whether nothing is on but limits: numbers, which a repeated launch keeps."""
         return not any(_beyond_limits(self.key))
-
-    @property
-    def only_numbers(self) -> bool:
-        """Whether nothing is on but limits, ALiBi and sinks: numbers for the call or for a head."""
-        return not any(_beyond_heads(self.key))
 
     @property
     def parts(self) -> tuple[Features, tuple[Tensor | None, ...]]:
