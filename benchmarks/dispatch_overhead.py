@@ -54,7 +54,6 @@ from triton.backends.compiler import GPUTarget
 
 import flashgen
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen.kernels.direct_launch import Direct
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward, forward_arguments
 from flashgen.kernels.loader import load_text
@@ -219,14 +218,14 @@ def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Co
     spec = default_spec(AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"))
     config = default_config(spec)
     rendered = render(spec, config)
-    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    kernel = load_text(rendered)
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
     plan, call = bind(kernel, spec, config), Forward(q=q, k=k, v=v, scale=0.125, diagonal=None)
     arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1])
     options = config.launch_options
-    direct = Direct(kernel, options)
+    direct = plan.direct
     return [
-        cost("Triton launch", lambda: kernel[(1,)](*arguments, **options)),
+        cost("Triton launch", lambda: kernel[(1,)](*arguments, *direct.constants, **options)),
         cost("direct launch", lambda: direct(1, arguments)),
     ]
 

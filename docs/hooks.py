@@ -13,7 +13,9 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from flashgen.kernels.render import in_place
 from flashgen.table import show
+from flashgen.table.emit import kernels_by_name
 from flashgen.table.table import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,16 +88,18 @@ def gallery() -> Pages:
     part = facts_of.split(f"### sm_90, Triton {triton}\n")[1].split("\n#")[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     heads, _, *rows = (line.strip("| ").split(" | ") for line in lines)
+    tables = [load(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
+    kernels = kernels_by_name(tables, defaults=False)
     pages, index = {}, []
     for name, *facts in rows:
-        kernel = ROOT / "generated" / "kernels" / f"{name.strip('`')}.py"
-        if "_bf16_d128_" not in name or not kernel.exists():
+        kernel = kernels.get(name.strip("`"))
+        if "_bf16_d128_" not in name or kernel is None:
             continue
-        index.append([f"[{name}]({kernel.stem}.md)", *facts])
-        pages[f"gallery/{kernel.stem}.md"] = (
-            f"{WIDE}# {kernel.stem}\n\nCompiled for sm_90 with Triton {triton}. It ran on no GPU. "
+        index.append([f"[{name}]({kernel.name}.md)", *facts])
+        pages[f"gallery/{kernel.name}.md"] = (
+            f"{WIDE}# {kernel.name}\n\nCompiled for sm_90 with Triton {triton}. It ran on no GPU. "
             f"[What the columns mean](index.md).\n\n{grid(heads[1:], [facts])}\n\n"
-            f"```python\n{kernel.read_text()}```\n"
+            f"```python\n{in_place(kernel)}```\n"
         )
     pages["gallery/index.md"] = (
         f"{WIDE}# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for "

@@ -32,6 +32,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from flashgen.evaluate.gluon_model import is_constant
+
 WARPGROUP_THREADS = 128
 
 
@@ -96,6 +98,10 @@ class Memory:
 
     def __init__(self, parts: Any) -> None:
         self.parts = parts
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.parts.shape  # type: ignore[no-any-return]
 
     def index(self, place: Any) -> Any:
         found = self.parts[int(place)]
@@ -490,7 +496,7 @@ def _modules() -> dict[str, types.ModuleType]:
     experimental, gluon = types.ModuleType(name), types.ModuleType(f"{name}.gluon")
     hopper = types.ModuleType(f"{name}.gluon.language.nvidia.hopper")
     gl = _language()
-    vars(gluon).update(jit=jit, language=gl)
+    vars(gluon).update(jit=jit, constexpr_function=jit, language=gl)
     vars(experimental).update(gluon=gluon)
     vars(hopper).update(
         fence_async_shared=lambda: machine().fence(),
@@ -527,14 +533,16 @@ class ModelKernel:
         with patch.dict(sys.modules, _modules()):
             exec(compile(source, f"{name}.py", "exec"), scope)
         self._function, self._seed = scope[name], seed
-        self.arg_names = tuple(inspect.signature(self._function).parameters)
+        self._parameters = inspect.signature(self._function).parameters
+        self.arg_names = tuple(self._parameters)
         self.loads: list[list[tuple[str, int, int]]] = []
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         return lambda *arguments, **options: self._launch(grid[0], arguments)
 
     def _launch(self, blocks: int, arguments: Sequence[Any]) -> None:
-        seen = [_seen(argument) for argument in arguments]
+        pairs = zip(self._parameters.values(), arguments, strict=True)
+        seen = [x if is_constant(parameter) else _seen(x) for parameter, x in pairs]
         for pid in range(blocks):
             block = Machine(self._seed * 1000 + pid, pid, blocks)
             _machine.append(block)

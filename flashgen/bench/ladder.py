@@ -224,7 +224,9 @@ class LadderSteps:
         rendered = render(spec, config)
         path = self.folder / f"{rendered.name}.py"
         write_whole(path, rendered.source)
-        return launch.bind(loader.load_kernel(path, rendered.name), spec, config)
+        return launch.bind(
+            loader.load_kernel(path, rendered.text_name, rendered.name), spec, config
+        )
 
     def pick(self, step: Step, spec: AttentionSpec, problem: Problem) -> tuple[KernelConfig, str]:
         """The config of a step for one of its specs, checked, and how it was selected.

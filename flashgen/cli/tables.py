@@ -51,19 +51,31 @@ def generate(
 
 
 def show(
-    slug: Annotated[str, typer.Argument(help="The GPU's slug, as `flashgen targets` lists it.")],
+    slug: Annotated[
+        str | None, typer.Argument(help="The GPU's slug, as `flashgen targets` lists it.")
+    ] = None,
     direction: Directions = None,
     dtype: DTypes = None,
     head_dim: HeadDims = None,
     causal: Causal = None,
     feature: FeatureNames = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs, with runs.")] = False,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="A kernel's name: print its text, its numbers in place."),
+    ] = None,
     out: Out = Path(),
 ) -> None:
-    """Print the table of a GPU, or the entries that the options name."""
+    """Print the table of a GPU, or the entries that the options name; or one kernel."""
     from flashgen.table import show as showing
     from flashgen.table.emit import stale_of
 
+    if kernel is not None and slug is None:
+        print(_numbered(kernel, out), end="")
+        return
+    if slug is None or kernel is not None:
+        got = "neither" if slug is None else "both"
+        raise InvalidArgument(f"show takes the slug of a GPU, or --kernel NAME: got {got}")
     wanted = spec_filter(direction, dtype, head_dim, causal, feature)
     table = named_table(slug, out, evidence=True)
     entries = [entry for entry in table.entries if wanted(entry.spec)]
@@ -81,6 +93,22 @@ def show(
     console.print(showing.entries_grid(entries, stale))
     if stale:
         console.print(f"{len(stale)} stale: their kernels' text changed after they were timed.")
+
+
+def _numbered(name: str, out: Path) -> str:
+    """The text of the kernel that a table, or a default, has under this name."""
+    from flashgen.kernels.render import in_place
+    from flashgen.table.emit import kernels_by_name
+
+    tables = tables_of(out).values()
+    for defaults in (False, True):
+        found = kernels_by_name(tables, defaults=defaults)
+        if name in found:
+            return in_place(found[name])
+    raise InvalidArgument(
+        "--kernel must be the name of a kernel that a table names, its pointer twin, or a default, "
+        f"as explain() and profilers say it: got {name!r}"
+    )
 
 
 def targets(

@@ -336,7 +336,9 @@ def build(
     """Triton's CompiledKernel and the output of ptxas."""
     import triton
 
-    ast = source_of(load_kernel(source, rendered.name), spec, config, whole=whole)
+    ast = source_of(
+        load_kernel(source, rendered.text_name, rendered.name), spec, config, whole=whole
+    )
     options = config.launch_options
     with _ptxas_log() as log:
         try:

@@ -53,7 +53,7 @@ def build_ptx(
     with temporary_folder("ptx") as folder:
         path = folder / f"{rendered.name}.py"
         write_whole(path, rendered.source)
-        kernel = load_kernel(path, rendered.name)
+        kernel = load_kernel(path, rendered.text_name, rendered.name)
         source = source_of(kernel, spec, config, whole=False)
         source.signature.update(types or {})
         try:

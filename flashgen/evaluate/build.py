@@ -21,7 +21,7 @@ from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Compile, Tasks
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, TimedOut, finite
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
-from flashgen.kernels.render import Rendered, render
+from flashgen.kernels.render import Rendered, in_place, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -237,7 +237,9 @@ def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:
 
 
 def kept(detail: str, rendered: Rendered, cache: Path) -> str:
-    """Write the kernel of a failure to a file that can be run; returns `detail` with its path."""
+    """Write the kernel of a failure, its numbers in place, to a file that can be run; returns
+    `detail` with its path.
+    """
     path = cache / "quarantine" / f"{rendered.name}.py"
-    write_whole(path, rendered.source)
+    write_whole(path, in_place(rendered))
     return f"{detail}; kernel kept in {path}"

@@ -100,12 +100,12 @@ def check_kernel(
     if device == "cpu" and not config.interpretable:
         if config.needs_gpu:
             raise ToolchainError(not_checkable(config))
-        model = GluonModel(rendered.source, rendered.name)
+        model = GluonModel(rendered.source, rendered.text_name)
         return check_loaded(model, spec, config, device=device, seed=seed, cases=cases)
     with temporary_folder("check") as folder:
         path = folder / f"{rendered.name}.py"
         path.write_text(rendered.source)
-        kernel = load_kernel(path, rendered.name)
+        kernel = load_kernel(path, rendered.text_name, rendered.name)
         return check_loaded(kernel, spec, config, device=device, seed=seed, cases=cases)
 
 

@@ -31,6 +31,7 @@ class Pointer:
 
     def __init__(self, storage: Tensor, offset: Any) -> None:
         self.storage, self.offset = storage, offset
+        self.dtype = types.SimpleNamespace(element_ty=storage.dtype)
 
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.storage, self.offset + more)
@@ -119,14 +120,16 @@ class GluonModel:
         with patch.dict(sys.modules, self._modules()):
             exec(compile(source, f"{name}.py", "exec"), scope)
         self._function = scope[name]
-        self.arg_names = tuple(inspect.signature(self._function).parameters)
+        self._parameters = inspect.signature(self._function).parameters
+        self.arg_names = tuple(self._parameters)
         self.block = _Block(0)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         return lambda *arguments, **_: self._launch(grid[0], arguments)
 
     def _launch(self, blocks: int, arguments: Sequence[Any]) -> None:
-        seen = [_seen(argument) for argument in arguments]
+        pairs = zip(self._parameters.values(), arguments, strict=True)
+        seen = [x if is_constant(parameter) else _seen(x) for parameter, x in pairs]
         for pid in range(blocks):
             self.block = _Block(pid)
             self._function(*seen)
@@ -140,7 +143,7 @@ class GluonModel:
         nvidia = types.ModuleType(f"{name}.gluon.language.nvidia")
         gl = types.ModuleType(f"{name}.gluon.language")
         vars(gl).update(self._language())
-        vars(gluon).update(jit=_jit, language=gl)
+        vars(gluon).update(jit=_jit, constexpr_function=_jit, language=gl)
         vars(root).update(gluon=gluon)
         vars(ampere).update(
             mma_v2=_multiply,
@@ -183,6 +186,11 @@ class GluonModel:
 
 def _jit(function: Any = None, **_: Any) -> Any:
     return function or (lambda f: f)
+
+
+def is_constant(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter of a kernel is a constant: no other one has an annotation."""
+    return parameter.annotation is not inspect.Parameter.empty
 
 
 def _seen(argument: Any) -> Any:

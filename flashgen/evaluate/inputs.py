@@ -43,7 +43,7 @@ def kernel_in(folder: Path, spec: AttentionSpec, config: KernelConfig) -> Any:
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     write_whole(path, rendered.source)
-    return load_kernel(path, rendered.name)
+    return load_kernel(path, rendered.text_name, rendered.name)
 
 
 def make_inputs(

@@ -208,7 +208,7 @@ def precompile_one(asked: Precompile) -> Payload:
 
     spec, config = asked.spec, asked.config
     rendered = render(spec, config)
-    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    kernel = load_text(rendered)
     target, options, keys = target_of(asked.arch), config.launch_options, []
     for whole in variants(spec):
         source = source_of(kernel, spec, config, whole=whole)

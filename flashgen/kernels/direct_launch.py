@@ -69,10 +69,10 @@ class Repeated:
         self.current_device, self.current_stream = _device_and_stream(direct.driver)
         self.call: Callable[[int, list[Any]], object]
         run, function, metadata, _ = ready
-        inner = inner_launch(run, function, metadata, blocks, arguments)
+        inner = inner_launch(run, function, metadata, blocks, arguments, len(direct.constants))
         self.encoders: list[Callable[[Any], Any]] | None = None
         if inner is None:
-            self.arguments = list(arguments)
+            self.arguments = [*arguments, *direct.constants]
             self.places = tuple(places)
             self.call = functools.partial(_by_triton, run, function, metadata, blocks)
         else:
@@ -123,10 +123,13 @@ others."""
 
 
 class Direct:
-    """Launches one kernel with fixed options. Arguments are in the kernel's order, all of them."""
+    """Launches one kernel with fixed constants and options. Arguments are in the kernel's order,
+    all of them; its constants follow.
+    """
 
-    def __init__(self, kernel: Any, options: Mapping[str, int]) -> None:
+    def __init__(self, kernel: Any, constants: tuple[int, ...], options: Mapping[str, int]) -> None:
         self._kernel = kernel
+        self.constants = constants
         self._options = dict(options)
         self._ready: dict[tuple[object, ...], _Ready] = {}
         self._on = settings.direct_launch() and _is_known(kernel)
@@ -146,21 +149,21 @@ class Direct:
         Triton did. Raises what Triton raises.
         """
         if not self.undisturbed():
-            self._kernel[(blocks,)](*arguments, **self._options)
+            self._kernel[(blocks,)](*arguments, *self.constants, **self._options)
             return None
         driver = self.driver.active
         device = driver.get_current_device()
         variant = self._variant(device, arguments)
         ready = self._ready.get(variant)
         if ready is None:
-            compiled = self._kernel[(blocks,)](*arguments, **self._options)
+            compiled = self._kernel[(blocks,)](*arguments, *self.constants, **self._options)
             self._keep(variant, arguments, compiled)
             return None
         # No hook has anything to do, so none is passed, nor what only hooks read.
         run, function, metadata, _ = ready
         run(
             blocks, 1, 1, driver.get_current_stream(device), function, metadata, None, None, None,
-            *arguments,
+            *arguments, *self.constants,
         )  # fmt: skip
         return ready
 
@@ -215,7 +218,8 @@ class Direct:
         """Keep the variant that a launch compiled or found."""
         if compiled is None or self._kernel.used_global_vals or _UNKNOWN in variant:
             return
-        if len(arguments) != len(self._kernel.params):  # Triton would fill defaults in
+        given = len(arguments) + len(self.constants)
+        if given != len(self._kernel.params):  # Triton would fill defaults in
             return
         if self.driver.active.get_current_target().backend != "cuda":
             self._on = False

@@ -49,10 +49,16 @@ class Inner:
 
 
 def inner_launch(
-    run: Any, function: object, metadata: object, blocks: int, arguments: Sequence[Any]
+    run: Any,
+    function: object,
+    metadata: object,
+    blocks: int,
+    arguments: Sequence[Any],
+    constants: int,
 ) -> Inner | None:
     """The C launcher below `run`, a compiled kernel's CudaLauncher, for `blocks` programs and these
-    arguments, all of the kernel's in their order. None where it is not known.
+    arguments, all of the kernel's in their order, behind which it has so many constants. None where
+    it is not known.
     """
     import triton
 
@@ -75,7 +81,9 @@ def inner_launch(
             encoders[place] = _encoder(nvidia.make_tensordesc_arg, described[place])
         else:
             flat.append(argument)
-    return Inner(_call(launch, run, function, metadata, blocks), flat, places, encoders)
+    if not _flattens(run):
+        flat += [None] * constants  # 3.6 counts their places, and reads nothing there
+    return Inner(_call(launch, run, function, metadata, blocks, constants), flat, places, encoders)
 
 
 @functools.cache
@@ -104,12 +112,21 @@ def _encoder(encode: Callable[[Any, Any], list[Any]], metadata: Any) -> Callable
     return lambda descriptor: encode(descriptor, metadata)[0]
 
 
+def _flattens(run: Any) -> bool:
+    """Whether the C function reads a list of arguments by their annotations, as from 3.7 on; 3.6
+    compiles one for each signature.
+    """
+    return hasattr(run, "kernel_signature")
+
+
 def _call(
-    launch: Any, run: Any, function: object, metadata: object, blocks: int
+    launch: Any, run: Any, function: object, metadata: object, blocks: int, constants: int
 ) -> Callable[[int, list[Any]], object]:
-    """The C function with everything fixed but stream and arguments: no hooks and no scratch."""
+    """The C function with everything fixed but stream and arguments: no hooks, no scratch and no
+    constants.
+    """
     cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
-    if not hasattr(run, "kernel_signature"):  # 3.6 compiles a launcher for each signature
+    if not _flattens(run):
 
         def call(stream: int, arguments: list[Any]) -> object:
             return launch(
@@ -119,6 +136,7 @@ def _call(
 
         return call
     annotations, signature = run.arg_annotations, run.kernel_signature
+    annotations = annotations[: len(annotations) - constants]
 
     def call_flat(stream: int, arguments: list[Any]) -> object:
         return launch(

@@ -1,5 +1,9 @@
 """Loads a kernel from its file, or executes it from its text. Neither imports torch.
 
+Kernels that differ in numbers alone share a text. Each is a JITFunction of its own, whose function
+is that of the text under the kernel's full name: so Triton calls the symbol, the files of its
+cache, errors and what its hooks see by that name, in 3.6 to 3.9.
+
 Triton reads a kernel's source through inspect and linecache, when it decorates the function and
 again when it interprets it. Without a file, linecache holds the text, under a file name made of its
 digest. The module's loader has the text too, for a process that clears linecache.
@@ -12,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import linecache
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +26,7 @@ from flashgen.kernels import interpreter
 
 if TYPE_CHECKING:
     from flashgen.kernels.plan import Kernel
+    from flashgen.kernels.render import Rendered
 
 
 class _Source(importlib.machinery.SourceFileLoader):
@@ -34,14 +40,15 @@ class _Source(importlib.machinery.SourceFileLoader):
         return code
 
 
-def load_kernel(path: Path, name: str) -> Kernel:
-    """The kernel `name` of the file at `path`, imported under a name of its own.
+def load_kernel(path: Path, function: str, name: str = "") -> Kernel:
+    """The kernel `function` of the file at `path`, imported under a name of its own; name: its full
+    name, if it has another.
 
     Triton reads a kernel's source from its file, so it must be a real one. Raises FlashgenError
     where the file defines no such kernel.
     """
     interpreter.prepare()
-    module_name = f"_flashgen_kernel_{name}"
+    module_name = f"_flashgen_kernel_{name or function}"
     loader = _Source(module_name, str(path))
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     assert spec is not None  # the loader is given
@@ -51,15 +58,33 @@ def load_kernel(path: Path, name: str) -> Kernel:
         loader.exec_module(module)
     except OSError as error:
         raise FlashgenError(f"the kernel file cannot be read: {error}") from error
-    return kernel_of(module, name)
+    return kernel_of(module, function, name)
 
 
-def kernel_of(module: object, name: str) -> Kernel:
-    """The kernel `name` of an imported module. Raises FlashgenError where it is not there."""
-    kernel = getattr(module, name, None)
+def kernel_of(module: types.ModuleType, function: str, name: str = "") -> Kernel:
+    """The kernel `function` of an imported module, under its full name: one of each name. Raises
+    FlashgenError where it is not there.
+    """
+    kernel = getattr(module, function, None)
     if kernel is None:
-        raise FlashgenError(f"{getattr(module, '__file__', module)} defines no kernel {name}")
-    return kernel
+        raise FlashgenError(f"{getattr(module, '__file__', module)} defines no kernel {function}")
+    if name in ("", function) or interpreter.active():
+        return kernel
+    named: dict[str, Kernel] = vars(module).setdefault("_named", {})
+    if name not in named:
+        named[name] = _renamed(kernel, name)
+    return named[name]
+
+
+def _renamed(kernel: Kernel, name: str) -> Kernel:
+    """A kernel of Triton or Gluon like this one, whose function has this name."""
+    held = kernel.fn
+    function = types.FunctionType(
+        held.__code__, held.__globals__, name, held.__defaults__, held.__closure__
+    )
+    function.__qualname__, function.__module__ = name, held.__module__
+    function.__annotations__ = held.__annotations__
+    return type(kernel)(function, do_not_specialize=kernel.do_not_specialize)
 
 
 def toolchain_error(error: BaseException) -> ToolchainError | None:
@@ -95,23 +120,37 @@ class TextLoader(importlib.abc.ExecutionLoader):
         return self._filename
 
 
-def load_text(text: str, name: str, digest: str) -> Kernel:
-    """The kernel `name` that `text` defines; digest is that of render.Rendered.
+_executing = threading.Lock()
+
+
+def load_text(rendered: Rendered) -> Kernel:
+    """A rendered kernel. Each text is executed once a process.
 
     Triton compiles it under the same cache key as a file of this text. Raises FlashgenError where
     the text defines no such kernel.
     """
     interpreter.prepare()
-    number = digest.removeprefix("sha256:")
-    filename = f"<flashgen>/{number}/{name}.py"
+    number = rendered.text_digest.removeprefix("sha256:")
+    module_name = f"_flashgen_{number}"
+    with _executing:
+        if module_name not in sys.modules:
+            _executed(module_name, rendered.source, rendered.text_name)
+        return kernel_of(sys.modules[module_name], rendered.text_name, rendered.name)
+
+
+def _executed(module_name: str, text: str, name: str) -> None:
+    """Import the module of a text, under a file name that no file has."""
+    filename = f"<flashgen>/{module_name.removeprefix('_flashgen_')}/{name}.py"
     lines = text.splitlines(keepends=True)
     # No modification time: linecache.checkcache keeps the entry.
     linecache.cache[filename] = (len(text), None, lines, filename)
     loader = TextLoader(text, filename)
-    module_name = f"_flashgen_{number}"
     spec = importlib.util.spec_from_loader(module_name, loader)
     assert spec is not None  # the loader is given
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    loader.exec_module(module)
-    return kernel_of(module, name)
+    sys.modules[module_name] = module  # where Triton looks for the source
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise

@@ -13,6 +13,7 @@ from torch import Tensor
 from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
+from flashgen.kernels.constants import constants_of
 from flashgen.kernels.descriptors import describe, describe_for_gluon
 from flashgen.kernels.direct_launch import Direct, Repeated
 from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
@@ -59,8 +60,9 @@ class Plan:
             )
         self.spec = spec
         self.config = config
-        self.names: tuple[str, ...] = tuple(kernel.arg_names)
-        self.direct = Direct(kernel, config.launch_options)
+        constants = constants_of(spec, config, kernel.arg_names)
+        self.names = tuple(name for name in kernel.arg_names if name not in constants)
+        self.direct = Direct(kernel, tuple(constants.values()), config.launch_options)
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
         self.rows_of_eight = rows_of_eight(spec, config)
@@ -92,7 +94,9 @@ class Plan:
             return self.direct.repeated(blocks, self.in_order(arguments), places)
 
     def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
-        """The arguments that the kernel takes, in its order. Raises KeyError for a missing one."""
+        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
+        for a missing one.
+        """
         ordered: tuple[Any, ...] = self._in_order(arguments)
         return ordered
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import textwrap
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, UndefinedError
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.kernels.constants import constants_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name, o_apart, rows_of_eight, shares_keys
+from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.features import features_on
-from flashgen.spec.vocabulary import padded
-from flashgen.spec.whole_rows import k_parts, o_parts
+from flashgen.spec.structure import structure_of, text_name
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
@@ -27,14 +29,20 @@ SERVES = LINE_LENGTH - len("# Serves: .")
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """A kernel as text. name is the function's and the file's; digest that of the text below the
-    header.
+    """A kernel: its text, and its numbers as (name, value) pairs.
+
+    name is the kernel's full name, text_name that of the text's function and file. text_digest is
+    the digest of the text below the header, which other kernels share; digest that of name, text
+    and numbers.
     """
 
     name: str
+    text_name: str
     source: str
     digest: str
+    text_digest: str
     template: str
+    constants: tuple[tuple[str, int], ...] = ()
 
 
 def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
@@ -65,30 +73,99 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
 
 @functools.lru_cache(KEPT)
 def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
-    name = kernel_name(spec, config)
-    template = template_of(spec, config)
+    name, text, template = (
+        kernel_name(spec, config),
+        text_name(spec, config),
+        template_of(spec, config),
+    )
+    structure = structure_of(spec, config)
+    fixed = 64 if config.schedule == "ampere" else 0
     body = render_text(
         template,
-        name=name,
+        name=text,
         spec=spec,
         config=config,
-        rows_of_eight=rows_of_eight(spec, config),
-        o_apart=o_apart(spec, config),
-        wide=shares_keys(spec),
-        head_dim_pad=padded(spec.head_dim),
-        head_dim_v_pad=padded(spec.head_dim_v) // config.v_parts,
-        k_parts=k_parts(spec, config),
-        o_parts=o_parts(spec, config),
+        structure=structure,
+        k_parts=_parts(structure.k_parts, fixed or "K_PART"),
+        o_parts=_parts(structure.o_parts, fixed or "V_PART"),
     )
-    digest = digest_of(body)
+    body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
+    text_digest = digest_of(body)
     header = render_text(
         "_header.py.jinja",
-        name=name,
+        name=text,
         template=template,
         serves=_serves(spec, config),
-        digest=digest,
+        digest=text_digest,
     )
-    return Rendered(name=name, source=header + body, digest=digest, template=template)
+    constants = tuple(
+        constants_of(spec, config, [found[1] for found in _CONSTANT.finditer(body)]).items()
+    )
+    return Rendered(
+        name=name,
+        text_name=text,
+        source=header + body,
+        digest=digest_of(repr((name, constants, text_digest))),
+        text_digest=text_digest,
+        template=template,
+        constants=constants,
+    )
+
+
+_CONSTANT = re.compile(r"^    ([A-Z_]+): ((?:tl|gl)\.constexpr),(  #.*)?$", re.MULTILINE)
+"""A constant among the parameters of a text's kernel, which stand on lines of their own."""
+
+
+def in_place(rendered: Rendered) -> str:
+    """A kernel to be read, or run, by itself: its text under its full name, with its numbers in
+    place of the parameters.
+    """
+    numbers = dict(rendered.constants)
+    lines = rendered.source.splitlines(keepends=True)
+    begin = lines.index(f"def {rendered.text_name}(\n")
+    end = lines.index("):\n", begin)
+    named = f"def {rendered.name}(\n"
+    places = [n for n in range(begin, end) if _CONSTANT.match(lines[n])]
+    first = places[0] if places else end  # comments between constants go with them
+    numbered = [
+        _CONSTANT.sub(lambda x: f"    {x[1]}: {x[2]} = {numbers[x[1]]}{x[3] or ''}", line)
+        for line in lines[first:end]
+    ]
+    heading = [
+        f"# {rendered.name}\n",
+        f"# flashgen's {rendered.text_name}.py, with the numbers of this kernel in place.\n",
+        lines[2],
+    ]
+    before = [*heading, *lines[HEADER_LINES:begin], named, *lines[begin + 1 : first]]
+    return "".join([*before, lines[end], *numbered, *lines[end + 1 :]])
+
+
+_LONG_CALL = re.compile(rf"^(?=.{{{LINE_LENGTH + 1}}})( *)([\w ]+ = [\w.]+)\((.*)\)$", re.MULTILINE)
+"""A call that is too long for its line: it is broken around its arguments, as ruff format does."""
+
+
+class _Part(NamedTuple):
+    """One of the tiles in which a kernel has the columns of a tensor: what its text appends to the
+    names of the tiles, and to the columns, or a pointer, of the first.
+    """
+
+    name: str
+    plus: str
+    last: bool
+
+
+def _parts(count: int, width: str | int) -> tuple[_Part, ...]:
+    if count == 1 and isinstance(width, str):
+        return (_Part("", "", True),)
+    return tuple(_Part(str(n), _plus(n, width), n == count - 1) for n in range(count))
+
+
+def _plus(n: int, width: str | int) -> str:
+    if n == 0:
+        return ""
+    if isinstance(width, int):
+        return f" + {n * width}"
+    return f" + {width}" if n == 1 else f" + {n} * {width}"
 
 
 _TEMPLATES: dict[str, str] = {
@@ -124,7 +201,7 @@ def render_text(template: str, /, **values: object) -> str:
 
 
 def digest_of(body: str) -> str:
-    """sha256 of a kernel's text below the header, as header, log and entries carry it."""
+    """sha256 of a text, as headers, logs and entries carry it."""
     return "sha256:" + hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -134,16 +211,16 @@ def body_of(source: str) -> str:
 
 
 def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
-    mask = "causal" if spec.causal else "no mask"
-    precision = f" ({spec.precision})" if spec.dtype == "float32" else ""
-    if config.head_dims == "padded":
-        dims = f"any head_dim and head_dim_v up to {spec.head_dim}"
-    else:
-        dims = f"head_dim {spec.head_dim}, head_dim_v {spec.head_dim_v}"
-    features = "".join(row.header for row in features_on(spec))
-    if features:
-        dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
-    serves = f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"
+    by_words = spec.dtype == "float32" and spec.products > 0
+    precision = f", float32 ({spec.precision})" if by_words else ""
+    dims = ", any head dims" if config.head_dims == "padded" else ""
+    reads = spec.direction == "decode"
+    features = "".join(
+        ", 8-bit K and V" if reads and row.field == "kv_dtype" else row.header
+        for row in features_on(spec)
+    )
+    mask = ", causal" if spec.causal else ""
+    serves = f"{spec.direction}{precision}{dims}{mask}"
     return serves + (features if len(serves + features) <= SERVES else ", features as named")
 
 

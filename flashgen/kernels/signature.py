@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from flashgen.errors import FlashgenError
+from flashgen.kernels.constants import constants_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, WARPGROUP_ROWS, KernelConfig
 from flashgen.spec.features import Argument
@@ -27,7 +28,7 @@ class Signature(NamedTuple):
     """
 
     types: dict[str, str]
-    constexprs: dict[str, object]
+    constexprs: dict[str, int]
     attrs: dict[tuple[int, ...], list[list[object]]]
 
 
@@ -44,12 +45,15 @@ def compile_signature(
 
     Strides are multiples of 16 elements where the head dim is one, and so are the head dims that a
     padded kernel takes. The keys of a bias are contiguous. Lengths, head counts and the diagonal
-    are never specialized. whole: a decode whose keys are one split, or the gradient of a bias that
-    has all rows and keys; without, both store float32 parts. Raises FlashgenError for an argument
-    without a type.
+    are never specialized, and constants are those of the config. whole: a decode whose keys are one
+    split, or the gradient of a bias that has all rows and keys; without, both store float32 parts.
+    Raises FlashgenError for an argument without a type.
     """
     patterns = argument_types(spec, config, whole=whole)
-    kinds = {name: _kind_of(name, patterns) for name in arg_names}
+    constants = constants_of(spec, config, arg_names)
+    kinds = {
+        name: "constexpr" if name in constants else _kind_of(name, patterns) for name in arg_names
+    }
     attrs: dict[tuple[int, ...], list[list[object]]] = {}
     for i, kind in enumerate(kinds.values()):
         if kind.endswith(_ALIGNED):
@@ -58,15 +62,15 @@ def compile_signature(
             attrs[i,] = []
     return Signature(
         types={name: kind.removesuffix(_ALIGNED) for name, kind in kinds.items()},
-        constexprs={name: 1 for name, kind in kinds.items() if kind == "constexpr"},
+        constexprs={n: constants.get(n, 1) for n, kind in kinds.items() if kind == "constexpr"},
         attrs=attrs,
     )
 
 
 @functools.cache
 def _lists_constants() -> bool:
-    """Whether a launch gives Triton an empty list of attributes for an argument that is 1, as from
-    3.7 on: the key of Triton's cache has its text.
+    """Whether a launch gives Triton an empty list of attributes for a constant, or an argument that
+    is 1, as from 3.7 on: the key of Triton's cache has its text.
     """
     import triton
 

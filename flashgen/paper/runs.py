@@ -13,7 +13,7 @@ from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_text
-from flashgen.kernels.render import digest_of, render
+from flashgen.kernels.render import Rendered, digest_of, in_place, render
 from flashgen.paper.counter import Counter, Traffic
 from flashgen.reference.attention import Comparison, judge
 from flashgen.runtime.eager.attention import attention
@@ -72,20 +72,22 @@ def config_of(
     return KernelConfig(br=br, bc=bc, num_warps=4, num_stages=1, schedule=schedule, loads=loads)
 
 
-def text_of(spec: AttentionSpec, config: KernelConfig, bc: int | None = None) -> tuple[str, str]:
-    """The text and the name of a kernel. bc: a tile that no config has, put into its text."""
+def rendered(spec: AttentionSpec, config: KernelConfig, bc: int | None = None) -> Rendered:
+    """A kernel. bc: a tile that no config has, put into its text."""
     made = render(spec, config)
     if bc is None or bc == config.bc:
-        return made.source, made.name
-    line = "BC: tl.constexpr = {}\n"
-    assert made.source.count(line.format(config.bc)) == 1
-    return made.source.replace(line.format(config.bc), line.format(bc)), made.name
+        return made
+    numbers = dict(made.constants) | {"BC": bc}
+    text = in_place(replace(made, constants=tuple(numbers.items())))
+    digest = digest_of(text)
+    return replace(
+        made, text_name=made.name, source=text, digest=digest, text_digest=digest, constants=()
+    )
 
 
 def kernel_of(spec: AttentionSpec, config: KernelConfig, bc: int | None = None) -> Kernel:
     """The kernel, loaded."""
-    text, name = text_of(spec, config, bc)
-    return load_text(text, name, digest_of(text))
+    return load_text(rendered(spec, config, bc))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,12 +97,10 @@ def _estimated(bc: int) -> Timing:
     from flashgen.compile.compiler import cache_file, compile_kernel
     from flashgen.estimate.estimate import time_of
     from flashgen.estimate.sm import replay_cubin
-    from flashgen.kernels.render import Rendered, digest_of
 
     br = min(ROWS, bc)
     spec, config = runs.spec_of(D), runs.config_of(br, min(bc, 256), schedule="fa1")
-    text, name = runs.text_of(spec, config, bc)
-    rendered = Rendered(name=name, source=text, digest=digest_of(text), template="")
+    rendered = runs.rendered(spec, config, bc)
     gpu = PAPERS_GPU
     with temporary_folder("paper") as cache:
         compiled = compile_kernel(rendered, spec, config, gpu.arch, cache=cache)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import Source
 
 
@@ -18,7 +19,7 @@ from flashgen.spec.vocabulary import Source
 class Choice:
     """A kernel, what it serves, and what it took when it was compiled.
 
-    An entry of a table has a bucket, and its kernel is a file of generated/kernels. Any other
+    An entry of a table has a bucket, and its text is a file of generated/kernels. Any other
     serves every length: bucket is None, and digest is "", since its text is rendered when it is
     first needed. shared_bytes and registers are the compiler's figures, or None where the kernel
     was not compiled for one GPU alone. median_us is None unless timed.
@@ -64,21 +65,20 @@ def of_rows(
     configs: Mapping[str, KernelConfig],
     digests: Mapping[str, str],
 ) -> tuple[Choice, ...]:
-    """The choices of one spec; configs by name, digests of today's texts by kernel."""
-    names = {row: kernel_name(spec, configs[row.config]) for row in rows}
+    """The choices of one spec; configs by name, digests of today's texts by the texts' names."""
     return tuple(
         Choice(
             spec=spec,
             bucket=_BUCKETS[row.low],
-            config=configs[row.config],
-            kernel=name,
-            digest=row.digest or digests[name],
+            config=(config := configs[row.config]),
+            kernel=kernel_name(spec, config),
+            digest=row.digest or digests[text_name(spec, config)],
             shared_bytes=row.shared_bytes,
             registers=row.registers,
             source=row.source,
             median_us=row.median_us,
         )
-        for row, name in names.items()
+        for row in rows
     )
 
 

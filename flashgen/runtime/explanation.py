@@ -128,5 +128,6 @@ def _rules() -> list[Path]:
     return [
         *spec,
         paths.PACKAGE / "runtime" / "selection.py",
+        paths.PACKAGE / "kernels" / "constants.py",
         paths.PACKAGE / "kernels" / "render.py",
     ]

@@ -34,6 +34,7 @@ from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.records import parsed, record_of, value_of
+from flashgen.spec.structure import text_name
 
 if TYPE_CHECKING:
     from flashgen.kernels.render import Rendered
@@ -169,10 +170,10 @@ def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
     Raises GeneratedError where the file of an entry is missing.
     """
     interpreter.prepare()
-    name = kernel_name(choice.spec, config)
+    name, text = kernel_name(choice.spec, config), text_name(choice.spec, config)
     if not interpreter.active():
         offer(name)
-    wanted = f"{package}.kernels.{name}"
+    wanted = f"{package}.kernels.{text}"
     try:
         module = importlib.import_module(wanted)
     except ModuleNotFoundError as error:
@@ -181,9 +182,9 @@ def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
         if not choice.is_entry:
             return rendered(choice.spec, config)
         raise GeneratedError(
-            f"{package}/kernels/{name}.py is missing; run: flashgen generate"
+            f"{package}/kernels/{text}.py is missing; run: flashgen generate"
         ) from error
-    return kernel_of(module, name)
+    return kernel_of(module, text, name)
 
 
 _rendered: dict[str, launch.Kernel] = {}
@@ -198,7 +199,7 @@ def rendered(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
         made = render(spec, config)
         if made.digest not in _rendered:
             _keep(made)
-            _rendered[made.digest] = load_text(made.source, made.name, made.digest)
+            _rendered[made.digest] = load_text(made)
             logger.info("%s was rendered from %s", made.name, made.template)
         return _rendered[made.digest]
 
@@ -218,8 +219,8 @@ def _keep(made: Rendered) -> None:
                 f"FLASHGEN_KEEP_KERNELS must name a folder of yours with mode 0700: {folder} has "
                 f"owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}"
             )
-        number = made.digest.removeprefix("sha256:")
-        write_whole(folder / f"{made.name}-{number[:16]}.py", made.source)
+        number = made.text_digest.removeprefix("sha256:")
+        write_whole(folder / f"{made.text_name}-{number[:16]}.py", made.source)
     except OSError as error:
         raise InvalidArgument(
             f"FLASHGEN_KEEP_KERNELS must name a folder that can be written: {folder} cannot be "

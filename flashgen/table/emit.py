@@ -3,8 +3,9 @@
 plan() is a pure function of the tables and the templates. write() makes a folder equal to a plan,
 and check() says in which files it is not; both go by the bytes of the files alone.
 
-generated/ holds the kernels that the tables name, and their pointer twins. With `defaults` it holds
-the default kernels too, which the runtime otherwise renders when they are first needed.
+generated/ holds the texts of the kernels that the tables name, and of their pointer twins. With
+`defaults` it holds the default kernels too, which the runtime otherwise renders when they are first
+needed.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def tables_for(out: Path) -> dict[str, Table]:
 
 def plan(tables: Mapping[str, Table], *, defaults: bool = False) -> dict[Path, str]:
     """Every file of generated/ and its text, by path relative to it. Raises FlashgenError."""
-    kernels = _kernels(tables.values(), defaults=defaults)
-    files = {Path("kernels", f"{kernel.name}.py"): kernel.source for kernel in kernels.values()}
-    ordered = [kernels[name] for name in sorted(kernels)]
+    kernels = kernels_by_name(tables.values(), defaults=defaults)
+    texts = {kernel.text_name: kernel for kernel in kernels.values()}
+    files = {Path("kernels", f"{name}.py"): kernel.source for name, kernel in texts.items()}
+    ordered = [texts[name] for name in sorted(texts)]
     files[Path("kernels", "__init__.py")] = render_text("kernels.py.jinja", kernels=ordered)
     files[Path("table.py")] = _table_text(tables, kernels)
     files[Path("dispatcher.py")] = render_text("dispatcher.py.jinja")
@@ -134,8 +136,8 @@ def stale_of(entries: Iterable[Entry]) -> list[Entry]:
     return [e for e in held if not digests[e.spec, e.config].startswith(e.digest)]
 
 
-def _kernels(tables: Iterable[Table], *, defaults: bool) -> dict[str, Rendered]:
-    """All kernels of generated/, by name, each rendered once."""
+def kernels_by_name(tables: Iterable[Table], *, defaults: bool) -> dict[str, Rendered]:
+    """All kernels of generated/, by full name, each rendered once."""
     untuned = specs_with_default() if defaults else ()
     pairs = {(spec, config): None for spec in untuned for config in default_configs(spec)}
     for table in tables:

@@ -21,6 +21,7 @@ from flashgen.errors import GeneratedError, printable
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.gpu import Gpu, product_of
+from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import DECODING
 from flashgen.table.entry import Entry, figure, spec_fields
 from flashgen.table.evidence import facts_of
@@ -226,7 +227,7 @@ def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A generated package as it lies on disk: its dispatch table and the digests of its kernels."""
+    """A generated package as it lies on disk: its dispatch table and the digests of its texts."""
 
     folder: Path
     archs: Mapping[str, str]
@@ -235,7 +236,7 @@ class Package:
 
     def is_stale(self, choice: Choice) -> bool:
         """Whether the kernel's text is no longer the one that was timed."""
-        return self.digests.get(choice.kernel) != choice.digest
+        return self.digests.get(text_name(choice.spec, choice.config)) != choice.digest
 
 
 def load_package(folder: Path) -> Package:

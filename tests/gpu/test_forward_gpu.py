@@ -228,7 +228,10 @@ def test_a_kernel_run_twice_agrees_to_the_bit(
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel, scale = load_kernel(path, rendered.name), check_scale(None, head_dim)
+    kernel, scale = (
+        load_kernel(path, rendered.text_name, rendered.name),
+        check_scale(None, head_dim),
+    )
     diagonal = 0 if mask == "causal" else None
     first, *others = (
         launch(kernel, spec, config, q, k, v, scale=scale, diagonal=diagonal) for _ in range(20)

@@ -2,81 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import restamp
+from benchmarks import compare_machine_code, restamp
+from benchmarks.compare_machine_code import Code
 from flashgen import paths
-from flashgen.kernels.render import Rendered, digest_of, render
+from flashgen.kernels.render import render
 from flashgen.spec.gpu import TARGETS
+from flashgen.table.entry import short_digest
 from flashgen.table.table import Table, load, save
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_run
 
 SPEC, CONFIG = make_spec("bfloat16", 64), make_config(64, 64)
 NOW = render(SPEC, CONFIG)
+OLD = "sha256:" + "0123" * 16
 
 
-def before() -> Rendered:
-    """The kernel of today with a comment more, under another name."""
-    header, body = NOW.source.split("import triton\n", 1)
-    body = "import triton\n" + body.replace(NOW.name, "old_name") + "# The end.\n"
-    lines = header.splitlines(keepends=True)
-    lines[-1] = f"# {digest_of(body)}\n"
-    source = "".join(lines) + body
-    return Rendered(name="old_name", source=source, digest=digest_of(body), template="")
+def code(digest: str, code: str, **fields: object) -> Code:
+    made = Code(
+        kernel=NOW.name, arch="sm_90", whole=False, digest=digest, code=code, registers=100,
+        spill_stores=0, spill_loads=0, shared=1024,
+    )  # fmt: skip
+    return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def tables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table whose entry names the text before; the folder with that text."""
-    kernels = folder / "before" / "generated" / "kernels"
-    kernels.mkdir(parents=True)
-    (kernels / "old_name.py").write_text(before().source)
-    entry = made_entry(spec=SPEC, config=CONFIG, source="untimed")
-    table = Table(gpu=TARGETS["nvidia_h200"])
-    table = table.with_entry(replace(entry, digest=short(before().digest)), made_run("a"))
-    save(table, folder / "nvidia_h200.yaml")
-    monkeypatch.setattr(paths, "shipped_table", lambda slug: folder / f"{slug}.yaml")
-    return folder / "before"
-
-
-def short(digest: str) -> str:
-    return restamp.short_digest(digest)
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_an_entry_is_stamped_where_the_code_is_equal(
-    same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = restamp.texts_by_digest(tables(tmp_path, monkeypatch) / "generated" / "kernels")
-    jobs, missing = restamp.jobs_of(["nvidia_h200"], texts)
-    assert [job.before.name for job in jobs] == ["old_name"]
-    assert not missing
-    # A text has one of two codes, at random: here the second compilation of both agrees.
-    codes = {"old_name": "abbb" if same else "aaaa", NOW.name: "cbcc"}
-    monkeypatch.setattr(
-        restamp, "code_of", lambda text, job, cache, n: {"code": codes[text.name][n]}
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table whose entry names the kernel of before."""
+    entry = replace(
+        made_entry(spec=SPEC, config=CONFIG, source="untimed"), digest=short_digest(OLD)
     )
-    difference = restamp.same_code(jobs[0], tmp_path)
-    assert difference == ("" if same else "code")
-    count = restamp.stamp(["nvidia_h200"], {job for job in jobs if not difference})
-    (entry,) = load(paths.shipped_table("nvidia_h200")).entries
-    assert count == same
-    assert entry.digest == short(NOW.digest if same else before().digest)
+    table = Table(gpu=TARGETS["nvidia_h200"]).with_entry(entry, made_run("a"))
+    save(table, tmp_path / "nvidia_h200.yaml")
+    monkeypatch.setattr(paths, "shipped_table", lambda slug: tmp_path / f"{slug}.yaml")
 
 
-def test_a_text_that_is_nowhere_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (code(NOW.digest, "a"), ""),
+        (code(NOW.digest, "b"), "code"),
+        (code(NOW.digest, "a", registers=90, shared=0), "registers, shared"),
+        (code(NOW.digest, "a", arch="sm_80"), "the files lack it"),
+        (code(OLD, "a"), "the files lack it"),
+    ],
+)
+def test_an_entry_is_stamped_where_the_code_is_equal(
+    tables: None, now: Code, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables(tmp_path, monkeypatch)
-    jobs, missing = restamp.jobs_of(["nvidia_h200"], {})
-    assert not jobs
-    assert len(missing) == 1
-    assert short(before().digest) in missing[0]
+    left = restamp.stamp("nvidia_h200", [code(OLD, "a")], [now], write=True)
+    assert left == [f"nvidia_h200: {NOW.name}: {reason}"] * bool(reason)
+    (entry,) = load(paths.shipped_table("nvidia_h200")).entries
+    assert entry.digest == short_digest(OLD if reason else NOW.digest)
+    assert f"{int(not reason)} of 1 entries" in capsys.readouterr().out
 
 
-def test_a_constant_may_have_another_value() -> None:
-    old, new = restamp.float32_pair("-1e30=-3.4028234663852886e38")
-    assert (old.hex(), new.hex()) == ("caf249f1", "ffff7fff")
+def test_nothing_is_written_unless_asked_for(tables: None) -> None:
+    same = [code(OLD, "a")], [code(NOW.digest, "a")]
+    assert restamp.stamp("nvidia_h200", *same, write=False) == []
+    (entry,) = load(paths.shipped_table("nvidia_h200")).entries
+    assert entry.digest == short_digest(OLD)
+
+
+def test_a_kernel_that_is_nowhere_is_reported(tables: None) -> None:
+    (line,) = restamp.stamp("nvidia_h200", [], [code(NOW.digest, "a")], write=True)
+    assert short_digest(OLD) in line
+
+
+def test_a_comparison_names_what_is_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.jsonl"
+    old = [code(OLD, "a"), code(OLD, "a", arch="sm_80"), code(OLD, "a", arch="sm_89")]
+    new = [
+        old[0],
+        replace(old[1], code="b", registers=99),
+        replace(old[2], code="b", spill_loads=4),
+    ]
+    for path, codes in ((before, old), (after, new)):
+        path.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in codes))
+    assert compare_machine_code.main(["compare", str(before), str(after)]) == 1
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("3 compilations of 1 kernels: 1 have equal machine code, 2 do not, 1 ")
+    assert [line.endswith("(worse)") for line in others] == [False, True]
+    after.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in new[:2]))
+    assert compare_machine_code.main(["compare", str(before), str(after)]) == 1  # one is missing
+    before.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in old[:2]))
+    assert compare_machine_code.main(["compare", str(before), str(after)]) == 0

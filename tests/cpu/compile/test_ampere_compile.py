@@ -103,7 +103,7 @@ def test_strides_that_are_multiples_of_8() -> None:
     spec = make_spec("bfloat16", 64)
     config = ampere(spec, 64, 32)
     rendered = render(spec, config)
-    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    kernel = load_text(rendered)
     signature = compile_signature(spec, config, kernel.arg_names)
     bases = {
         at: of for at, of in signature.attrs.items() if "stride" not in kernel.arg_names[at[0]]

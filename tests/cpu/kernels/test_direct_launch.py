@@ -103,7 +103,7 @@ def call_of(name: str, folder: Path) -> Callable[[], object]:
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel = loader.load_kernel(path, rendered.name)
+    kernel = loader.load_kernel(path, rendered.text_name, rendered.name)
     q, k, v = (
         torch.zeros((2, 4, 96, 16 if name == "default" else 64), dtype=torch.bfloat16)
         for _ in range(3)
@@ -160,7 +160,7 @@ def pointer(driver: Recording, tmp_path: Path) -> Callable[..., None]:
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    run = launch.bind(loader.load_kernel(path, rendered.name), spec, config)
+    run = launch.bind(loader.load_kernel(path, rendered.text_name, rendered.name), spec, config)
 
     def launched(q: torch.Tensor, diagonal: int = 0) -> None:
         run(Forward(q=q, k=q, v=q, scale=0.1, diagonal=diagonal))
@@ -288,7 +288,7 @@ def test_what_is_not_known_is_left_to_triton(
     changed: Any, arguments: Any, times: int, driver: Recording
 ) -> None:
     kernel = Kernel(**changed)
-    start = direct_launch.Direct(kernel, {"num_warps": 4, "num_stages": 2})
+    start = direct_launch.Direct(kernel, (), {"num_warps": 4, "num_stages": 2})
     for _ in range(3):
         start(1, arguments)
     assert kernel.launched == times
@@ -303,7 +303,7 @@ def test_versions_that_were_not_tested_are_left_to_triton(
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
     kernel = Kernel()
-    start = direct_launch.Direct(kernel, {"num_warps": 4, "num_stages": 2})
+    start = direct_launch.Direct(kernel, (), {"num_warps": 4, "num_stages": 2})
     for _ in range(3):
         start(1, (1, 2.0))
     assert kernel.launched == times
@@ -317,7 +317,7 @@ def test_other_drivers_are_left_to_triton(
         Recording, "get_current_target", lambda self: SimpleNamespace(backend="hip")
     )
     kernel = Kernel()
-    start = direct_launch.Direct(kernel, {"num_warps": 4, "num_stages": 2})
+    start = direct_launch.Direct(kernel, (), {"num_warps": 4, "num_stages": 2})
     for _ in range(3):
         start(1, (1, 2))
     assert kernel.launched == 3

@@ -66,7 +66,7 @@ def spec_of(
 
 def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
     rendered = render(spec, config)
-    return ModelKernel(rendered.source, rendered.name, seed)
+    return ModelKernel(rendered.source, rendered.text_name, seed)
 
 
 def case(
@@ -210,7 +210,7 @@ def test_a_ragged_end_that_is_not_masked_is_found(
     rendered = render(spec, config)
     assert old in rendered.source
     text = rendered.source.replace(old, new)
-    found = far_below_zero(ModelKernel(text, rendered.name), spec, config)
+    found = far_below_zero(ModelKernel(text, rendered.text_name), spec, config)
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
 
 
@@ -390,7 +390,7 @@ def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
         case(128, 128, heads=4, kv=4), case(300, 60, heads=2), case(193, 256, heads=4, kv=2), case(129, 193, "top_left"),
     ]  # fmt: skip
     for seed in range(5):  # a race is not lost in every order
-        broken = ModelKernel(text, rendered.name, seed)
+        broken = ModelKernel(text, rendered.text_name, seed)
         try:
             result = check_loaded(broken, spec, config, cases=cases)
         except (Deadlock, Misuse):

@@ -37,7 +37,7 @@ def hopper(
 
 def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
     rendered = render(spec, config)
-    return ModelKernel(rendered.source, rendered.name, seed)
+    return ModelKernel(rendered.source, rendered.text_name, seed)
 
 
 def case(
@@ -161,7 +161,7 @@ def test_a_broken_text_is_found(mutant: str) -> None:
     text = rendered.source.replace(old, new)
     cases = [case(200, 60), case(128, 256, heads=4), case(129, 193, "top_left")]
     for seed in range(5):  # a race is not lost in every order
-        kernel = ModelKernel(text, rendered.name, seed)
+        kernel = ModelKernel(text, rendered.text_name, seed)
         try:
             result = check_loaded(kernel, spec, config, cases=cases)
         except (Deadlock, Misuse):

@@ -92,14 +92,14 @@ def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
     assert tuple(usual) == tile_cases(spec, config)
     rendered = render(spec, config)
     anew = rendered.source.replace("        walked = end\n", "        walked = 0\n")
-    assert check_loaded(ModelKernel(anew, rendered.name), spec, config, cases=usual).passed
+    assert check_loaded(ModelKernel(anew, rendered.text_name), spec, config, cases=usual).passed
     kernel = model(spec, config)
     assert check_loaded(kernel, spec, config, cases=[walked]).passed
     of_q = [sum(block == "[1, 1, 64, 64]" for block, _, _ in loads) for loads in kernel.loads]
     assert len(of_q) == few.sms
     assert min(of_q) >= 3 * config.consumers
     with pytest.raises((Deadlock, Misuse)):
-        check_loaded(ModelKernel(anew, rendered.name), spec, config)
+        check_loaded(ModelKernel(anew, rendered.text_name), spec, config)
 
 
 @pytest.mark.parametrize("order", ALL_ORDERS)
@@ -166,9 +166,9 @@ PERSISTENT_MUTANTS = {
     "nobody counts uses of Q": ("        q_phase ^= 1\n", ""),
     "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
     "the producer walks other tiles": (
-        "gl.num_programs(0)):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes)\n"
+        "gl.num_programs(0)):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes, BR, BC)\n"
         "        end = walked + key_tiles\n        # Tiles",
-        "gl.num_programs(0) + 1):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes)\n"
+        "gl.num_programs(0) + 1):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes, BR, BC)\n"
         "        end = walked + key_tiles\n        # Tiles"),
     "the last tile is left out": ("all_tiles, gl.num", "all_tiles - 1, gl.num"),
     "no first turn": ("        end_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
@@ -191,7 +191,7 @@ def assert_found(spec: AttentionSpec, config: KernelConfig, old: str, new: str) 
     # Few tiles of keys: only then the producer comes to a place that was given back too early.
     cases = [CheckCase(problem=problem), case(257, 64, "top_left", heads=6)]
     for seed in range(3):
-        kernel = ModelKernel(source, rendered.name, seed)
+        kernel = ModelKernel(source, rendered.text_name, seed)
         try:
             result = check_loaded(kernel, spec, config, cases=cases)
         except (Deadlock, Misuse):

@@ -67,7 +67,7 @@ def test_a_launch_looks_for_what_is_compiled_ahead(
     monkeypatch.setattr(triton.runtime.driver, "_active", CompileOnlyDriver())
     spec, config = PROVEN[name]
     rendered = render(spec, config)
-    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    kernel = load_text(rendered)
     asked = facts_of(of_launch(Uncompiled(kernel), spec, config), kernel)
     ahead = []
     for whole in signature.variants(spec):

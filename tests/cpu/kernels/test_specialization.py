@@ -71,7 +71,7 @@ def test_compilations_over_lengths(
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel = CompileOnly(loader.load_kernel(path, rendered.name))
+    kernel = CompileOnly(loader.load_kernel(path, rendered.text_name, rendered.name))
     for seq in LENGTHS:
         q, k, v = (torch.zeros((1, 2, seq, head_dim), dtype=torch.bfloat16) for _ in range(3))
         launch.launch(kernel, spec, config, q, k, v, scale=0.1, diagonal=0)
@@ -85,7 +85,7 @@ def test_compilations_over_bounds(h200: None, tmp_path: Path, paged: bool) -> No
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel = CompileOnly(loader.load_kernel(path, rendered.name))
+    kernel = CompileOnly(loader.load_kernel(path, rendered.text_name, rendered.name))
     for seq in LENGTHS:
         q, k, v = (torch.zeros((1, seq, 2, 64)).bfloat16().transpose(1, 2) for _ in range(3))
         cu, used = torch.tensor([0, seq, seq]).int(), torch.tensor([1, 0]).int()
@@ -123,7 +123,7 @@ def test_backward_compilations_over_lengths(
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel = CompileOnly(loader.load_kernel(path, rendered.name))
+    kernel = CompileOnly(loader.load_kernel(path, rendered.text_name, rendered.name))
     for seq in LENGTHS:
         problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq, seq_k=seq)
         inputs = gradients.make_inputs(spec, CheckCase(problem=problem), 0, "cpu")

@@ -80,11 +80,11 @@ def launched(spec: AttentionSpec, config: KernelConfig, folder: Path | None = No
     """
     rendered = render(spec, config)
     if folder is None:
-        kernel = load_text(rendered.source, rendered.name, rendered.digest)
+        kernel = load_text(rendered)
     else:
         path = folder / f"{rendered.name}.py"
         path.write_text(rendered.source)
-        kernel = loader.load_kernel(path, rendered.name)
+        kernel = loader.load_kernel(path, rendered.text_name, rendered.name)
     q, k, v = (torch.zeros((2, 4, 96, 64), dtype=torch.bfloat16) for _ in range(3))
     rows = torch.zeros(2, 4, 96)
     only, diagonal = CompileOnly(kernel), 0 if spec.causal else None
@@ -145,7 +145,7 @@ def test_a_kernel_of_another_text_is_compiled(
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source.replace("-3.4028234663852886e38", "-2.0e30"))
     q = torch.zeros((1, 1, 64, 64), dtype=torch.bfloat16)
-    kernel = CompileOnly(loader.load_kernel(path, rendered.name))
+    kernel = CompileOnly(loader.load_kernel(path, rendered.text_name, rendered.name))
     launch.launch(kernel, spec, config, q, q, q, scale=0.1, diagonal=None)
     assert compilations == [False]
 

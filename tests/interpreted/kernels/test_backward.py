@@ -218,7 +218,7 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Kernel
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    return load_kernel(path, rendered.name)
+    return load_kernel(path, rendered.text_name, rendered.name)
 
 
 class Pass:

@@ -141,7 +141,7 @@ def test_d_of_a_wrong_o_is_caught(tmp_path: Path) -> None:
     rendered = render(spec, config)
     path = tmp_path / "kernel.py"
     path.write_text(rendered.source)
-    run = bind(load_kernel(path, rendered.name), spec, config)
+    run = bind(load_kernel(path, rendered.text_name, rendered.name), spec, config)
     o, lse, delta = gradients.forward(inputs)
     rows = gradients.delta_of(o.roll(1, 2).float(), inputs.do.float(), inputs.dlse)
     for given, right in ((delta, True), (rows, False)):

@@ -217,7 +217,7 @@ def test_skipped_blocks_are_not_read(tmp_path: Path, loads: str) -> None:
         rendered = render(spec, config)
         path = tmp_path / f"{rendered.name}.py"
         path.write_text(rendered.source)
-        return load_kernel(path, rendered.name), spec
+        return load_kernel(path, rendered.text_name, rendered.name), spec
 
     def assert_first(found: Tensor, wanted: Tensor) -> None:
         torch.testing.assert_close(

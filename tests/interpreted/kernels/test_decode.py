@@ -273,7 +273,7 @@ def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    kernel = load_kernel(path, rendered.name)
+    kernel = load_kernel(path, rendered.text_name, rendered.name)
     o, _ = decode_run(kernel, spec, config, call, tmp_path)()  # type: ignore[misc]
     torch.testing.assert_close(o, expected, rtol=2e-3, atol=2e-3)
     assert len(list(tmp_path.glob("combine_*.py"))) == 1
@@ -291,7 +291,7 @@ def test_parts_may_lie_beyond_32_bits(stride: int, tmp_path: Path) -> None:
     o.copy_(torch.randn(o.shape, generator=torch.Generator().manual_seed(1)))
     lse = torch.tensor([0.5, -1.0, 0.0, 1.0]).view(4, 1, 1, 1)
     rendered = render(spec, config)
-    run = bind(load_text(rendered.source, rendered.name, rendered.digest), spec, config)
+    run = bind(load_text(rendered), spec, config)
     found, of_all = run(Combine(parts=Parts(o=o, lse=lse), q=torch.zeros(1, 1, 1, 16).half()))
     expected, total = reference.merge(o.double(), lse.double())
     torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-3)

@@ -150,7 +150,7 @@ def run(
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    parts = bind(load_kernel(path, rendered.name), spec, config)(call)
+    parts = bind(load_kernel(path, rendered.text_name, rendered.name), spec, config)(call)
     return (parts.o, parts.lse) if parts.whole else reference.merge(parts.o, parts.lse)
 
 
@@ -181,9 +181,8 @@ def test_what_lies_outside_the_window_is_not_read(causal: bool, tmp_path: Path) 
     want, want_lse = eager_cache.attention(q, near, scale=0.25, causal=causal, features=own)
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse, want_lse, rtol=1e-4, atol=1e-5)
-    parts = bind(load_kernel(next(tmp_path.glob("*.py")), render(spec, config).name), spec, config)(
-        call
-    )
+    kernel = load_kernel(next(tmp_path.glob("*.py")), render(spec, config).text_name)
+    parts = bind(kernel, spec, config)(call)
     assert (
         parts.lse.isfinite().all()
     )  # 61 keys begin 4 tiles: of the whole cache two splits saw none

@@ -126,7 +126,7 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    return load_kernel(path, rendered.name)
+    return load_kernel(path, rendered.text_name, rendered.name)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "int8"])
@@ -261,7 +261,9 @@ def test_mutant_of_ties_is_caught(name: str, tmp_path: Path) -> None:
         k_scale=torch.ones(1),
         v_scale=torch.ones(1),
     )
-    bind(load_kernel(path, rendered.name), spec, config)(Append(k=x, v=x, cache=cache))
+    bind(load_kernel(path, rendered.text_name, rendered.name), spec, config)(
+        Append(k=x, v=x, cache=cache)
+    )
     wanted = eager_cache.quantized(x.float(), torch.float8_e4m3fn)
     assert not torch.equal(cache.k.view(torch.int8), wanted.view(torch.int8))
 

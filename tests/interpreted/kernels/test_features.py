@@ -127,7 +127,7 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    return load_kernel(path, rendered.name)
+    return load_kernel(path, rendered.text_name, rendered.name)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_the_form_that_cancels_alone_is_caught_near_0(tmp_path: Path) -> None:
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source.replace(line, broken))
-    kernel = load_kernel(path, rendered.name)
+    kernel = load_kernel(path, rendered.text_name, rendered.name)
     q = torch.zeros(1, 1, 1, 16)
     q[..., 0] = 1e-3
     ones = torch.ones(1, 1, 1, 16)

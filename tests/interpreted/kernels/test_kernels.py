@@ -107,7 +107,7 @@ def test_default_kernels_take_the_true_head_dims(
         rendered = render(spec, config)
         path = tmp_path / f"{rendered.name}.py"
         path.write_text(rendered.source)
-        kernel = load_kernel(path, rendered.name)
+        kernel = load_kernel(path, rendered.text_name, rendered.name)
         for number, case in enumerate(nasty_cases(config.br, config.bc)):
             # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
             verdict = compared(bind(kernel, asked, config), trial_of(asked, case, seed + number))

@@ -161,7 +161,7 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
         q = torch.zeros((2, 6, 70, 32), dtype=torch.bfloat16)
         k = torch.zeros((2, 3, 75, 32), dtype=torch.bfloat16)
-        kernel = loader.load_kernel(path, rendered.name)
+        kernel = loader.load_kernel(path, rendered.text_name, rendered.name)
         return launch.launch(kernel, CAUSAL, config, q, k, k, scale=1.0, diagonal=5)[1]
 
     with tempfile.TemporaryDirectory() as folder:

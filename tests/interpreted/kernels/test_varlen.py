@@ -365,7 +365,7 @@ def test_bounds_are_read_when_the_kernel_runs(dispatcher: Dispatcher, tmp_path: 
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    run = bind(load_kernel(path, rendered.name), spec, config)
+    run = bind(load_kernel(path, rendered.text_name, rendered.name), spec, config)
     cu = cumulative([10, 20])
     features = Features(sequences=from_bounds(cu, cu, 30, 30))
     call = Forward(q=q, k=k, v=v, scale=0.25, diagonal=None, features=features)

@@ -93,16 +93,16 @@ def test_sequences_of_several_lengths(paged: bool, seed: int) -> None:
 
 
 MUTANTS = {
-    "second part of K": (FULL, "k_base + k_places + 64", "k_base + k_places"),
-    "second part of V": (FULL, "v_base + v_places + 64", "v_base + v_places"),
-    "ragged part of V": (FULL, "v_base + v_offsets + 128", "v_base + v_offsets"),
+    "second part of K": (FULL, "k_base + k_places + K_PART", "k_base + k_places"),
+    "second part of V": (FULL, "v_base + v_places + V_PART", "v_base + v_places"),
+    "ragged part of V": (FULL, "v_base + v_offsets + 2 * V_PART", "v_base + v_offsets"),
     "sum over the parts of K": (FULL, "s = tl.dot(q1, tl.trans(k1), s)", "s = tl.dot(q1, tl.trans(k1))"),
     "rescale of the last part": (FULL, "acc2 = acc2 * rescale[:, None]", "acc2 = acc2 * 1.0"),
     "place of a tile": (CAUSAL, "k_places = (start + keys)", "k_places = (0 * start + keys)"),
     "masked tiles of K": (CAUSAL, "k_base += full_end.to(tl.int64)", "k_base += 0 * full_end.to(tl.int64)"),
     "masked tiles of V": (FULL, "v_base += full_end.to(tl.int64)", "v_base += 0 * full_end.to(tl.int64)"),
     "division of a part": (FULL, "o1 = acc1 * inverse[:, None]", "o1 = acc1"),
-    "place of a part of O": (FULL, "o_base + o_offsets + 64, o1", "o_base + o_offsets, o1"),
+    "place of a part of O": (FULL, "o_base + o_offsets + V_PART, o1", "o_base + o_offsets, o1"),
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def config_of(spec: AttentionSpec) -> KernelConfig:
 def verdicts(rendered: Rendered, spec: AttentionSpec) -> dict[str, list[Comparison]]:
     """Those of all cases, by what a case adds: rings, growing or falling scores, or nothing."""
     config = config_of(spec)
-    run = bind(load_text(rendered.source, rendered.name, rendered.digest), spec, config)
+    run = bind(load_text(rendered), spec, config)
     found: dict[str, list[Comparison]] = {}
     for number, case in enumerate(cases_of(spec, config)):
         added = "ring" if number == 5 else case.scores if case.scores != "even" else "rms"
@@ -79,7 +79,9 @@ def test_a_wrong_kernel_is_found(name: str) -> None:
     rendered = render(spec, config_of(spec))
     assert line in rendered.source, f"the line is not in {rendered.name}: {line}"
     source = rendered.source.replace(line, broken)
-    wrong = dataclasses.replace(rendered, source=source, digest=f"{rendered.digest}-{name}")
+    wrong = dataclasses.replace(
+        rendered, source=source, text_digest=f"{rendered.text_digest}-{name}"
+    )
     found = verdicts(wrong, spec)
     assert all(map(passed_before, found["rms"])), "a few tiles of normal numbers show it"
     assert not all(verdict.passed for verdict in found[by])

@@ -1,0 +1,50 @@
+"""The numbers of a kernel: its tl.constexpr parameters, which follow the runtime arguments.
+
+Like arguments, they go by name: numbers() gives every number that a text may take, and a kernel
+takes those that its arg_names list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.vocabulary import padded
+from flashgen.spec.whole_rows import k_parts, o_parts
+
+
+def constants_of(
+    spec: AttentionSpec, config: KernelConfig, arg_names: Sequence[str]
+) -> dict[str, int]:
+    """The constants of a kernel with these parameters, in their order."""
+    known = numbers(spec, config)
+    return {name: known[name] for name in arg_names if name in known}
+
+
+def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
+    """Every number that the text of (spec, config) may take as a constant, by name.
+
+    NUM_STAGES is what tl.range takes, STAGES the places of a ring in Gluon. HEAD_DIM and HEAD_DIM_V
+    are the true head dims; the _PAD ones are powers of two, that of V of the columns that a program
+    has; K_PART and V_PART are the columns of one part of a product.
+    """
+    found = {
+        "BR": config.br,
+        "BC": config.bc,
+        "NUM_STAGES": config.num_stages,
+        "STAGES": config.num_stages,
+        "NUM_WARPS": config.num_warps,
+        "HEAD_DIM": spec.head_dim,
+        "HEAD_DIM_V": spec.head_dim_v,
+        "HEAD_DIM_PAD": padded(spec.head_dim),
+        "HEAD_DIM_V_PAD": padded(spec.head_dim_v) // config.v_parts,
+        "K_PART": k_parts(spec, config)[0].end,
+        "V_PART": o_parts(spec, config)[0].end,
+        "V_PARTS": config.v_parts,
+        "SPLIT_TILES": config.split_keys // config.bc,
+    }
+    if config.schedule == "hopper":
+        computes, loads = config.register_split
+        found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
+    return found

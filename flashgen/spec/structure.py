@@ -1,0 +1,166 @@
+"""What of a spec and a config changes the text of a kernel, and the name of that text.
+
+Numbers are parameters of the text (kernels/constants.py). Where a number decides between two texts,
+a field of Structure has the decision: templates branch on it, and text_name() says it in a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import (
+    LOADS_LABEL,
+    LONGEST_NAME,
+    ORDER_LABEL,
+    KernelConfig,
+    o_apart,
+    rows_of_eight,
+    shares_keys,
+)
+from flashgen.spec.features import features_on
+from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
+from flashgen.spec.whole_rows import k_parts, o_parts
+
+_OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
+"""Directions that have several schedules, and loads by descriptor."""
+_PARTS = {2: "halves", 3: "thirds", 4: "quarters"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """What numbers decide about a text.
+
+    pads_k, pads_v: the head dims of Q and K, or of V and O, are no powers of two, so that pointers
+    are masked. k_parts, o_parts: products in parts, as spec/whole_rows.py says. rows_of_eight,
+    o_apart, shares_keys: as the functions of spec/config.py. long_splits: a decode's splits have
+    more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
+    arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
+    consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
+    dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
+    LSE, which comes with Q, before dO is awaited.
+    """
+
+    pads_k: bool
+    pads_v: bool
+    k_parts: int
+    o_parts: int
+    rows_of_eight: bool
+    o_apart: bool
+    shares_keys: bool
+    long_splits: bool
+    widens_bits: bool
+    frees_first_k: bool
+    sums_a_lane: bool
+    few_registers: bool
+    turns: bool
+    q_again: bool
+    lse_first: bool
+
+
+@functools.lru_cache(4096)
+def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
+    """The decisions that numbers make about the text of a kernel; False where it has none."""
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    parts_k, parts_o = k_parts(spec, config), o_parts(spec, config)
+    exact, pointer = config.head_dims == "exact", config.loads == "pointer"
+    decoding, hopper = spec.direction == "decode", config.schedule == "hopper"
+    fused, narrow = spec.direction == "backward_fused", spec.kv_dtype == "float8_e4m3"
+    tests = spec.direction != "append" and not hopper  # append has no text without masks
+    # What schedule s_ahead needs for three stages of 128 keys at head dim 128, for fewer shuffles
+    # at 256, and to fit into maxnreg, seen in the SASS of sm_90 (Triton 3.7.1, TMA, operands of 16
+    # bits). Elsewhere the same lines cost instructions, or the overlap of exp2.
+    by_wgmma = spec.direction == "forward" and config.schedule == "s_ahead" and not pointer
+    by_wgmma = by_wgmma and spec.element_bytes == 2
+    few_registers = by_wgmma and config.maxnreg > 0
+    return Structure(
+        pads_k=exact and (pointer or fused) and tests and parts_k[-1].end > spec.head_dim,
+        pads_v=exact and pointer and tests and parts_o[-1].end * config.v_parts > spec.head_dim_v,
+        k_parts=len(parts_k),
+        o_parts=len(parts_o),
+        rows_of_eight=rows_of_eight(spec, config),
+        o_apart=hopper and o_apart(spec, config),
+        shares_keys=hopper and shares_keys(spec),
+        long_splits=decoding and config.split_keys > config.bc,
+        widens_bits=decoding and narrow and config.widening == "bits",
+        frees_first_k=by_wgmma and dim == 128 and config.bc == 128,
+        sums_a_lane=few_registers or (by_wgmma and dim == dim_v == 256),
+        few_registers=few_registers,
+        turns=hopper and dim_v <= 128,
+        # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
+        # the loop, a warp has too few uniform registers for them, and moving them takes twice the
+        # instructions of computing them again.
+        q_again=hopper and dim > 128,
+        # Fewer cycles in the replay, but not of dK and dV at head dim 128.
+        lse_first=hopper and not config.next_s and (fused or max(dim, dim_v) <= 64),
+    )
+
+
+@functools.lru_cache(4096)
+def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
+    """The name of a kernel's text, which is its function's and its file's: what the text is, and no
+    number. Two kernels have one name where they have one text, and only there.
+    """
+    long, short = ([getattr(row, way) for row in features_on(spec)] for way in ("suffix", "short"))
+    for features in (long, short):
+        words = [*_head(spec), *_features(spec, features), *_schedule(spec, config)]
+        name = "_".join([*words, *_variant(spec, config, structure_of(spec, config))])
+        if len(name) <= LONGEST_NAME:
+            break
+    return name
+
+
+def _head(spec: AttentionSpec) -> list[str]:
+    """The direction, how float32 operands are multiplied, and the mask."""
+    words = [PREFIX[spec.direction]]
+    words += [spec.precision] * (spec.dtype == "float32" and spec.direction in PRODUCTS)
+    return words + ["causal"] * spec.causal
+
+
+def _features(spec: AttentionSpec, suffixes: list[str]) -> list[str]:
+    """The features that are on. Which 8 bits a decode reads changes nothing by itself."""
+    reads = spec.direction == "decode"
+    return [
+        "narrow" if reads and row.field == "kv_dtype" else suffix.removeprefix("_")
+        for row, suffix in zip(features_on(spec), suffixes, strict=True)
+    ]
+
+
+def _schedule(spec: AttentionSpec, config: KernelConfig) -> list[str]:
+    """Schedule, loads and order, of the directions that have several."""
+    if spec.direction not in _OF_TILES:
+        return []
+    words = [config.schedule, LOADS_LABEL[config.loads]]
+    words += [ORDER_LABEL[config.order].removeprefix("_")] * (config.order != "plain")
+    return words + ["pers"] * config.persistent
+
+
+def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) -> list[str]:
+    """Head dims, parts, and what else numbers decide."""
+    forward, hopper = spec.direction == "forward", config.schedule == "hopper"
+    wide = hopper and structure.shares_keys and not forward and spec.direction != "backward_dq"
+    words = {
+        "anydim": config.head_dims == "padded",
+        "pad": structure.pads_k and structure.pads_v,
+        "padk": structure.pads_k and not structure.pads_v,
+        "padv": structure.pads_v and not structure.pads_k,
+        "eights": structure.rows_of_eight and config.schedule != "ampere",
+        "parts": config.v_parts > 1,
+        "split": structure.long_splits,
+        "bits": structure.widens_bits,
+        f"k_{_PARTS.get(structure.k_parts)}": structure.k_parts > 1,
+        f"o_{_PARTS.get(structure.o_parts)}": structure.o_parts > 1,
+        "first_k": structure.frees_first_k,
+        "few_regs": structure.few_registers,
+        "lane_sums": structure.sums_a_lane and not structure.few_registers,
+        "three": config.consumers == 3,
+        "turns": forward and structure.turns,
+        "q_again": forward and structure.q_again,
+        "o_apart": forward and structure.o_apart,
+        "shared_keys": wide,
+        "lse_first": hopper and not wide and spec.direction in ("backward_dkv", "backward_fused")
+        and structure.lse_first,
+        "next_s": config.next_s,
+    }  # fmt: skip
+    return [word for word, holds in words.items() if holds]
