@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A test may be slow because the machine does much else: no deadlines, and no judgement of speed.
+settings.register_profile(
+    "flashgen",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("flashgen")
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = "TESTS_CACHE"

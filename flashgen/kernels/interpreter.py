@@ -12,16 +12,21 @@ log2 of 0 is -inf, the LSE of a row without keys, and numpy warns of it, where a
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
 operands are exact in float32.
 
+Threads share the interpreter's globals, so their launches take turns.
+
 kernels/interpreter_speed.py makes it faster, with the same results. No other module touches it.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 from flashgen import settings
 
 _repaired = False
+_lock = threading.RLock()
 
 
 def active() -> bool:
@@ -38,9 +43,26 @@ def prepare() -> None:
         return
     from flashgen.kernels import interpreter_speed
 
-    _repair()
-    interpreter_speed.quicken()
-    _repaired = True
+    with _lock:
+        if not _repaired:
+            _repair()
+            interpreter_speed.quicken()
+            _launch_one_by_one()
+            _repaired = True
+
+
+def _launch_one_by_one() -> None:
+    """Have threads wait for each other's launches: the interpreter keeps its state in globals."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    launch = InterpretedFunction.run
+
+    @functools.wraps(launch)
+    def launched(self: Any, *arguments: Any, **options: Any) -> Any:
+        with _lock:
+            return launch(self, *arguments, **options)
+
+    InterpretedFunction.run = launched
 
 
 def _repair() -> None:

@@ -404,7 +404,8 @@ def _chunk_of_mask(
         places = torch.arange(total, device=mask.device)
         sequences = torch.searchsorted(cu[1:].to(places), places, right=True)
         chunks = (places - cu.to(places)[sequences]) // (size or 1)
-        for rows in places.split(1024):  # of many tokens the mask alone fills much of the memory
+        # Of many tokens the mask alone fills much of the memory.
+        for rows in places.split(1024):  # type: ignore[no-untyped-call]
             own = sequences[rows, None] == sequences
             wanted = own & (rows[:, None] >= places) if causal else own
             if window is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from flashgen import __version__
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
@@ -33,19 +34,19 @@ def document(tables: Iterable[Table]) -> str:
 
 def options_of(table: Table) -> list[dict[str, Any]]:
     """What each forward entry without features gives, with the backward of the same spec and
-    bucket. Entries none of whose configs FlexAttention could run are left out.
+    bucket: of its entries, or of the default kernels. Forward entries none of whose configs
+    FlexAttention could run are left out.
     """
     by_key = {entry.key: entry for entry in table.entries}
     found = []
     for (spec, bucket), entry in by_key.items():
-        config = _possible(entry)
+        config = next((each for each in _configs(entry) if _possible(each)), None)
         if spec.direction != "forward" or spec.featured or config is None:
             continue
         dkv, dq = (
-            _config_of(by_key, spec, bucket, direction)
+            _config_of(by_key, spec.for_direction(direction), bucket)
             for direction in ("backward_dkv", "backward_dq")
         )
-        options = _forward(config) | (_backward(dkv, dq) if dkv and dq else {})
         found.append(
             {
                 "dtype": spec.dtype,
@@ -54,31 +55,44 @@ def options_of(table: Table) -> list[dict[str, Any]]:
                 "mask": spec.mask,
                 "seq_k": [bucket.low, bucket.high],
                 "source": entry.result.source,
-                "kernel_options": options,
+                "kernel_options": _forward(config) | _backward(dkv, dq),
             }
         )
     return found
 
 
 def _config_of(
-    by_key: dict[tuple[AttentionSpec, Bucket], Entry],
-    spec: AttentionSpec,
-    bucket: Bucket,
-    direction: Any,
-) -> KernelConfig | None:
-    entry = by_key.get((spec.for_direction(direction), bucket))
-    return None if entry is None else _possible(entry)
-
-
-def _possible(entry: Entry) -> KernelConfig | None:
-    """The winner, or the first runner-up, that FlexAttention's kernels can be: one loop that all
-    warps run, tiles that divide the blocks of a BlockMask, and V in one part.
+    by_key: dict[tuple[AttentionSpec, Bucket], Entry], spec: AttentionSpec, bucket: Bucket
+) -> KernelConfig:
+    """The tile of a backward: the first of its entry that FlexAttention can have, or the
+    default's.
     """
-    for config in (entry.config, *(each.config for each in entry.evidence.runners_up)):
-        divides = SPARSE_BLOCK % config.br == 0 and SPARSE_BLOCK % config.bc == 0
-        if config.schedule in ("fa2", "s_ahead") and divides and config.v_parts == 1:
-            return config
-    return None
+    entry = by_key.get((spec, bucket))
+    configs = () if entry is None else _configs(entry)
+    fits = (each for each in configs if _possible(each) and _divides(spec, each))
+    return next(fits, default_config(default_spec(spec)))
+
+
+def _configs(entry: Entry) -> tuple[KernelConfig, ...]:
+    """The winner and the runners-up of an entry."""
+    return entry.config, *(each.config for each in entry.evidence.runners_up)
+
+
+def _possible(config: KernelConfig) -> bool:
+    """Whether FlexAttention's kernels can be this: one loop that all warps run, tiles that divide
+    the blocks of a BlockMask, and V in one part.
+    """
+    divides = SPARSE_BLOCK % config.br == 0 and SPARSE_BLOCK % config.bc == 0
+    return config.schedule in ("fa2", "s_ahead") and divides and config.v_parts == 1
+
+
+def _divides(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether what a program walks divides what it owns, as FlexAttention's backward needs it: M1
+    divides N1, and N2 divides M2.
+    """
+    if spec.direction == "backward_dkv":
+        return config.bc % config.br == 0
+    return config.br % config.bc == 0
 
 
 def _forward(config: KernelConfig) -> dict[str, int | bool]:

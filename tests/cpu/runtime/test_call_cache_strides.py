@@ -124,25 +124,25 @@ FORWARD = "q", "k", "v", "sinks", "alibi_slopes"
 DECODED = "q", "k", "v", "lengths", "sinks", "alibi_slopes"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(calls(FORWARD))
 def test_attention(call: dict[str, Tensor]) -> None:
     check(lambda own: own.attention(**call, causal=True, return_lse=True))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(calls(DECODED))
 def test_decode_over_rows(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(calls((*DECODED, "block_table"), paged=True))
 def test_decode_over_pages(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(calls(("q", "k", "v", "lengths", "alibi_slopes", "block_table"), paged=True))
 def test_flash_attn_with_kvcache(call: dict[str, Tensor]) -> None:
     q, k, v, lengths = (call[name] for name in ("q", "k", "v", "lengths"))

@@ -23,7 +23,7 @@ from generated.dispatcher import attention
 from tests.makers import make_config, make_spec
 
 LENGTHS = st.sampled_from([1, 5, 127, 128, 129, 256, 300])
-SETTINGS = settings(max_examples=25, deadline=None)
+SETTINGS = settings(max_examples=25)
 
 
 def listed_alike(mask: BlockMask) -> None:

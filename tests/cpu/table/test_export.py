@@ -98,7 +98,40 @@ def test_options_of_forward_and_backward() -> None:
     assert found[1]["kernel_options"] == {
         "fwd_BLOCK_M": FA2.br, "fwd_BLOCK_N": FA2.bc, "fwd_num_warps": FA2.num_warps,
         "fwd_num_stages": FA2.num_stages,
-    }  # fmt: skip
+    } | DEFAULT_BACKWARD  # fmt: skip
+
+
+DEFAULT_BACKWARD = {
+    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 32, "bwd_BLOCK_M2": 32, "bwd_BLOCK_N2": 32,
+    "bwd_num_warps": 4, "bwd_num_stages": 2,
+}  # fmt: skip
+"""Of bfloat16 and head dim 128."""
+
+
+@pytest.mark.parametrize(
+    ("direction", "br", "bc"), [("backward_dkv", 64, 32), ("backward_dq", 32, 64)]
+)
+def test_a_tile_that_does_not_divide_gives_way(direction: Any, br: int, bc: int) -> None:
+    spec = SPEC.for_direction(direction)
+    entry = made_entry(spec, config=replace(FA2, br=br, bc=bc))
+    entry = replace(entry, evidence=EntryEvidence())
+    (found,) = options(made_entry(), entry)
+    assert DEFAULT_BACKWARD.items() <= found["kernel_options"].items()
+    other = RunnerUp(
+        config=replace(FA2, br=bc, bc=br), source="estimated", median_us=900.0, digest=DIGEST
+    )
+    (found,) = options(made_entry(), replace(entry, evidence=EntryEvidence(runners_up=(other,))))
+    number = 1 if direction == "backward_dkv" else 2
+    tile = [found["kernel_options"][f"bwd_BLOCK_{x}{number}"] for x in "MN"]
+    assert tile == [bc, br]
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_option_is_one_of_flex_attention(path: Path) -> None:
+    for each in export_flex.options_of(load_with_evidence(path)):
+        given = each["kernel_options"]
+        assert given["bwd_BLOCK_N1"] % given["bwd_BLOCK_M1"] == 0
+        assert given["bwd_BLOCK_M2"] % given["bwd_BLOCK_N2"] == 0
 
 
 def test_a_config_that_flex_attention_cannot_run_gives_way_to_a_runner_up() -> None:

@@ -83,7 +83,7 @@ class TestSmallestSet:
         st.lists(st.lists(US, min_size=5, max_size=5), min_size=1, max_size=4),
         st.sampled_from([0.0, 0.01, 0.02, 0.05]),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_no_choice_needs_fewer_nor_regrets_less(
         self, rows: list[list[float | None]], max_regret: float
     ) -> None:

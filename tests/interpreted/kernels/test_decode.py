@@ -95,7 +95,7 @@ def test_combine_merges_any_number_of_parts(dtype: str, dim: int, seed: int) -> 
 lengths = st.lists(st.integers(0, 70), min_size=1, max_size=3)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     lengths=lengths, seq_q=st.integers(1, 6), kv_heads=st.integers(1, 2), group=st.integers(1, 8),
     splits=st.integers(1, 5), page_bits=st.integers(0, 6), layout=st.sampled_from(["bhsd", "bshd", "sliced"]),

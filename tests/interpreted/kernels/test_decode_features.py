@@ -119,7 +119,7 @@ def test_every_one_at_once_by_default_kernels(where: str, seed: int) -> None:
 lengths = st.lists(st.integers(0, 70), min_size=1, max_size=3)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     lengths=lengths, seq_q=st.integers(1, 6), group=st.integers(1, 8), splits=st.integers(1, 5),
     mask=st.sampled_from(["none", "causal"]), on=st.sets(st.sampled_from(list(ALONE)), max_size=5),

@@ -94,7 +94,7 @@ def test_all_at_once_by_the_default_kernel(seed: int) -> None:
 lengths = st.lists(st.integers(0, 70), min_size=1, max_size=3)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     lengths=lengths, seq_q=st.integers(1, 4), group=st.integers(1, 4), splits=st.integers(1, 4),
     page_bits=st.integers(0, 6), name=st.sampled_from(list(CACHES)), drawn=st.integers(0, 1 << 30),

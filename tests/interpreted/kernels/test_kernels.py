@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashgen.evaluate.check import check_kernel, compared, trial_of
@@ -133,9 +133,7 @@ def test_tf32_operands_are_rounded_by_the_kernel(
 sizes = st.integers(1, 100)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(
     seq_q=sizes, seq_k=sizes, kv_heads=st.integers(1, 2), group=st.integers(1, 3), batch=st.integers(1, 2),
     alignment=st.sampled_from(["top_left", "bottom_right"]), layout=st.sampled_from(["bhsd", "bshd", "sliced"]),

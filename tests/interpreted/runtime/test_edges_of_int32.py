@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -222,14 +222,10 @@ PROPERTIES = (
     bounds_that_are_none_harm_nothing,
     pages_end_where_the_table_does,
 )
-OPTIONS: dict[str, Any] = {
-    "deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture],
-    "phases": [Phase.generate],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("holds", PROPERTIES)
-@settings(max_examples=12, **OPTIONS)
+@settings(max_examples=12, phases=[Phase.generate])
 @given(data=st.data())
 def test_at_the_edges(holds: Callable[[st.DataObject], None], data: st.DataObject) -> None:
     holds(data)
@@ -237,7 +233,7 @@ def test_at_the_edges(holds: Callable[[st.DataObject], None], data: st.DataObjec
 
 @pytest.mark.slow("draws 400 calls a property")
 @pytest.mark.parametrize("holds", PROPERTIES)
-@settings(max_examples=400, **OPTIONS)
+@settings(max_examples=400, phases=[Phase.generate])
 @given(data=st.data())
 def test_far_and_wide(holds: Callable[[st.DataObject], None], data: st.DataObject) -> None:
     holds(data)
