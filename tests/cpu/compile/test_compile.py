@@ -328,6 +328,12 @@ def test_a_trap_that_stores_nothing_is_a_kernel_that_computes_nothing() -> None:
             1,
         ),  # 1 KiB each is reserved
         ({"num_warps": 4, "registers": 32, "shared_bytes": 0}, H200, 16),  # 64 warps
+        (
+            {"num_warps": 8, "registers": 16, "shared_bytes": 0},
+            H200,
+            8,
+        ),  # as many as registers for 16
+        ({"num_warps": 4, "registers": 100, "shared_bytes": 0}, H200, 4),  # 3,200 a warp would be 5
         ({"num_warps": 1, "registers": 16, "shared_bytes": 0}, H200, 32),
         ({"num_warps": 8, "registers": 168, "shared_bytes": 232449}, H200, 0),
         ({"num_warps": 4, "registers": 128, "shared_bytes": 64 * 1024}, MI300X, 1),

@@ -269,3 +269,31 @@ def test_s_ahead_by_pointer_is_tried_where_there_are_no_descriptors(
     assert (("s_ahead", "pointer") in ways) == has
     if gpu == "nvidia_h200" and "varlen" not in fields:
         assert ("s_ahead", "descriptor") in ways
+
+
+@pytest.mark.parametrize(
+    ("fields", "config", "here", "elsewhere", "reason"),
+    [
+        ({}, {"schedule": "s_ahead", "loads": "descriptor", "num_warps": 8, "maxnreg": 128}, "nvidia_h200", "nvidia_b200", "maxnreg was found to pay on sm_90 alone"),
+        ({"head_dim_v": 128}, {"br": 64, "bc": 32, "num_warps": 4, "whole_rows": True}, "nvidia_a100_sxm4_40gb", "nvidia_h200", "whole_rows is made for mma.sync"),
+    ],
+)  # fmt: skip
+def test_what_one_architecture_has(
+    fields: dict[str, Any], config: dict[str, Any], here: str, elsewhere: str, reason: str
+) -> None:
+    spec, made = make_spec("bfloat16", 64, "causal", **fields), make_config(**config)
+    assert why_illegal(spec, made, TARGETS[here]) is None
+    assert reason in str(why_illegal(spec, made, TARGETS[elsewhere]))
+
+
+def test_pages_go_with_the_textbook_schedule() -> None:
+    spec = make_spec("bfloat16", 64, "causal", varlen=True, paged=True)
+    for schedule, legal in (("fa2", True), ("s_ahead", False)):
+        reason = why_illegal(spec, make_config(64, 64, schedule=schedule), TARGETS["nvidia_h200"])
+        assert (reason is None) == legal
+        assert legal or "paged goes with schedule fa2: got s_ahead" in str(reason)
+
+
+def test_split_keys_go_with_a_decode() -> None:
+    reason = why_illegal(make_spec(), make_config(split_keys=256), TARGETS["nvidia_h200"])
+    assert "split_keys goes with direction decode: got forward" in str(reason)

@@ -22,6 +22,7 @@ from tests.makers import make_config, make_spec
 FORWARD, CAUSAL = make_spec("bfloat16", 64, "none"), make_spec("bfloat16", 64, "causal")
 DQ, DKV = CAUSAL.for_direction("backward_dq"), CAUSAL.for_direction("backward_dkv")
 FUSED, DECODE = CAUSAL.for_direction("backward_fused"), FORWARD.for_direction("decode")
+COMBINE = make_spec("bfloat16", 64, direction="combine")
 CONFIG, WIDE = make_config(16, 16), make_config(16, 64)
 """WIDE is that of the decode, for which 127 keys shall be two tiles."""
 
@@ -89,7 +90,9 @@ def test_a_wrong_kernel_is_found(name: str) -> None:
         assert max(verdict.rms for verdict in found[by]) > 1.05 * RMS_ACCEPTED
 
 
-@pytest.mark.parametrize("spec", [FORWARD, CAUSAL, DQ, DKV, FUSED, DECODE], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "spec", [FORWARD, CAUSAL, DQ, DKV, FUSED, DECODE, COMBINE], ids=lambda s: s.name
+)
 def test_a_right_one_is_not(spec: AttentionSpec) -> None:
     for each in verdicts(render(spec, config_of(spec)), spec).values():
         assert all(verdict.passed for verdict in each), each
