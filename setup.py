@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 MAPPED = {
     "flashgen._generated": "generated",
     "flashgen._generated.kernels": "generated/kernels",
+    "flashgen._generated.tables": "generated/tables",
     "flashgen._templates": "templates",
     "flashgen._configs": "configs",
 }

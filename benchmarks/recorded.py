@@ -182,7 +182,7 @@ def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelCon
     """One landscape: the timed configs, and those of the same kernels that failed before."""
     first = next(iter(times.values()))
     spec, gpu = first.spec, TARGETS.get(first.gpu)
-    seeds = (tuned_default(spec), *seed_configs(spec, gpu)) if gpu else ()
+    seeds = (tuned_default(spec, gpu), *seed_configs(spec, gpu)) if gpu else ()
     known = dict.fromkeys((*times, *broken))
     order = [*(legal_configs(spec, gpu) if gpu else ()), *known]
     configs = [config for config in dict.fromkeys(order) if config in known]

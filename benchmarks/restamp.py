@@ -30,16 +30,16 @@ from flashgen.kernels.render import render
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.emit import is_stale
 from flashgen.table.entry import Entry, short_digest
-from flashgen.table.table import load, restamped, save
+from flashgen.table.table import load_with_evidence, restamped, save
 
 
 def why_not(entry: Entry, arch: str, before: Iterable[Code], after: Iterable[Code]) -> str:
     """Why an entry with an old digest cannot get that of today; an empty string where it can."""
-    digest = render(entry.spec, entry.config).digest
-    old = {c.whole: c for c in before if c.arch == arch and short_digest(c.digest) == entry.digest}
+    digest, recorded = render(entry.spec, entry.config).digest, entry.evidence.digest
+    old = {c.whole: c for c in before if c.arch == arch and short_digest(c.digest) == recorded}
     new = {c.whole: c for c in after if c.arch == arch and c.digest == digest}
     if not old or old.keys() != new.keys():
-        return "the files lack it" if old else f"no file has the kernel {entry.digest}"
+        return "the files lack it" if old else f"no file has the kernel {recorded}"
     changed = {
         name
         for whole, code in old.items()
@@ -52,7 +52,7 @@ def why_not(entry: Entry, arch: str, before: Iterable[Code], after: Iterable[Cod
 def stamp(slug: str, before: Sequence[Code], after: Sequence[Code], *, write: bool) -> list[str]:
     """Stamp a table's entries, and write it if asked to; a sentence on each that stays as it is."""
     path = paths.shipped_table(slug)
-    table = load(path)
+    table = load_with_evidence(path)
     digests: dict[str, str] = {}
     left = []
     for entry in filter(is_stale, table.entries):
@@ -60,7 +60,7 @@ def stamp(slug: str, before: Sequence[Code], after: Sequence[Code], *, write: bo
         if reason:
             left.append(f"{slug}: {render(entry.spec, entry.config).name}: {reason}")
         else:
-            digests[entry.digest] = render(entry.spec, entry.config).digest
+            digests[entry.evidence.digest or ""] = render(entry.spec, entry.config).digest
     new = restamped(table, digests)
     count = sum(a != b for a, b in zip(table.entries, new.entries, strict=True))
     print(f"{slug}: {count} of {len(table.entries)} entries get the digest of today")

@@ -126,7 +126,8 @@ def published() -> list[Landscape]:
         spec = AttentionSpec(
             dtype="float16", head_dim=record["d"], head_dim_v=record["d"], mask="causal"
         )
-        seeds = (tuned_default(spec), *seed_configs(spec, TARGETS["nvidia_a100_sxm4_40gb"]))
+        a100 = TARGETS["nvidia_a100_sxm4_40gb"]
+        seeds = (tuned_default(spec, a100), *seed_configs(spec, a100))
         tiles = dict.fromkeys(tuple(getattr(seed, name) for name in names) for seed in seeds)
         found.append(
             Landscape(

@@ -6,4 +6,4 @@ kernels/ holds one Triton kernel a file, table.py the kernel of every GPU, spec 
 dispatcher.py the functions to import: attention, explain and digest.
 """
 
-SCHEMA = 1
+SCHEMA = 2

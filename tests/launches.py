@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver
-from generated.table import ARCHS, CHOICES
+from tests.serving import SHIPPED
 
 _devices = itertools.count(1000)  # kernels keep what was compiled by device, as long as they live
 
@@ -92,4 +92,4 @@ def served(monkeypatch: pytest.MonkeyPatch, driver: Written | None = None) -> It
 
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """One of its own, which is not the process's."""
-    return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES)
+    return Dispatcher(package="generated", archs=SHIPPED.archs, choices=SHIPPED.choices)

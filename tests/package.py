@@ -8,23 +8,14 @@ from pathlib import Path
 
 from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher, registry
-from flashgen.runtime.choice import Choice
+from flashgen.runtime.choice import Choice, by_spec
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.problem import Bucket
 
 
-def make_choice(
-    spec: AttentionSpec,
-    config: KernelConfig,
-    bucket: Bucket | None,
-    shared_bytes: int | None = None,
-) -> Choice:
-    rendered = render(spec, config)
-    return Choice(
-        spec=spec, bucket=bucket, config=config, kernel=rendered.name, digest=rendered.digest,
-        shared_bytes=shared_bytes, registers=None, source="estimated", median_us=12.5,
-    )  # fmt: skip
+def make_choice(spec: AttentionSpec, config: KernelConfig, bucket: Bucket | None) -> Choice:
+    return Choice(spec=spec, bucket=bucket, config=config, source="estimated", median_us=12.5)
 
 
 def make_dispatcher(
@@ -39,6 +30,6 @@ def make_dispatcher(
             file = kernels / f"{kernel_name(choice.spec, config)}.py"
             file.write_text(render(choice.spec, config).source)
     sys.path.insert(0, str(folder))
-    dispatcher = Dispatcher(package=name, archs={slug: arch}, choices={slug: tuple(choices)})
+    dispatcher = Dispatcher(package=name, archs={slug: arch}, choices={slug: by_spec(choices)})
     registry.register(name, dispatcher)
     return dispatcher

@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashgen import paths
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, registry
-from flashgen.runtime.choice import Choice
-from generated.table import ARCHS, CHOICES
+from flashgen.runtime.choice import Choice, by_spec
+from flashgen.runtime.generated_tables import served_from
 
 SLUG = "nvidia_h200"
+SHIPPED = served_from(paths.shipped_generated_dir())
+"""The tables that ship."""
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, *more: Choice) -> Dispatcher:
@@ -24,8 +27,10 @@ def serve(monkeypatch: pytest.MonkeyPatch, *more: Choice) -> Dispatcher:
     there.
     """
     monkeypatch.setenv("FLASHGEN_GPU", SLUG)
-    choices = dict(CHOICES) | {SLUG: (*CHOICES[SLUG], *more)}
-    dispatcher = Dispatcher(package="generated", archs=ARCHS, choices=choices)
+    own = dict(SHIPPED.choices[SLUG])
+    own |= {spec: (*own.get(spec, ()), *others) for spec, others in by_spec(more).items()}
+    choices = dict(SHIPPED.choices) | {SLUG: own}
+    dispatcher = Dispatcher(package="generated", archs=SHIPPED.archs, choices=choices)
     monkeypatch.setattr(registry, "_current", dispatcher)
     return dispatcher
 

@@ -256,8 +256,8 @@ class LadderSteps:
         """The configs that the tables of this GPU, or of a relative, have for the spec."""
         served = self.served
         for slug in (self.gpu.slug, *relatives(served.archs, self.gpu.slug, self.gpu)):
-            for choice in served.choices.get(slug, ()):
-                if choice.spec == spec and choice.bucket == bucket_of(problem.seq_k):
+            for choice in served.choices.get(slug, {}).get(spec, ()):
+                if choice.bucket == bucket_of(problem.seq_k):
                     yield choice.config
 
     def _ask(

@@ -21,7 +21,7 @@ from flashgen.cli.options import (
     named_spec,
     table_of,
 )
-from flashgen.errors import InvalidArgument, NoGpuError
+from flashgen.errors import GeneratedError, InvalidArgument, NoGpuError
 from flashgen.runtime import registry
 from flashgen.spec.gpu import Gpu, known_target
 
@@ -49,7 +49,8 @@ def explain(
     lost.
     """
     from flashgen.report.explain import Question, explanation
-    from flashgen.runtime.selection import Served, ladder, tune_command
+    from flashgen.runtime.generated_tables import served_from
+    from flashgen.runtime.selection import ladder, tune_command
     from flashgen.table import show as showing
 
     if seq < 0:
@@ -59,12 +60,13 @@ def explain(
     (spec,) = in_pages((spec,)) if paged else (spec,)
     (spec,) = in_8_bits((spec,), kv) if kv is not None else (spec,)
     gpu, here = _gpu_to_explain(target, out)
-    package = showing.load_package(_package_folder(out))
-    served = Served(archs=package.archs, choices=package.choices)
-    found = ladder(served, gpu.slug, gpu, spec, seq)
+    folder = _package_folder(out)
+    if (problem := registry.why_not_generated(folder)) is not None:
+        raise GeneratedError(problem)
+    found = ladder(served_from(folder), gpu.slug, gpu, spec, seq)
     table = table_of(found.rungs[0].slug or "", out, evidence=True)
     question = Question(spec=spec, seq=seq, gpu=gpu, out=out, compiled=compiled)
-    for line in explanation(question, found, package, table):
+    for line in explanation(question, found, folder, table):
         print(showing.wrapped(line), flush=True)
     if found.rungs[0].rung != "exact":
         print(f"\n  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")

@@ -85,13 +85,13 @@ def _table_and_evaluator(
     if not gpu:
         from flashgen.evaluate.offline import OfflineEvaluator
 
-        table = named_table(target or "", out)
+        table = named_table(target or "", out, evidence=True)
         return table, OfflineEvaluator(table.gpu, cache, jobs)
     from flashgen.evaluate.on_gpu import GpuEvaluator
     from flashgen.kernels.launch import device_gpu
 
     here = device_gpu(0, instead="flashgen verify --target nvidia_h200")
-    return named_table(here.slug, out), GpuEvaluator(here, 0, cache, jobs)
+    return named_table(here.slug, out, evidence=True), GpuEvaluator(here, 0, cache, jobs)
 
 
 def paper(

@@ -1,4 +1,4 @@
-"""Commands on tables: generate, show, targets, report, export; table diff, merge and upgrade."""
+"""Commands on tables: generate, show, targets, report, export; table diff and merge."""
 
 from __future__ import annotations
 
@@ -181,24 +181,6 @@ def merge(
     merged = table_diff.merge([load_with_evidence(path, any_name=True) for path in tables])
     save(merged, out, any_name=True)
     print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")
-
-
-def upgrade(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Tables, named <slug>.yaml.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All tables of the --out folder.")] = False,
-    out: Out = Path(),
-) -> None:
-    """Rewrite tables of an older schema as today's, and their evidence beside them."""
-    from flashgen.table.table import SCHEMA, load_with_evidence, save
-
-    if every == bool(files):
-        raise InvalidArgument("table upgrade needs either files or --all")
-    for path in files or sorted(paths.table_file(out, "any").parent.glob("*.yaml")):
-        table = load_with_evidence(path)
-        save(table, path)
-        print(f"{path}: schema {SCHEMA}, {len(table.entries)} entries")
 
 
 def export(

@@ -22,8 +22,9 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Outcome, Status
 from flashgen.spec.problem import workload
 from flashgen.spec.space import seed_configs
+from flashgen.table.emit import is_stale
 from flashgen.table.entry import Entry
-from flashgen.table.show import Package
+from flashgen.table.evidence import missing
 from flashgen.table.table import Table
 from flashgen.tune.transfer import neighbours
 
@@ -172,8 +173,9 @@ def _why_tie_broken(
     if ours > theirs:
         return f"{ours} neighbours share the winner's config, {theirs} this one"
     registers = history.fact(config, "registers")
-    if ours == theirs and registers is not None and registers > entry.registers:
-        return f"the winner has fewer registers, {entry.registers}, not {registers}"
+    taken = entry.evidence.registers
+    if ours == theirs and registers is not None and taken is not None and registers > taken:
+        return f"the winner has fewer registers, {taken}, not {registers}"
     return "the winner was preferred as the more robust"
 
 
@@ -196,7 +198,7 @@ class Question:
 
 
 def explanation(
-    question: Question, found: Ladder, package: Package, table: Table | None
+    question: Question, found: Ladder, folder: Path, table: Table | None
 ) -> Iterator[str]:
     """Lines, indented by what they belong to, as they become known: compiling takes seconds.
 
@@ -204,14 +206,14 @@ def explanation(
     """
     choice = found.rungs[0].choice
     entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
-    yield from _served(question, found, package, entry)
+    yield from _served(question, found, folder, entry)
     # An entry is explained on the GPU that it was timed on: a relative's, where that serves.
     gpu = table.gpu if table and entry else question.gpu
     if not question.compiled:
         yield ""
         yield from _indented(_recorded(table, entry, gpu))
         return
-    problem = entry.result.problem if entry else workload(choice.spec, max(1, question.seq))
+    problem = entry.problem if entry else workload(choice.spec, max(1, question.seq))
     with _cache(question.out) as cache:
         yield ""
         whole = dissect(choice.spec, choice.config, problem, gpu, cache)
@@ -223,20 +225,18 @@ def explanation(
             yield from _indented(_others(question.out, table, entry, whole, cache))
 
 
-def _served(
-    question: Question, found: Ladder, package: Package, entry: Entry | None
-) -> Iterator[str]:
+def _served(question: Question, found: Ladder, folder: Path, entry: Entry | None) -> Iterator[str]:
     """Which kernel, on which rung, by which evidence; and what was passed over."""
     first = found.rungs[0]
     choice = first.choice
     timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
     if timing and entry is not None:
-        ran = entry.result.problem
+        ran = entry.problem
         timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
-    lies = f"from {package.folder / 'table.py'}"
+    lies = f"from {folder / 'tables' / f'{first.slug}.py'}"
     if not choice.is_entry:
         lies = "its text is rendered by the first call"
-    elif package.is_stale(choice):
+    elif entry is not None and is_stale(entry):
         timing += ", stale"
     yield f"{question.spec.name} on {question.gpu.slug}: {choice.kernel}"
     yield f"  {first.rung}: {first.reason}"
@@ -263,9 +263,8 @@ def _recorded(table: Table | None, entry: Entry | None, gpu: Gpu) -> Iterator[st
         yield f"{what} {low:.1f} to {high:.1f} us"
     if entry.result.speedup is not None:
         yield f"{entry.result.speedup:.2f} times as fast as the default tile"
-    yield from kernel_limits.occupancy(
-        entry.registers, entry.shared_bytes, entry.config.block_warps, gpu
-    )
+    yield from _taken(entry, gpu)
+    yield from missing([entry])
     yield from _losers(table, entry, SearchHistory(()), ())
     yield "--compile says what limits each kernel, and names rivals of the log"
 
@@ -279,9 +278,14 @@ def _figures(whole: Anatomy, entry: Entry | None, config: KernelConfig, gpu: Gpu
             made.registers, made.shared_bytes, config.block_warps, gpu, spill_bytes=made.spill_bytes
         )
     elif entry is not None:
-        yield from kernel_limits.occupancy(
-            entry.registers, entry.shared_bytes, config.block_warps, gpu
-        )
+        yield from _taken(entry, gpu)
+
+
+def _taken(entry: Entry, gpu: Gpu) -> Iterator[str]:
+    """What the kernel of an entry takes of an SM, where its evidence says so."""
+    registers, shared = entry.evidence.registers, entry.evidence.shared_bytes
+    if registers is not None and shared is not None:
+        yield from kernel_limits.occupancy(registers, shared, entry.config.block_warps, gpu)
 
 
 def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) -> Iterator[str]:
@@ -289,7 +293,7 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
     history, notes = history_of(paths.log_file(out, table.gpu.slug), table, entry)
 
     def compared(config: KernelConfig) -> Iterator[str]:
-        its = dissect(entry.spec, config, entry.result.problem, table.gpu, cache)
+        its = dissect(entry.spec, config, entry.problem, table.gpu, cache)
         return _compared(its, whole)
 
     yield from _losers(table, entry, history, rivals(history, entry), compared)
@@ -306,7 +310,7 @@ def _hopper(entry: Entry, gpu: Gpu, cache: Path) -> Iterator[str]:
     config = next((each for each in seeds if each.schedule == "hopper"), None)
     if config is None:
         return
-    its = dissect(entry.spec, config, entry.result.problem, gpu, cache)
+    its = dissect(entry.spec, config, entry.problem, gpu, cache)
     yield f"not a candidate without a GPU: {config.label}"
     if its.estimate is None:
         yield f"  no estimate: {its.unknown}"
@@ -326,7 +330,8 @@ def _losers(
     more of one that was timed.
     """
     alike = None
-    if entry.result.source == "estimated" and table.run_of(entry).protocol != PROTOCOL:
+    run = table.run_of(entry)
+    if entry.result.source == "estimated" and run and run.protocol != PROTOCOL:
         yield "(the table's estimates are of an older model: tune again)"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)

@@ -59,7 +59,7 @@ class Search:
 
     number: int
     entry: Entry
-    run: Run
+    run: Run | None
     trace: SearchHistory
     tiles: Mapping[int, Mapping[int, Tile | None]]
 
@@ -178,7 +178,7 @@ def _chart(entry: Entry, trace: SearchHistory) -> str:
     """The chart of a search; "" if nothing about it is known. Raises ToolchainError."""
     if not trace.points:
         return ""
-    times = (("default", entry.result.default_us), ("SDPA", entry.evidence.sdpa_us))
+    times = (("default", entry.evidence.default_us), ("SDPA", entry.evidence.sdpa_us))
     limits = [Limit(name=name, y=us) for name, us in times if us]
     label = (
         f"History of {entry.spec.name} {entry.bucket}: {len(trace.points)} configs, "

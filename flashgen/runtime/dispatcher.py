@@ -18,7 +18,7 @@ from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
 from flashgen.runtime.call_cache import CallCache, OfHeads, attention_key, with_heads
-from flashgen.runtime.choice import Choice
+from flashgen.runtime.choice import Choices
 from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Serves attention from `package`.kernels by the choices of `package`.table."""
+    """Serves attention from `package`.kernels by the choices of each GPU."""
 
     def __init__(
         self,
         *,
         package: str,
         archs: Mapping[str, str],
-        choices: Mapping[str, tuple[Choice, ...]],
+        choices: Mapping[str, Choices],
     ) -> None:
         self.served = Served(archs=archs, choices=choices)
         self.resolver = Resolver(package, self.served)

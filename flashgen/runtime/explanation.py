@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,11 +111,19 @@ def digest_of(package: str, served: Served) -> str:
     version, the tables, the kernels of the package, every template, and the modules that hold the
     rules of the ladder.
     """
-    files = getattr(importlib.import_module(f"{package}.kernels"), "DIGESTS", {})
-    tables = (sorted(served.archs.items()), sorted(served.choices.items()), sorted(files.items()))
+    tables = [
+        (
+            slug,
+            served.archs[slug],
+            [held[spec] for spec in sorted(held, key=lambda spec: spec.name)],
+        )
+        for slug, held in sorted(served.choices.items())
+    ]
     text = repr((__version__, tables, settings.served_gpu()))
     found = hashlib.sha256(text.encode())
-    for path in (*sorted(paths.templates_dir().glob("*.jinja")), *_rules()):
+    folder = registry.folder_of(package)
+    kernels = sorted((folder / "kernels").glob("*.py")) if folder else []
+    for path in (*kernels, *sorted(paths.templates_dir().glob("*.jinja")), *_rules()):
         content = path.read_bytes()
         found.update(f"{path.name} {len(content)}\n".encode() + content)
     return "sha256:" + found.hexdigest()

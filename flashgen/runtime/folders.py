@@ -9,7 +9,6 @@ FLASHGEN_GENERATED or use() names.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import os
 import sys
@@ -20,6 +19,7 @@ from flashgen import paths
 from flashgen.errors import GeneratedError
 from flashgen.runtime import registry
 from flashgen.runtime.dispatcher import Dispatcher
+from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.registry import SHIPPED, Serving
 
 _lock = threading.RLock()
@@ -93,7 +93,6 @@ def _load(package: str, folder: Path) -> Dispatcher:
     sys.modules[package] = module
     try:
         spec.loader.exec_module(module)
-        table = importlib.import_module(f"{package}.table")
     except Exception as error:
         for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
             del sys.modules[name]
@@ -101,4 +100,5 @@ def _load(package: str, folder: Path) -> Dispatcher:
             f"{folder} cannot be loaded ({type(error).__name__}: {error}): run flashgen generate "
             f"--out {folder.parent}"
         ) from error
-    return Dispatcher(package=package, archs=table.ARCHS, choices=table.CHOICES)
+    served = served_from(folder)
+    return Dispatcher(package=package, archs=served.archs, choices=served.choices)

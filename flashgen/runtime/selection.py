@@ -8,14 +8,14 @@ loosely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from flashgen.errors import GeneratedError
-from flashgen.runtime.choice import Choice
+from flashgen.runtime.choice import Choice, Choices
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs, default_spec, plain_spec
 from flashgen.spec.gpu import TARGETS, Gpu, product_of
 from flashgen.spec.legality import may_spill, why_illegal
@@ -28,10 +28,10 @@ Rung = Literal["exact", "nearest_bucket", "relative", "plain_tile", "default"]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The contents of generated/table.py: the architecture and choices of each GPU with a table."""
+    """The contents of generated/tables: the architecture and choices of each GPU with a table."""
 
     archs: Mapping[str, str]
-    choices: Mapping[str, tuple[Choice, ...]]
+    choices: Mapping[str, Choices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,22 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     """
     rungs: list[Selection] = []
     skipped: list[str] = []
-    for selection in _candidates(served, slug, gpu, spec, seq_k):
-        reason = why_unfit(selection.choice, gpu)
-        if reason is None and selection.rung == "plain_tile":
-            reason = may_spill(selection.choice.spec, selection.choice.config, gpu)
-        if reason is None:
-            rungs.append(selection)
-        else:
-            skipped.append(f"{selection.choice.kernel}: {reason}")
+
+    def add(selections: Iterable[Selection]) -> None:
+        for selection in selections:
+            reason = why_illegal(selection.choice.spec, selection.choice.config, gpu)
+            if reason is None and selection.rung == "plain_tile":
+                reason = may_spill(selection.choice.spec, selection.choice.config, gpu)
+            if reason is None:
+                rungs.append(selection)
+            else:
+                skipped.append(f"{selection.choice.kernel}: {reason}")
+
+    add(_own(served, slug, spec, seq_k))
+    if not rungs:  # or no other table need be read
+        add(_of_relatives(served, slug, gpu, spec, seq_k))
+    add(_plain_tiles(served, slug, spec, seq_k))
+    add(_defaults(slug, gpu, spec))
     if not rungs:
         raise GeneratedError(f"no kernel serves {spec.name} on {slug}: {skipped[-1]}")
     return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
@@ -86,27 +94,8 @@ def first_kernels(found: Ladder) -> tuple[tuple[AttentionSpec, KernelConfig], ..
     return (first.spec, first.config), (pointers.spec, pointers.config.pointer_twin())
 
 
-def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
-    """Why this kernel, as compiled, cannot run on this GPU; None where it may."""
-    reason = why_illegal(choice.spec, choice.config, gpu)
-    if reason is not None:
-        return reason
-    if choice.shared_bytes is not None and choice.shared_bytes > gpu.shared_per_block:
-        return (
-            f"takes {choice.shared_bytes} bytes of shared memory: "
-            f"{gpu.slug} has {gpu.shared_per_block} a block"
-        )
-    threads = choice.config.block_warps * gpu.warp_size
-    if choice.registers is not None and choice.registers * threads > gpu.registers_per_sm:
-        return (
-            f"takes {choice.registers} registers in each of {threads} threads: {gpu.slug} has fewer"
-        )
-    return None
-
-
-def _candidates(
-    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
-) -> Iterator[Selection]:
+def _own(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> Iterator[Selection]:
+    """The GPU's own entries, nearest bucket first."""
     bucket = bucket_of(seq_k)
     for choice in _by_bucket(served, slug, spec, seq_k):
         if choice.bucket == bucket:
@@ -115,12 +104,23 @@ def _candidates(
         else:
             reason = f"{slug} has no entry for seq_k in {bucket}; {choice.bucket} is the nearest"
             yield Selection(choice=choice, rung="nearest_bucket", slug=slug, reason=reason)
+
+
+def _of_relatives(
+    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
+) -> Iterator[Selection]:
+    """The entries of its alias, then of GPUs of its architecture. A kernel that fits one fits them
+    all: an architecture decides how many registers and how much shared memory there are.
+    """
     for other in relatives(served.archs, slug, gpu):
         for choice in _by_bucket(served, other, spec, seq_k):
             how = "the same product" if product_of(slug) == other else f"{gpu.arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
-    yield from _plain_tiles(served, slug, spec, seq_k)
+
+
+def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
+    """The spec's default kernels."""
     # tf32 is permitted, not required: if no tf32 kernel runs, the ieee one does.
     reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
     fallback = default_spec(spec)
@@ -162,10 +162,6 @@ def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:
         spec=spec,
         bucket=None,
         config=config,
-        kernel=kernel_name(spec, config),
-        digest="",
-        shared_bytes=None,
-        registers=None,
         source="untimed",
         median_us=None,
     )
@@ -194,7 +190,7 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
         index = BUCKETS.index(choice.bucket)
         return abs(index - here), -index
 
-    return sorted((c for c in served.choices.get(slug, ()) if c.spec == spec), key=distance)
+    return sorted(served.choices.get(slug, {}).get(spec, ()), key=distance)
 
 
 def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:

@@ -108,7 +108,7 @@ def goal_for(
         problem=problem,
         legal=legal_configs(spec, gpu, on_gpu=on_gpu),
         seeds=seed_configs(spec, gpu, on_gpu=on_gpu),
-        default=tuned_default(spec),
+        default=tuned_default(spec, gpu),
         incumbent=incumbent,
         neighbours=neighbours,
         elsewhere=elsewhere,

@@ -147,21 +147,22 @@ class Searches:
         for outcome in outcomes:
             self._of_spec[outcome.spec].append(outcome)
 
-    def of(self, entry: Entry, run: Run) -> SearchHistory:
-        """The search that produced an entry of `run`; it may be empty.
+    def of(self, entry: Entry, run: Run | None) -> SearchHistory:
+        """The search that produced an entry of `run`; it may be empty, and is where the entry's
+        evidence, which names the run, is missing.
 
         A log knows outcomes, no searches. Those of another Triton are left out, and times of
         another problem, protocol or source.
         """
-        result = entry.result
+        problem, source = entry.problem, entry.result.source
 
         def belongs(outcome: Outcome) -> bool:
-            if outcome.triton != run.triton:
+            if run is None or outcome.triton != run.triton:
                 return False
             found = outcome.problem, outcome.protocol, outcome.source
             return outcome.stage in ("compile", "check") or found in (
-                (result.problem, run.protocol, result.source),
-                (result.problem, run.protocol, "untimed"),
+                (problem, run.protocol, source),
+                (problem, run.protocol, "untimed"),
             )
 
         return SearchHistory(filter(belongs, self._of_spec[entry.spec]))

@@ -4,6 +4,8 @@ limits of its fields.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -244,3 +246,36 @@ _PLACE: dict[tuple[str, bool | str], int] = {
     **{(row.field, row.value): number for number, row in enumerate(FEATURES, 1)},
 }
 """Where the values of a field stand among each other in a listing."""
+
+
+_DTYPES = {short: (dtype, "ieee") for dtype, short in SHORT_DTYPE.items()} | {
+    "tf32": ("float32", "tf32")
+}
+_NAME = re.compile(
+    rf"(?P<direction>{'|'.join(PREFIX.values())})_(?P<dtype>{'|'.join(_DTYPES)})"
+    r"_d(?P<dim>[0-9]{1,4})(v(?P<dim_v>[0-9]{1,4}))?(?P<causal>_causal)?"
+    + "".join(f"(?P<{row.field}_{row.value}>{row.suffix})?" for row in FEATURES)
+)
+
+
+@functools.lru_cache(4096)
+def spec_of(name: str) -> AttentionSpec:
+    """The spec that a name like fwd_bf16_d128_causal names. Raises InvalidArgument."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise InvalidArgument(f"spec must be a name like fwd_bf16_d128_causal: got {name!r}")
+    dtype, precision = _DTYPES[found["dtype"]]
+    direction = next(word for word, prefix in PREFIX.items() if prefix == found["direction"])
+    features = {row.field: row.value for row in FEATURES if found[f"{row.field}_{row.value}"]}
+    spec = AttentionSpec(
+        direction=direction,  # type: ignore[arg-type]  # of the words in the pattern
+        dtype=dtype,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
+        head_dim=int(found["dim"]),
+        head_dim_v=int(found["dim_v"] or found["dim"]),
+        mask="causal" if found["causal"] else "none",
+        **features,  # type: ignore[arg-type]
+    )
+    if spec.name != name:
+        raise InvalidArgument(f"spec must be written as its name {spec.name}: got {name!r}")
+    return spec

@@ -24,10 +24,11 @@ from flashgen.spec.config import (
     Order,
     Schedule,
 )
-from flashgen.spec.defaults import default_config
+from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import DECODING, padded
+from flashgen.spec.whole_rows import MMA_SYNC, why_no_rows
 from flashgen.spec.whole_rows import on_gpu as in_whole_rows
 
 DECODE_BR = (16, 32, 64)
@@ -314,7 +315,7 @@ def seed_configs(
     in legal_configs: the first tiles of schedule hopper that are legal lead.
     """
     if spec.direction in DECODING:
-        known = (*in_parts(spec, decoding_seeds(spec)), tuned_default(spec))
+        known = (*in_parts(spec, decoding_seeds(spec)), tuned_default(spec, gpu))
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
@@ -334,7 +335,7 @@ def seed_configs(
     ampere = [config for config in _ampere_grid() if config.order == order]
     seeds = [*ampere, *_row_seeds(spec, gpu, order), *seeds]
     seeds = [in_whole_rows(spec, seed, gpu) for seed in seeds]
-    seeds.append(tuned_default(spec))
+    seeds.append(tuned_default(spec, gpu))
     seeds = list(in_parts(spec, tuple(seeds)))
     seeds = [
         seed for seed in seeds if spec.direction == "forward" or _worth_trying(spec, seed, gpu)
@@ -356,11 +357,14 @@ def in_parts(spec: AttentionSpec, configs: tuple[KernelConfig, ...]) -> tuple[Ke
     return tuple(replace(config, v_parts=parts) for parts in (2, 4, 1) for config in configs)
 
 
-def tuned_default(spec: AttentionSpec) -> KernelConfig:
-    """The spec's default config with its head dims known when compiling: the baseline of a
-    search.
+def tuned_default(spec: AttentionSpec, gpu: Gpu | None = None) -> KernelConfig:
+    """The config of the default that runs untuned on a GPU, with the spec's head dims known when
+    compiling: the baseline of a search. Without a GPU, the one that runs on all of them.
     """
-    return replace(default_config(spec), head_dims="exact")
+    fitted = (replace(each, head_dims="exact") for each in default_configs(default_spec(spec)))
+    rows = gpu is not None and gpu.arch in MMA_SYNC
+    usable = (each for each in fitted if rows or not each.whole_rows)
+    return next(each for each in usable if why_no_rows(spec, each) is None)
 
 
 def block_rule(spec: AttentionSpec, gpu: Gpu) -> KernelConfig:

@@ -1,7 +1,7 @@
 """What changed between two tables of a GPU, as Markdown for a pull request; and merging tables.
 
-Times compare only with the same source, problem and protocol. Otherwise both are shown, without a
-ratio.
+Times compare only with the same source, problem and protocol, which the evidence says. Otherwise
+both are shown, without a ratio.
 
 The rule of merging, for entries of one spec and bucket: the stronger source wins. Of the same
 source, if the times compare, the faster one wins; if measured, only if its 80th percentile lies
@@ -23,6 +23,7 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH
 from flashgen.table.entry import NO_EVIDENCE, Entry, Run
+from flashgen.table.evidence import missing
 from flashgen.table.table import Table, figure
 
 Kind = Literal["config", "weakened", "figures", "added", "removed"]
@@ -111,7 +112,7 @@ def diff(old: Table, new: Table) -> Diff:
         key=lambda key: (key[0].sort_key, key[1].low),
     ):
         before, after = old.find(*key), new.find(*key)
-        if before and after and _line(before) == _line(after):
+        if before and after and _same(before, after):
             unchanged += 1
             continue
         ratio = None
@@ -175,20 +176,22 @@ def _weight(run: Run) -> tuple[int, str]:
     return STRENGTH[run.source], run.date
 
 
-def _with(table: Table, entry: Entry, run: Run) -> Table:
+def _with(table: Table, entry: Entry, run: Run | None) -> Table:
     """The table with an entry of another one, if it wins over the present one."""
     held = table.find(*entry.key)
     if held is not None and not _wins(entry, run, held, table.run_of(held)):
         return table
+    if run is None:
+        return table.with_entry(entry, None)
     taken = {other.id: other for other in table.runs}
     number, name = 1, run.id
     while taken.get(name, named := replace(run, id=name)) != named:  # another run of the same name
         number += 1
         name = f"{run.id}-{number}"
-    return table.with_entry(replace(entry, run=name), named)
+    return table.with_entry(replace(entry, evidence=replace(entry.evidence, run=name)), named)
 
 
-def _wins(entry: Entry, run: Run, held: Entry, held_run: Run) -> bool:
+def _wins(entry: Entry, run: Run | None, held: Entry, held_run: Run | None) -> bool:
     """The rule of merging."""
     new, old = entry.result, held.result
     if STRENGTH[new.source] != STRENGTH[old.source]:
@@ -198,19 +201,23 @@ def _wins(entry: Entry, run: Run, held: Entry, held_run: Run) -> bool:
             return True
         if _faster(held, entry):
             return False
-    return run.date > held_run.date
+    return (run.date if run else "") > (held_run.date if held_run else "")
 
 
-def _line(entry: Entry) -> Entry:
-    """What stands on the line of an entry but its run: evidence need not be there."""
-    return replace(entry, run="", evidence=NO_EVIDENCE)
+def _same(one: Entry, other: Entry) -> bool:
+    """Whether two entries say the same, whatever their runs; evidence need not be there."""
+    names = ("digest", "problem", "registers", "shared_bytes", "tried")
+    known = NO_EVIDENCE not in (one.evidence, other.evidence)
+    return (one.config, one.result) == (other.config, other.result) and all(
+        getattr(one.evidence, name) == getattr(other.evidence, name) for name in names if known
+    )
 
 
-def _compare(one: Entry, run: Run, other: Entry, other_run: Run) -> bool:
-    """Whether the two times compare."""
-    alike = one.result.source == other.result.source and one.result.problem == other.result.problem
+def _compare(one: Entry, run: Run | None, other: Entry, other_run: Run | None) -> bool:
+    """Whether the two times compare; without evidence nobody knows."""
+    alike = one.result.source == other.result.source and one.problem == other.problem
     timed = one.result.median_us is not None and other.result.median_us is not None
-    return alike and timed and run.protocol == other_run.protocol
+    return bool(alike and timed and run and other_run and run.protocol == other_run.protocol)
 
 
 def _faster(one: Entry, other: Entry) -> bool:
@@ -259,6 +266,8 @@ def markdown(found: Diff) -> str:
         return "\n".join([*lines, "All entries are the same.", ""])
     counts = [f"{len(changes)} {heading.lower()}" for heading, changes in under.items()]
     lines += [f"{'; '.join(counts)}; {found.unchanged} unchanged.", "", *_verdict(found)]
+    changed = [e for change in found.changes for e in (change.before, change.after) if e]
+    lines += [line for sentence in missing(changed) for line in (sentence, "")]
     for heading, changes in under.items():
         lines += [f"#### {heading}", "", *_grid(changes), ""]
     lines += ["#### Runs", "", *_runs(found), ""]
@@ -269,7 +278,7 @@ def _verdict(found: Diff) -> list[str]:
     """The speed-up and the worst case, over the times that compare."""
     compared = [change for change in found.changes if change.ratio is not None]
     if not compared:
-        return ["No two times compare: of another source, problem or protocol.", ""]
+        return ["No two times compare: another source, problem or protocol, or no evidence.", ""]
     ratios = [change.ratio or 1.0 for change in compared]
     worst = min(compared, key=lambda change: change.ratio or 1.0)
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
@@ -312,14 +321,15 @@ def _both(change: Change, cell: Callable[[Entry], str]) -> str:
 
 def _tried_change(change: Change) -> str:
     """How many configs each search tried, if one tried more."""
-    tried = _both(change, lambda entry: str(entry.result.candidates))
+    tried = _both(change, lambda entry: str(entry.evidence.candidates or "?"))
     return tried if change.before and change.after and "→" in tried else ""
 
 
 def _text_change(change: Change) -> str:
     if change.kind != "figures" or change.before is None or change.after is None:
         return ""
-    return "changed" if change.before.digest != change.after.digest else ""
+    digests = {change.before.evidence.digest, change.after.evidence.digest}
+    return "changed" if len(digests) > 1 and None not in digests else ""
 
 
 def _runs(found: Diff) -> list[str]:
@@ -330,7 +340,7 @@ def _runs(found: Diff) -> list[str]:
         ("old", found.old, [change.before for change in found.changes if change.before]),
         ("new", found.new, [change.after for change in found.changes if change.after]),
     ):
-        used = [entry.run for entry in entries]
+        used = [entry.evidence.run for entry in entries]
         for run in table.runs:
             if run.id in used:
                 facts = (getattr(run, name) for name in names)

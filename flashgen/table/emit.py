@@ -1,4 +1,4 @@
-"""Tables -> generated/: kernels, dispatch table and dispatcher; and the proof that they agree.
+"""Tables -> generated/: kernels, a table a GPU, and the dispatcher; and the proof that they agree.
 
 plan() is a pure function of the tables and the templates. write() makes a folder equal to a plan,
 and check() says in which files it is not; both go by the bytes of the files alone.
@@ -11,33 +11,20 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.files import write_whole
-from flashgen.kernels.render import Rendered, quoted, render, render_text
+from flashgen.kernels.render import Rendered, render, render_text
 from flashgen.runtime.registry import MARK, SCHEMA, is_generated
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs, specs_with_default
-from flashgen.spec.outcome import STRENGTH
-from flashgen.table.entry import Entry
+from flashgen.spec.outcome import STRENGTH, Source
+from flashgen.table.entry import Entry, short_digest
+from flashgen.table.rows import rows_of
 from flashgen.table.table import Table, figure, load_folders
-
-LINE_LENGTH = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """One GPU as the template of table.py prints it."""
-
-    slug: str
-    arch: str
-    groups: tuple[str, ...]
 
 
 def tables_for(out: Path) -> dict[str, Table]:
@@ -48,11 +35,10 @@ def tables_for(out: Path) -> dict[str, Table]:
 def plan(tables: Mapping[str, Table], *, defaults: bool = False) -> dict[Path, str]:
     """Every file of generated/ and its text, by path relative to it. Raises FlashgenError."""
     kernels = kernels_by_name(tables.values(), defaults=defaults)
-    texts = {kernel.text_name: kernel for kernel in kernels.values()}
-    files = {Path("kernels", f"{name}.py"): kernel.source for name, kernel in texts.items()}
-    ordered = [texts[name] for name in sorted(texts)]
-    files[Path("kernels", "__init__.py")] = render_text("kernels.py.jinja", kernels=ordered)
-    files[Path("table.py")] = _table_text(tables, kernels)
+    texts = {kernel.text_name: kernel.source for kernel in kernels.values()}
+    files = {Path("kernels", f"{name}.py"): text for name, text in texts.items()}
+    files[Path("kernels", "__init__.py")] = render_text("kernels.py.jinja")
+    files |= {Path("tables", f"{slug}.py"): _table_text(table) for slug, table in tables.items()}
     files[Path("dispatcher.py")] = render_text("dispatcher.py.jinja")
     files[Path("__init__.py")] = render_text("package.py.jinja", schema=SCHEMA)
     return dict(sorted(files.items()))
@@ -62,13 +48,13 @@ def write(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> 
     """Make the folder `out` hold exactly the plan; returns the paths that changed, relative to it.
 
     Files that are right are not touched. A file that flashgen wrote and the plan lacks is deleted;
-    other files stay. Kernels are written before the table that names them, and deleted after.
+    other files stay. Kernels are written before the tables that name them, and deleted after.
     Raises GeneratedError for a package of another project.
     """
     refuse_foreign(out)
     files = plan(tables, defaults=defaults)
     changed = [path for path, text in files.items() if _text_of(out / path) != text]
-    for path in sorted(changed, key=lambda path: (path.parent == Path(), path)):
+    for path in sorted(changed, key=lambda path: (path.parent.name != "kernels", path)):
         write_whole(out / path, files[path])
     orphans = [path for path in _orphans(files, out) if _is_ours(out / path)]
     for path in orphans:
@@ -124,16 +110,16 @@ def kernels_of(entry: Entry) -> tuple[KernelConfig, ...]:
 
 
 def is_stale(entry: Entry) -> bool:
-    """Whether the kernel's text has changed since it was timed."""
-    return not render(entry.spec, entry.config).digest.startswith(entry.digest)
+    """Whether the kernel's text has changed since it was timed; without evidence nobody knows."""
+    return bool(stale_of([entry]))
 
 
 def stale_of(entries: Iterable[Entry]) -> list[Entry]:
     """The stale ones of these entries. Buckets often share a kernel: each is rendered once."""
-    held = list(entries)
+    held = [entry for entry in entries if entry.evidence.digest is not None]
     pairs = dict.fromkeys((entry.spec, entry.config) for entry in held)
-    digests = {pair: render(*pair).digest for pair in pairs}
-    return [e for e in held if not digests[e.spec, e.config].startswith(e.digest)]
+    digests = {pair: short_digest(render(*pair).digest) for pair in pairs}
+    return [e for e in held if digests[e.spec, e.config] != e.evidence.digest]
 
 
 def kernels_by_name(tables: Iterable[Table], *, defaults: bool) -> dict[str, Rendered]:
@@ -146,72 +132,17 @@ def kernels_by_name(tables: Iterable[Table], *, defaults: bool) -> dict[str, Ren
     return {(kernel := render(spec, config)).name: kernel for spec, config in pairs}
 
 
-def _table_text(tables: Mapping[str, Table], kernels: Mapping[str, Rendered]) -> str:
-    entries = [entry for table in tables.values() for entry in table.entries]
-    specs = {entry.spec for entry in entries}
-    configs = {entry.config for entry in entries}
-    return render_text(
-        "table.py.jinja",
-        sources=sorted({entry.result.source for entry in entries}, key=_by_strength),
-        specs=[_made(spec) for spec in sorted(specs, key=lambda spec: spec.sort_key)],
-        configs=[_made(config) for config in sorted(configs, key=_natural)],
-        gpus=[_rows(tables[slug], kernels) for slug in sorted(tables)],
-    )
-
-
-def _rows(table: Table, kernels: Mapping[str, Rendered]) -> _Rows:
-    groups = []
+def _table_text(table: Table) -> str:
+    """The table of one GPU: a row for neighbouring buckets of a spec that share a config."""
+    lines: dict[Source, list[str]] = {}
     for spec, entries in groupby(table.entries, key=lambda entry: entry.spec):
-        rows = [_row(entry, kernels[kernel_name(spec, entry.config)].digest) for entry in entries]
-        lines = "".join(f"    {line}\n" for row in rows for line in f"{row},".splitlines())
-        groups.append(f"*serve(\n    {quoted(spec.name)},\n{lines}),")
-    return _Rows(slug=table.gpu.slug, arch=table.gpu.arch, groups=tuple(groups))
-
-
-def _row(entry: Entry, digest: str) -> str:
-    arguments = [str(entry.bucket.low), quoted(entry.config.label)]
-    arguments += [str(entry.shared_bytes), str(entry.registers)]
-    if entry.result.median_us is not None:
-        arguments.append(figure(entry.result.median_us))
-    if not digest.startswith(entry.digest):
-        arguments.append(f"digest={quoted(entry.digest)}")
-    # The row stands three steps in, and a comma follows it.
-    return _call(entry.result.source, arguments, room=LINE_LENGTH - len("            ,"))
-
-
-def _made(value: AttentionSpec | KernelConfig) -> str:
-    """The call that makes a spec or config, and a comma; fields at their defaults are left out."""
-    held = {field.name: getattr(value, field.name) for field in fields(value)}
-    arguments = [
-        f"{field.name}={_literal(held[field.name])}"
-        for field in fields(value)
-        if field.default is MISSING or held[field.name] != field.default
-    ]
-    return _call(type(value).__name__, arguments, room=LINE_LENGTH - len("        ,")) + ","
-
-
-def _literal(value: object) -> str:
-    return quoted(value) if isinstance(value, str) else repr(value)
-
-
-def _call(head: str, arguments: list[str], *, room: int) -> str:
-    """A call, broken where ruff format would: not at all, around all arguments, or around each."""
-    inside = ", ".join(arguments)
-    if len(f"{head}({inside})") <= room:
-        return f"{head}({inside})"
-    if len(inside) + 4 <= room:
-        return f"{head}(\n    {inside}\n)"
-    each = "".join(f"    {argument},\n" for argument in arguments)
-    return f"{head}(\n{each})"
-
-
-def _by_strength(source: str) -> tuple[int, str]:
-    return -STRENGTH[source], source
-
-
-def _natural(config: KernelConfig) -> tuple[Any, ...]:
-    """Sort key of configs: numbers by size, then words."""
-    return tuple(getattr(config, field.name) for field in fields(config))
+        for row in filter(None, (row.entries for row in rows_of(entries))):
+            us = (entry.result.median_us for entry in row)
+            times = " ".join("-" if time is None else figure(time) for time in us)
+            line = f"{spec.name} {row[0].bucket.low} {row[0].config.label} {times}"
+            lines.setdefault(row[0].result.source, []).append(line)
+    sources = sorted(lines.items(), key=lambda item: -STRENGTH[item[0]])
+    return render_text("table.py.jinja", arch=table.gpu.arch, sources=sources)
 
 
 def _orphans(files: Mapping[Path, str], out: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Entry: the config chosen for one spec and bucket, its Result, its EntryEvidence, its Run.
 
-The rows of a table as values, checked on construction; table/table.py reads and writes them.
+A Result is what people review, in a row of configs/<slug>.yaml; the evidence stands beside it.
+Values are checked on construction; table/table.py and table/evidence.py read and write them.
 """
 
 from __future__ import annotations
@@ -8,16 +9,23 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import LONGEST_US, Source
-from flashgen.spec.problem import BUCKETS, Bucket, Problem, bytes_moved, flops
+from flashgen.spec.problem import (
+    BUCKET_SEQ,
+    BUCKETS,
+    Bucket,
+    Problem,
+    bytes_moved,
+    flops,
+    workload,
+)
 
 DIGEST_DIGITS = 12
-"""Hex digits of a sha256 that tables keep."""
+"""Hex digits of a sha256 that evidence keeps."""
 
 
 def _check_timed(source: Source, median_us: float | None) -> None:
@@ -76,34 +84,25 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of the final round. All times are microseconds; None means not timed.
+    """The result of the final round, as a table has it; None means not timed.
 
-    default_us is the time of the default's tile with the spec's own head dims fixed, in the same
-    round. candidates is the number of evaluated configs, legal that of all legal ones. Raises
-    InvalidArgument.
+    speedup says how many times as fast as the default the config is: the spec's default tile on
+    this GPU with its head dims fixed, timed in the same round. Raises InvalidArgument.
     """
 
     source: Source
-    problem: Problem
     median_us: float | None = None
-    default_us: float | None = None
+    speedup: float | None = None
     max_abs_err_floors: float
-    candidates: int
-    legal: int
 
     def __post_init__(self) -> None:
         _check_timed(self.source, self.median_us)
-        for field in ("median_us", "default_us"):
+        for field in ("median_us", "speedup"):
             _check_positive(field, getattr(self, field))
         if not 0 <= self.max_abs_err_floors < math.inf:
             raise InvalidArgument(
                 f"max_abs_err_floors must be finite and >= 0: got {self.max_abs_err_floors}"
             )
-
-    @property
-    def speedup(self) -> float | None:
-        """How many times faster than the default kernel; None if either was not timed."""
-        return self.default_us / self.median_us if self.default_us and self.median_us else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,23 +125,37 @@ class RunnerUp:
 class EntryEvidence:
     """What the search of an entry left behind: for reports, and for the next search.
 
-    low_us and high_us are the 20th and 80th percentile of a measured entry's samples, or the
-    interval of an estimate. sdpa_us is the time of torch's SDPA in the same round. p_value is that
-    of the rank test against the strongest rival (search/decide.py); None where there was none.
-    regret is the share of its time by which the config is slower than the best one of this bucket,
-    which was given up to have fewer kernels (tune/share_kernels.py); 0.0 where it is the best.
-    runners_up are two at most. Raises InvalidArgument.
+    run names the Run that the entry comes from; digest is the short one of the text that was timed
+    and checked; problem has the sizes that were timed. registers (a thread) and shared_bytes are
+    the compiler's figures under the run's Triton. candidates is the number of evaluated configs,
+    legal that of all legal ones. default_us and sdpa_us are the times of the default and of torch's
+    SDPA in the same round. low_us and high_us are the 20th and 80th percentile of a measured
+    entry's samples, or the interval of an estimate. p_value is that of the rank test against the
+    strongest rival (search/decide.py); None where there was none. regret is the share of its time
+    by which the config is slower than the best one of this bucket, which was given up to have
+    fewer kernels (tune/share_kernels.py); 0.0 where it is the best. runners_up are two at most.
+    Raises InvalidArgument.
     """
 
+    run: str | None = None
+    digest: str | None = None
+    problem: Problem | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    candidates: int | None = None
+    legal: int | None = None
+    default_us: float | None = None
+    sdpa_us: float | None = None
     low_us: float | None = None
     high_us: float | None = None
-    sdpa_us: float | None = None
     p_value: float | None = None
     regret: float = 0.0
     runners_up: tuple[RunnerUp, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("low_us", "high_us", "sdpa_us"):
+        if self.digest is not None:
+            _check_digest(self.digest)
+        for field in ("default_us", "sdpa_us", "low_us", "high_us"):
             _check_positive(field, getattr(self, field))
         if self.p_value is not None and not 0 < self.p_value <= 1:
             raise InvalidArgument(f"p_value must be > 0 and <= 1, or null: got {self.p_value}")
@@ -150,6 +163,11 @@ class EntryEvidence:
             raise InvalidArgument(f"regret must be finite and >= 0: got {self.regret}")
         if len(self.runners_up) > 2:
             raise InvalidArgument(f"runners_up must be two at most: got {len(self.runners_up)}")
+
+    @property
+    def tried(self) -> str | None:
+        """How many configs were evaluated, of how many legal ones, as in 16/540."""
+        return None if self.candidates is None else f"{self.candidates}/{self.legal}"
 
     @property
     def fastest_first(self) -> tuple[RunnerUp, ...]:
@@ -169,25 +187,15 @@ NO_EVIDENCE = EntryEvidence()
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The config chosen for one spec and bucket, and its result. Raises InvalidArgument.
-
-    shared_bytes and registers (a thread) are the compiler's figures under the run's Triton. digest
-    is the short one of the text which was timed; an entry is stale, and served, where it is not the
-    beginning of today's.
-    """
+    """The config chosen for one spec and bucket, and its result. Raises InvalidArgument."""
 
     spec: AttentionSpec
     bucket: Bucket
     config: KernelConfig
-    digest: str
-    shared_bytes: int
-    registers: int
-    run: str
     result: Result
     evidence: EntryEvidence = NO_EVIDENCE
 
     def __post_init__(self) -> None:
-        _check_digest(self.digest)
         _check_ran(self.config, self.result.source)
         if self.bucket not in BUCKETS:
             known = ", ".join(map(str, BUCKETS))
@@ -199,24 +207,28 @@ class Entry:
         return self.spec, self.bucket
 
     @property
+    def problem(self) -> Problem:
+        """The sizes that were timed; without evidence those that tuning times by default."""
+        return self.evidence.problem or workload(self.spec, BUCKET_SEQ[self.bucket])
+
+    @property
     def tflops(self) -> float | None:
-        """Matrix TFLOP/s at the median time, as spec/problem.py counts them; None if not timed."""
-        us = self.result.median_us
-        return flops(self.spec, self.result.problem) / us * 1e-6 if us else None
+        """Matrix TFLOP/s at the median time, as spec/problem.py counts them; None if not timed, or
+        the problem is not known.
+        """
+        us, problem = self.result.median_us, self.evidence.problem
+        return flops(self.spec, problem) / us * 1e-6 if us and problem else None
 
     @property
     def gbs(self) -> float | None:
-        """GB/s (1e9 bytes a second) of the least that is moved, at the median time."""
-        us = self.result.median_us
-        return bytes_moved(self.spec, self.result.problem) / us * 1e-3 if us else None
+        """GB/s (1e9 bytes a second) of the least that is moved, as tflops."""
+        us, problem = self.result.median_us, self.evidence.problem
+        return bytes_moved(self.spec, problem) / us * 1e-3 if us and problem else None
 
 
-def spec_fields(spec: AttentionSpec) -> dict[str, Any]:
-    """The fields of a spec that tables write: four always, the others where not at defaults."""
-    held = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    usual = {field.name: field.default for field in fields(spec)} | {"head_dim_v": spec.head_dim}
-    shown = ("direction", "dtype", "head_dim", "mask")
-    return {n: value for n, value in held.items() if n in shown or value != usual[n]}
+def speedup(default_us: float | None, us: float | None) -> float | None:
+    """How many times as fast as the default; None if either was not timed."""
+    return default_us / us if default_us and us else None
 
 
 def figure(value: float) -> str:
@@ -227,5 +239,5 @@ def figure(value: float) -> str:
 
 
 def short_digest(digest: str) -> str:
-    """A digest as tables keep it: sha256: and its first 12 hex digits."""
+    """A digest as evidence keeps it: sha256: and its first 12 hex digits."""
     return digest[: len("sha256:") + DIGEST_DIGITS]

@@ -1,35 +1,34 @@
 """configs/evidence/<slug>.jsonl: the evidence of a table's entries, one line of JSON each.
 
-The machine writes it beside the table. Reports, explain and the next search read it; what is
-generated and served does not depend on it. A line belongs to the entry of its spec, bucket, config
-and run; lines that belong to none are ignored, and go with the next save.
+The machine writes it beside the table. Reports, explain, verify and the next search read it; what
+is generated and served does not depend on it. A line belongs to the entry of its spec, bucket,
+config and time, if the table has its run; lines that belong to none are ignored, and go with the
+next save.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.spec.config import config_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Source
+from flashgen.spec.problem import problem_of
 from flashgen.spec.records import parsed, value_of
-from flashgen.table.entry import (
-    NO_EVIDENCE,
-    Entry,
-    EntryEvidence,
-    RunnerUp,
-    figure,
-    spec_fields,
-)
+from flashgen.table.entry import NO_EVIDENCE, Entry, EntryEvidence, RunnerUp, figure
 from flashgen.table.yaml import text_of
 
-_IDENTITY = ("spec", "seq_k", "config", "run")
+if TYPE_CHECKING:
+    from flashgen.table.table import Table
+
+_IDENTITY = ("spec", "seq_k", "config", "us")
 
 
 def evidence_file(table: Path) -> Path:
@@ -37,23 +36,23 @@ def evidence_file(table: Path) -> Path:
     return table.parent / "evidence" / f"{table.stem}.jsonl"
 
 
-def with_evidence(entries: Iterable[Entry], gpu: Gpu, path: Path) -> tuple[Entry, ...]:
-    """The entries with their evidence of a file; an entry without a line there keeps its own.
-
-    Raises TableError that names file and line.
+def with_evidence(table: Table, path: Path) -> tuple[Entry, ...]:
+    """The entries of a table with their evidence of a file; an entry without a line there keeps its
+    own. Raises TableError that names file and line.
     """
     try:
         text = text_of(path, TableError)
     except (FileNotFoundError, NotADirectoryError):
-        return tuple(entries)
+        return table.entries
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot be read as UTF-8 text ({error}); delete it") from None
-    return with_lines(entries, gpu, text, path)
+    return with_lines(table, text, path)
 
 
-def with_lines(entries: Iterable[Entry], gpu: Gpu, text: str, path: Path) -> tuple[Entry, ...]:
+def with_lines(table: Table, text: str, path: Path) -> tuple[Entry, ...]:
     """As with_evidence, of a text; `path` stands in errors."""
-    found = {_key(_identity(entry)): entry for entry in entries}
+    found = {_key(_identity(entry)): entry for entry in table.entries}
+    runs = {None, *(run.id for run in table.runs)}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -61,7 +60,9 @@ def with_lines(entries: Iterable[Entry], gpu: Gpu, text: str, path: Path) -> tup
             record = _record(line)
             key = _key({name: record.pop(name, None) for name in _IDENTITY})
             if key in found:
-                found[key] = replace(found[key], evidence=_evidence(record, found[key], gpu))
+                evidence = _evidence(record, found[key], table.gpu)
+                if evidence.run in runs:
+                    found[key] = replace(found[key], evidence=evidence)
         except FlashgenError as error:
             raise TableError(
                 f"{path}, line {number}: {error}; delete the line or restore it from git"
@@ -69,10 +70,18 @@ def with_lines(entries: Iterable[Entry], gpu: Gpu, text: str, path: Path) -> tup
     return tuple(found.values())
 
 
+def missing(entries: Iterable[Entry]) -> list[str]:
+    """A sentence on what nobody knows of entries that have no evidence; none where all have it."""
+    count = sum(entry.evidence == NO_EVIDENCE for entry in entries)
+    what = "entry has" if count == 1 else "entries have"
+    lost = "the sizes, kernel text, compiler and search they come from are not known"
+    return [f"{count} {what} no evidence: {lost}."] if count else []
+
+
 def evidence_text(entries: Iterable[Entry]) -> str:
     """The lines of all entries that have evidence."""
     lines = [
-        json.dumps(_identity(entry) | facts_of(entry))
+        json.dumps({n: v for n, v in _identity(entry).items() if v is not None} | facts_of(entry))
         for entry in entries
         if entry.evidence != NO_EVIDENCE
     ]
@@ -81,15 +90,20 @@ def evidence_text(entries: Iterable[Entry]) -> str:
 
 def _identity(entry: Entry) -> dict[str, Any]:
     return {
-        "spec": spec_fields(entry.spec),
+        "spec": entry.spec.name,
         "seq_k": entry.bucket.low,
         "config": entry.config.label,
-        "run": entry.run,
+        "us": _figure(entry.result.median_us),
     }
 
 
 def _key(identity: dict[str, Any]) -> str:
-    return json.dumps(identity, sort_keys=True)
+    return json.dumps(identity)
+
+
+def _figure(value: float | None) -> float | None:
+    """A number with the digits that tables have."""
+    return None if value is None else float(figure(value))
 
 
 def _interval(entry: Entry) -> tuple[str, str]:
@@ -98,24 +112,32 @@ def _interval(entry: Entry) -> tuple[str, str]:
 
 
 def facts_of(entry: Entry) -> dict[str, Any]:
-    """What a line says of an entry; what is None or 0 is left out."""
+    """What a line says of an entry; what is None, 0 or empty is left out."""
     evidence = entry.evidence
     low, high = _interval(entry)
     facts = {
-        low: evidence.low_us,
-        high: evidence.high_us,
-        "sdpa_us": evidence.sdpa_us,
-        "p_value": evidence.p_value,
-        "regret": evidence.regret,
+        "run": evidence.run,
+        "digest": evidence.digest,
+        "problem": evidence.problem and evidence.problem.label,
+        "registers": evidence.registers,
+        "shared": evidence.shared_bytes,
+        "tried": evidence.tried,
+        "default_us": _figure(evidence.default_us),
+        "sdpa_us": _figure(evidence.sdpa_us),
+        low: _figure(evidence.low_us),
+        high: _figure(evidence.high_us),
+        "p_value": _figure(evidence.p_value),
+        "regret": _figure(evidence.regret),
+        "runners_up": [
+            {"config": other.config.label, "source": other.source}
+            | ({} if other.median_us is None else {"us": _figure(other.median_us)})
+            | {"digest": other.digest}
+            for other in evidence.runners_up
+        ],
     }
-    runners_up = [
-        {"config": other.config.label, "source": other.source}
-        | ({} if other.median_us is None else {"us": float(figure(other.median_us))})
-        | {"digest": other.digest}
-        for other in evidence.runners_up
-    ]
-    found = {name: float(figure(value)) for name, value in facts.items() if value}
-    return found | ({"runners_up": runners_up} if runners_up else {})
+    return {
+        name: value for name, value in facts.items() if value or (name == "shared" and value == 0)
+    }
 
 
 def _record(line: str) -> dict[str, Any]:
@@ -128,30 +150,55 @@ def _record(line: str) -> dict[str, Any]:
     return record
 
 
+_TIMES = ("default_us", "sdpa_us", "p_value", "regret")
+_WORDS = ("run", "digest", "problem", "tried")
+_COUNTS = ("registers", "shared")
+
+
 def _evidence(record: dict[str, Any], entry: Entry, gpu: Gpu) -> EntryEvidence:
     low, high = _interval(entry)
     runners_up = record.pop("runners_up", [])
     if not isinstance(runners_up, list):
         raise InvalidArgument("runners_up must be a list")
-    names = {low: "low_us", high: "high_us"} | {
-        name: name for name in ("sdpa_us", "p_value", "regret")
-    }
-    _check_keys(record, names)
-    return EntryEvidence(
-        **{names[key]: _number(key, value) for key, value in record.items()},
+    _check_keys(record, (*_WORDS, *_COUNTS, *_TIMES, low, high))
+    held: dict[str, Any] = {}
+    for name, value in record.items():
+        kind = str if name in _WORDS else int if name in _COUNTS else float
+        held[name] = value_of(kind, value, name)
+    candidates, legal = _tried(held.pop("tried")) if "tried" in held else (None, None)
+    found = EntryEvidence(
+        problem=problem_of(held.pop("problem")) if "problem" in held else None,
+        shared_bytes=held.pop("shared", None),
+        low_us=held.pop(low, None),
+        high_us=held.pop(high, None),
+        candidates=candidates,
+        legal=legal,
         runners_up=tuple(_runner_up(other, entry, gpu) for other in runners_up),
+        **held,
     )
+    if (found.shared_bytes or 0) > gpu.shared_per_block:
+        raise InvalidArgument(
+            f"the kernel takes {found.shared_bytes} bytes of shared memory, and {gpu.slug} has "
+            f"{gpu.shared_per_block} a block"
+        )
+    return found
+
+
+def _tried(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text)
+    if found is None:
+        raise InvalidArgument(f"tried must be like 16/540: got {text!r}")
+    return int(found[1]), int(found[2])
 
 
 def _runner_up(record: Any, entry: Entry, gpu: Gpu) -> RunnerUp:
     _check_keys(record, ("config", "source", "us", "digest"))
-    config, source, digest = (record.get(name) for name in ("config", "source", "digest"))
-    if source not in get_args(Source) or not isinstance(digest, str):
-        raise InvalidArgument(f"a runner-up must have a source and a digest: got {record}")
-    found = config_of(str(config))
+    config, digest = str(record.get("config")), str(record.get("digest"))
+    found = config_of(config)
     if reason := why_illegal(entry.spec, found, gpu):
         raise InvalidArgument(f"the runner-up {config} is illegal on {gpu.slug}: {reason}")
-    us = _number("us", record["us"]) if "us" in record else None
+    source = value_of(Source, record.get("source"), "source")
+    us = value_of(float, record["us"], "us") if "us" in record else None
     return RunnerUp(config=found, source=source, median_us=us, digest=digest)
 
 
@@ -159,7 +206,3 @@ def _check_keys(record: Any, known: Iterable[str]) -> None:
     unknown = [str(key) for key in record if key not in known] if isinstance(record, dict) else []
     if unknown or not isinstance(record, dict):
         raise InvalidArgument(f"a line has the keys {', '.join(known)}: got {unknown or record!r}")
-
-
-def _number(key: str, value: object) -> float:
-    return float(value_of(float, value, key))

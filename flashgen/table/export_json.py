@@ -14,7 +14,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Source
 from flashgen.table.emit import stale_of
 from flashgen.table.entry import Run
-from flashgen.table.show import record_of
+from flashgen.table.show import BESIDE, record_of
 from flashgen.table.table import Table
 
 FORMAT = 1
@@ -67,7 +67,7 @@ def schema() -> str:
         tflops=number,
         gbs=number,
         evidence=evidence,
-        optional=("us", "default_us", "tflops", "gbs"),
+        optional=("us", "default_us", "tflops", "gbs", *BESIDE),
     )
     table = _object(
         gpu=_object(slug=text, name=text, arch=text),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,15 +14,13 @@ from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flashgen.errors import GeneratedError, printable
-from flashgen.runtime import registry
-from flashgen.runtime.choice import Choice
+from flashgen.errors import printable
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, product_of
-from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import DECODING
-from flashgen.table.entry import Entry, figure, spec_fields
+from flashgen.table.entry import Entry, figure
 from flashgen.table.evidence import facts_of
-from flashgen.table.table import Table, row_of, sources
+from flashgen.table.table import Table, sources
 
 WIDTH_OF_FILES = 200
 """Columns where the output is no terminal: wide enough that no kernel's name is cut."""
@@ -115,7 +110,7 @@ class EntriesGrid:
 
     @staticmethod
     def _where(entry: Entry) -> tuple[str, str]:
-        return str(entry.bucket), str(entry.result.problem.seq_k)
+        return str(entry.bucket), str(entry.problem.seq_k)
 
     def _figures(self) -> dict[str, Callable[[Entry], str]]:
         """The columns of figures, and what each says of an entry."""
@@ -163,6 +158,10 @@ def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Ent
     return EntriesGrid(entries=tuple(entries), stale=stale)
 
 
+BESIDE = ("tried", "registers", "shared", "problem", "run", "digest")
+"""Facts of the evidence that a program finds beside the result."""
+
+
 def as_json(table: Table, entries: Iterable[Entry], stale: Collection[Entry] = ()) -> str:
     """record_of, as text."""
     return json.dumps(record_of(table, entries, stale), indent=1)
@@ -178,16 +177,31 @@ def record_of(
         more: dict[str, Any] = {"stale": entry in stale}
         if rate is not None:
             more["gbs" if unit == "GB/s" else "tflops"] = float(figure(rate))
-        found.append(
-            {"name": entry.spec.name, "spec": spec_fields(entry.spec)}
-            | {"seq_k": [entry.bucket.low, entry.bucket.high]}
-            | row_of(entry)
-            | more
-            | {"evidence": facts_of(_sorted(entry))}
-        )
+        result, evidence = entry.result, facts_of(_sorted(entry))
+        row = {
+            "name": entry.spec.name,
+            "spec": spec_fields(entry.spec),
+            "seq_k": [entry.bucket.low, entry.bucket.high],
+            "config": entry.config.label,
+            "source": result.source,
+            "us": result.median_us,
+            "default_us": evidence.pop("default_us", None),
+            "floors": result.max_abs_err_floors,
+            **{name: evidence.pop(name, None) for name in BESIDE},
+        }
+        known = {name: value for name, value in row.items() if value is not None}
+        found.append(known | more | {"evidence": evidence})
     gpu = {"slug": table.gpu.slug, "name": table.gpu.name, "arch": table.gpu.arch}
     runs = [asdict(run) for run in table.runs]
     return {"gpu": gpu, "runs": runs, "entries": found}
+
+
+def spec_fields(spec: AttentionSpec) -> dict[str, Any]:
+    """The fields of a spec: four always, the others where they are not at their defaults."""
+    held = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    usual = {field.name: field.default for field in fields(spec)} | {"head_dim_v": spec.head_dim}
+    shown = ("direction", "dtype", "head_dim", "mask")
+    return {n: value for n, value in held.items() if n in shown or value != usual[n]}
 
 
 def _sorted(entry: Entry) -> Entry:
@@ -223,48 +237,6 @@ def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
             ", ".join(f"{number} {source}" for source, number in held.items()) or "none",
         )
     return grid
-
-
-@dataclass(frozen=True, kw_only=True)
-class Package:
-    """A generated package as it lies on disk: its dispatch table and the digests of its texts."""
-
-    folder: Path
-    archs: Mapping[str, str]
-    choices: Mapping[str, tuple[Choice, ...]]
-    digests: Mapping[str, str]
-
-    def is_stale(self, choice: Choice) -> bool:
-        """Whether the kernel's text is no longer the one that was timed."""
-        return self.digests.get(text_name(choice.spec, choice.config)) != choice.digest
-
-
-def load_package(folder: Path) -> Package:
-    """Read table.py and kernels/__init__.py of a generated package; no kernel is imported.
-
-    Raises GeneratedError where the folder holds none.
-    """
-    if (problem := registry.why_not_generated(folder)) is not None:
-        raise GeneratedError(problem)
-    name = "_flashgen_shown"  # beside the package itself, should this process have imported one
-    for module in [m for m in sys.modules if m.split(".")[0] == name]:
-        del sys.modules[module]
-    try:
-        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
-        assert spec is not None  # the file's name ends with .py
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        table = importlib.import_module(f"{name}.table")
-        kernels = importlib.import_module(f"{name}.kernels")
-        return Package(
-            folder=folder,
-            archs=table.ARCHS,
-            choices=table.CHOICES,
-            digests=kernels.DIGESTS,
-        )
-    except (OSError, SyntaxError, AttributeError, ImportError, KeyError) as error:
-        raise GeneratedError(
-            f"{folder} holds no package that flashgen generated ({error}): run flashgen generate"
-        ) from error
 
 
 def _number(value: float | None, digits: int, form: str = "f") -> str:

@@ -23,7 +23,7 @@ from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Precompile, ta
 from flashgen.evaluate.workers.answers import Done
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
-from flashgen.runtime.choice import Choice
+from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.decode import by_room
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
 from flashgen.runtime.selection import Served, first_kernels, ladder
@@ -70,7 +70,7 @@ def kernels_to_build(
     served = Served(archs={}, choices={})
     if table is not None:
         slug = table.gpu.slug
-        choices = tuple(map(choice_of, entries))
+        choices = by_spec(map(choice_of, entries))
         served = Served(archs={slug: table.gpu.arch}, choices={slug: choices})
     specs = dict.fromkeys(entry.spec for entry in entries)
     untuned = dict.fromkeys(plain_specs() if defaults else ())
@@ -109,15 +109,11 @@ def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[Pair]:
 
 
 def choice_of(entry: Entry) -> Choice:
-    """The choice that generated/table.py makes of an entry."""
+    """The choice that generated/ makes of an entry."""
     return Choice(
         spec=entry.spec,
         bucket=entry.bucket,
         config=entry.config,
-        kernel=kernel_name(entry.spec, entry.config),
-        digest=entry.digest,
-        shared_bytes=entry.shared_bytes,
-        registers=entry.registers,
         source=entry.result.source,
         median_us=entry.result.median_us,
     )

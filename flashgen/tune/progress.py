@@ -16,7 +16,14 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.outcome import Outcome
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
-from flashgen.table.entry import Entry, EntryEvidence, Result, RunnerUp, short_digest
+from flashgen.table.entry import (
+    Entry,
+    EntryEvidence,
+    Result,
+    RunnerUp,
+    short_digest,
+    speedup,
+)
 
 SPEED_PERIOD_S = 600.0
 """Of the estimate of the time left: searches differ, and a shorter one would jump with each."""
@@ -122,26 +129,28 @@ def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> E
     assert winner.registers is not None
     assert winner.shared_bytes is not None
     assert winner.check is not None
-    timing = winner.timing
-    default = found.default.timing
+    timing, default = winner.timing, found.default.timing
+    us = timing.median_us if timing else None
+    default_us = default.median_us if default else None
     return Entry(
         spec=spec,
         bucket=bucket_of(problem.seq_k),
         config=winner.config,
-        digest=short_digest(winner.digest),
-        shared_bytes=winner.shared_bytes,
-        registers=winner.registers,
-        run=run,
         result=Result(
             source=winner.source,
-            problem=problem,
-            median_us=timing.median_us if timing else None,
-            default_us=default.median_us if default else None,
+            median_us=us,
+            speedup=speedup(default_us, us),
             max_abs_err_floors=winner.check.floors,
-            candidates=found.candidates,
-            legal=found.legal,
         ),
         evidence=EntryEvidence(
+            run=run,
+            digest=short_digest(winner.digest),
+            problem=problem,
+            registers=winner.registers,
+            shared_bytes=winner.shared_bytes,
+            candidates=found.candidates,
+            legal=found.legal,
+            default_us=default_us,
             low_us=timing.low_us if timing else None,
             high_us=timing.high_us if timing else None,
             sdpa_us=winner.sdpa_us,
@@ -178,7 +187,7 @@ def sentence(entry: Entry, found: Found) -> str:
     words += [
         f"all {found.legal} legal configs tried" if found.exhaustive else f"{tried} configs tried"
     ]
-    return f"{title_of(entry.spec, result.problem)}: {', '.join(words)}"
+    return f"{title_of(entry.spec, entry.problem)}: {', '.join(words)}"
 
 
 def shared_sentence(old: Entry, new: Entry) -> str:
@@ -186,7 +195,7 @@ def shared_sentence(old: Entry, new: Entry) -> str:
     regret = new.evidence.regret
     cost = f"for {regret:.2%} more time" if regret else "no slower"
     return (
-        f"{title_of(new.spec, new.result.problem)}: {new.config.label} in the place of "
+        f"{title_of(new.spec, new.problem)}: {new.config.label} in the place of "
         f"{old.config.label}, {cost}: one kernel fewer"
     )
 
@@ -202,5 +211,5 @@ def explain_options(entry: Entry) -> str:
     kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
     kernel += spec.cache_options
     words = "".join(f" --feature {word}" for word in spec.feature_words)
-    named = f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}"
+    named = f"--dtype {dtype} --head-dim {dims} --seq {entry.problem.seq_k}"
     return f"{named}{causal}{kernel}{words}"

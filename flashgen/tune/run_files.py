@@ -118,7 +118,7 @@ def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> _Kept | None:
 def _parsed(kept: _Kept, slug: str) -> Table:
     """The table of a record, and its evidence."""
     table = parse(kept.table, Path(f"{slug}.yaml"))
-    entries = with_lines(table.entries, table.gpu, kept.evidence, Path(f"{slug}.jsonl"))
+    entries = with_lines(table, kept.evidence, Path(f"{slug}.jsonl"))
     return replace(table, entries=entries)
 
 

@@ -24,7 +24,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Bucket
 from flashgen.spec.space import tuned_default
-from flashgen.table.entry import Entry, EntryEvidence, RunnerUp, short_digest
+from flashgen.table.entry import Entry, Result, RunnerUp, short_digest, speedup
 
 MAX_REGRET = 0.02
 """By default: what one kernel less is worth. Two runs of one kernel differ by as much."""
@@ -171,10 +171,10 @@ def _case(
     notify: Callable[[Progress], None],
 ) -> _Case:
     """Time all winners in the bucket of an entry."""
-    default = tuned_default(entry.spec)
+    default = tuned_default(entry.spec, evaluator.gpu)
     goal = Goal(
         spec=entry.spec,
-        problem=entry.result.problem,
+        problem=entry.problem,
         legal=tuple(winners),
         seeds=(),
         default=default,
@@ -211,14 +211,20 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
     default = case.default
     held = [default] if default else []
     finals = list(dict.fromkeys((*case.outcomes.values(), *held)))
-    result = replace(
-        entry.result,
+    default_us = default.timing.median_us if default and default.timing else None
+    result = Result(
         source=outcome.source,
         median_us=timing.median_us,
-        default_us=default.timing.median_us if default and default.timing else None,
+        speedup=speedup(default_us, timing.median_us),
         max_abs_err_floors=check.floors,
     )
-    evidence = EntryEvidence(
+    evidence = replace(
+        entry.evidence,
+        run=run,
+        digest=short_digest(outcome.digest),
+        registers=outcome.registers,
+        shared_bytes=outcome.shared_bytes,
+        default_us=default_us,
         low_us=timing.low_us,
         high_us=timing.high_us,
         sdpa_us=outcome.sdpa_us,
@@ -226,16 +232,7 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
         regret=regret,
         runners_up=_runners_up(case, config),
     )
-    return replace(
-        entry,
-        config=config,
-        digest=short_digest(outcome.digest),
-        shared_bytes=outcome.shared_bytes,
-        registers=outcome.registers,
-        run=run,
-        result=result,
-        evidence=evidence,
-    )
+    return replace(entry, config=config, result=result, evidence=evidence)
 
 
 def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:

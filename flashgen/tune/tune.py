@@ -258,7 +258,8 @@ class _Story:
 
     def _put(self, entry: Entry) -> None:
         """Put an entry into the table and save it."""
-        run = self._run if entry.run == self._run.id else self._walked.run_of(entry)
+        mine = entry.evidence.run == self._run.id
+        run = self._run if mine else self._walked.run_of(entry)
         self._walked = self._walked.with_entry(entry, run)
         self.table = self.table.with_entry(entry, run)
         save(self.table, paths.table_file(self.options.out, self.evaluator.gpu.slug))
@@ -323,8 +324,10 @@ class _Story:
             return f"it is {old}, and {new} never replaces that"
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
-        same = _text(self.table.gpu, replace(entry, run=held.run)) == _text(self.table.gpu, held)
-        if same and self._walked.run_of(held).protocol == self._run.protocol:
+        run = self._walked.run_of(held)
+        named = replace(entry, evidence=replace(entry.evidence, run=held.evidence.run))
+        same = _text(self.table.gpu, named) == _text(self.table.gpu, held)
+        if same and run and run.protocol == self._run.protocol:
             return "it says the same"
         return None
 

@@ -15,6 +15,7 @@ from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome
 from flashgen.table.emit import is_stale, kernels_of
 from flashgen.table.entry import Entry
+from flashgen.table.evidence import missing
 from flashgen.table.table import Table
 
 
@@ -61,7 +62,7 @@ def _ask(
     outcomes = evaluator.evaluate(
         stage,  # type: ignore[arg-type]
         entry.spec,
-        entry.result.problem,
+        entry.problem,
         configs,
     )
     return dict(zip(configs, outcomes, strict=True))
@@ -86,15 +87,16 @@ def _proof(
             failures.append(f"{whose}{bad.status}: {bad.detail}")
         elif slow_twin:
             notes.append(f"{whose}{built.detail}")
-    if is_stale(entry):
+    origin = table.run_of(entry)
+    if origin is None:
+        notes += missing([entry])
+    elif is_stale(entry):
         notes.append("stale: the kernel's text has changed since this entry was made; tune again")
-    elif compiled[entry.config].ok:
-        found = _other_facts(entry, compiled[entry.config])
-        recorded = table.run_of(entry).triton
-        if found and recorded == triton_version():
+    elif compiled[entry.config].ok and (found := _other_facts(entry, compiled[entry.config])):
+        if origin.triton == triton_version():
             failures.append(found)
-        elif found:
-            notes.append(f"{found} (Triton {triton_version()} here, {recorded} there)")
+        else:
+            notes.append(f"{found} (Triton {triton_version()} here, {origin.triton} there)")
     check = checked[entry.config].check
     return Proof(
         entry=entry,
@@ -107,9 +109,10 @@ def _proof(
 def _other_facts(entry: Entry, outcome: Outcome) -> str:
     """A sentence if the compiler's figures are not those of the entry, else ""."""
     found = outcome.shared_bytes, outcome.registers
-    if found == (entry.shared_bytes, entry.registers):
+    recorded = entry.evidence.shared_bytes, entry.evidence.registers
+    if found == recorded:
         return ""
     return (
         f"compiles to {found[0]} bytes of shared memory and {found[1]} registers: "
-        f"the entry says {entry.shared_bytes} and {entry.registers}"
+        f"the entry says {recorded[0]} and {recorded[1]}"
     )

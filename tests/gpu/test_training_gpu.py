@@ -17,11 +17,10 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
-from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
 from tests.operators_contract import OperatorsContract
-from tests.serving import leaves
+from tests.serving import SHIPPED, leaves
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.gpu
 def shipped(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """Serves as the GPU that is there."""
     monkeypatch.delenv("FLASHGEN_GPU", raising=False)
-    return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES)
+    return Dispatcher(package="generated", archs=SHIPPED.archs, choices=SHIPPED.choices)
 
 
 @pytest.mark.filterwarnings("ignore")

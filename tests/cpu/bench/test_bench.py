@@ -22,6 +22,7 @@ from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case, timed
 from flashgen.bench.record import BenchRecord, Measured, provenance
 from flashgen.errors import FlashgenError
+from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.selection import Served
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
@@ -449,9 +450,12 @@ class TestLadder:
         tabled = KernelConfig(
             br=128, bc=32, num_warps=4, num_stages=2, schedule="s_ahead", loads="descriptor"
         )
-        bucket = SimpleNamespace(spec=case.spec, bucket=ladder.bucket_of(2048), config=tabled)
+        bucket = Choice(
+            spec=case.spec, bucket=ladder.bucket_of(2048), config=tabled, source="untimed",
+            median_us=None,
+        )  # fmt: skip
         evaluator = FakeEvaluator({}, {self.labels(case)[0]: 1.0, tabled.label: 900.0})
-        found = self.ladder_of(evaluator, tmp_path, {"nvidia_h200": (bucket,)})
+        found = self.ladder_of(evaluator, tmp_path, {"nvidia_h200": by_spec([bucket])})
         assert found.pick(self.STEP, case.spec, case.problem) == (tabled, "the table's choice")
 
     def test_none_right_is_said(self, tmp_path: Path) -> None:

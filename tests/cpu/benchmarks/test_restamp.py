@@ -14,7 +14,7 @@ from flashgen import paths
 from flashgen.kernels.render import render
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.entry import short_digest
-from flashgen.table.table import Table, load, save
+from flashgen.table.table import Table, load_with_evidence, save
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_run
 
@@ -34,9 +34,7 @@ def code(digest: str, code: str, **fields: object) -> Code:
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table whose entry names the kernel of before."""
-    entry = replace(
-        made_entry(spec=SPEC, config=CONFIG, source="untimed"), digest=short_digest(OLD)
-    )
+    entry = made_entry(spec=SPEC, config=CONFIG, source="untimed", digest=OLD)
     table = Table(gpu=TARGETS["nvidia_h200"]).with_entry(entry, made_run("a"))
     save(table, tmp_path / "nvidia_h200.yaml")
     monkeypatch.setattr(paths, "shipped_table", lambda slug: tmp_path / f"{slug}.yaml")
@@ -57,16 +55,16 @@ def test_an_entry_is_stamped_where_the_code_is_equal(
 ) -> None:
     left = restamp.stamp("nvidia_h200", [code(OLD, "a")], [now], write=True)
     assert left == [f"nvidia_h200: {NOW.name}: {reason}"] * bool(reason)
-    (entry,) = load(paths.shipped_table("nvidia_h200")).entries
-    assert entry.digest == short_digest(OLD if reason else NOW.digest)
+    (entry,) = load_with_evidence(paths.shipped_table("nvidia_h200")).entries
+    assert entry.evidence.digest == short_digest(OLD if reason else NOW.digest)
     assert f"{int(not reason)} of 1 entries" in capsys.readouterr().out
 
 
 def test_nothing_is_written_unless_asked_for(tables: None) -> None:
     same = [code(OLD, "a")], [code(NOW.digest, "a")]
     assert restamp.stamp("nvidia_h200", *same, write=False) == []
-    (entry,) = load(paths.shipped_table("nvidia_h200")).entries
-    assert entry.digest == short_digest(OLD)
+    (entry,) = load_with_evidence(paths.shipped_table("nvidia_h200")).entries
+    assert entry.evidence.digest == short_digest(OLD)
 
 
 def test_a_kernel_that_is_nowhere_is_reported(tables: None) -> None:

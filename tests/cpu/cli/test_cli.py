@@ -471,6 +471,8 @@ class TestTableDiffAndMerge:
         """The table of `out`, with a faster config in one bucket, under another name."""
         faster = replace(FRESH, config=AHEAD, result=replace(FRESH.result, median_us=99.0))
         save(made_table(made_entry(source="measured"), faster), tmp_path / "nvidia_h200.yaml")
+        beside = tmp_path / "evidence"
+        (beside / "nvidia_h200.jsonl").rename(beside / "other.jsonl")
         return (tmp_path / "nvidia_h200.yaml").rename(tmp_path / "other.yaml")
 
     def test_diff_prints_markdown_of_what_changed(self, run, out: Path, other: Path) -> None:
@@ -606,31 +608,6 @@ class TestShow:
         assert run("show", "nvidia_l4", "--out", out)[0] == 1
 
 
-class TestUpgrade:
-    OLD = ROOT / "tests" / "data" / "schema2" / "nvidia_h200.yaml"
-
-    @pytest.mark.parametrize("every", [True, False])
-    def test_an_older_table_is_rewritten(self, run, tmp_path: Path, every: bool) -> None:
-        path = tmp_path / "configs" / "nvidia_h200.yaml"
-        path.parent.mkdir()
-        shutil.copy(self.OLD, path)
-        options = ("--all", "--out", tmp_path) if every else (path,)
-        code, output, _ = run("table", "upgrade", *options)
-        assert (code, output) == (0, f"{path}: schema 3, 2 entries\n")
-        assert path.read_text().split("\n")[1] == "schema: 3"
-        assert load_with_evidence(path) == load(self.OLD)
-        assert (tmp_path / "configs" / "evidence" / "nvidia_h200.jsonl").is_file()
-        before = path.read_text()
-        assert run("table", "upgrade", *options)[0] == 0
-        assert path.read_text() == before
-
-    def test_files_or_all(self, run, tmp_path: Path) -> None:
-        for options in ((), ("--all", tmp_path / "a.yaml")):
-            code, _, errors = run("table", "upgrade", *options)
-            assert code == 2
-            assert "needs either files or --all" in errors
-
-
 def test_targets_lists_them_with_their_tables(run, out: Path) -> None:
     made_up = replace(H200, name="Novel GPU 1")
     save(replace(made_table(), gpu=made_up), out / "configs" / "novel_gpu_1.yaml")
@@ -727,16 +704,18 @@ class TestExplain:
         assert f"{SPEC.name}_{AHEAD.label}" in [part.strip() for part in others]
 
     def test_a_folder_that_is_no_package_is_a_sentence(self, run, out: Path) -> None:
-        (out / "generated" / "table.py").write_text("CHOICES = {")
+        table = out / "generated" / "tables" / "nvidia_h200.py"
         line = "explain --head-dim 64 --seq 1 --target nvidia_h200 --out"
-        code, _, errors = run(*line.split(), out)
-        assert code == 1
-        assert "holds no package that flashgen generated" in errors
+        arch = 'ARCH = "sm_90"\n'
+        for text in ("ROWS = {", f"{arch}ROWS = {{", f"{arch}", f"{arch}ROWS = {{'a': '\\nb\\n'}}"):
+            table.write_text(text)
+            code, _, errors = run(*line.split(), out)
+            assert code == 1
+            assert f"{table} cannot be loaded (" in errors
 
     def test_a_package_of_another_project_is_not_read(self, run, tmp_path: Path) -> None:
         (tmp_path / "generated").mkdir()
-        for name in ("__init__", "table"):
-            (tmp_path / "generated" / f"{name}.py").write_text("raise SystemExit('imported')\n")
+        (tmp_path / "generated" / "__init__.py").write_text("raise SystemExit('imported')\n")
         line = "explain --head-dim 64 --seq 1 --target nvidia_h200 --out"
         code, output, _ = run(*line.split(), tmp_path)
         assert code == 0
@@ -791,7 +770,7 @@ class TestVerify:
     @pytest.fixture
     def verify(self, run, out: Path, monkeypatch):
         def with_evaluator(evaluator: Evaluator) -> tuple[int, list[str]]:
-            table = load(out / "configs" / "nvidia_h200.yaml")
+            table = load_with_evidence(out / "configs" / "nvidia_h200.yaml")
             monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: (table, evaluator))
             code, output, _ = run("verify", "--target", "nvidia_h200", "--out", out)
             return code, output.splitlines()
@@ -943,6 +922,6 @@ def test_the_table_it_shows_is_the_yaml_in_git(out: Path) -> None:
     """Entries read by any YAML parser, not by flashgen's alone."""
     plain = yaml.safe_load((out / "configs" / "nvidia_h200.yaml").read_text())
     (group,) = plain["entries"]
-    assert list(group) == ["spec", 1024, 16384]
-    assert group[1024]["us"] == 812.3
+    assert list(group) == ["spec", 1024, 4096, 16384]
+    assert group[1024].split()[1:] == ["measured", "812.3", "2.00", "1.250"]
     assert plain["runs"][0]["triton"] == "3.10"

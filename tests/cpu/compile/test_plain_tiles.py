@@ -21,12 +21,15 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS, workload
-from generated.table import ARCHS, CHOICES
 from tests.makers import make_spec
+from tests.serving import SHIPPED
 
 SERVED = Served(
-    archs=ARCHS,
-    choices={slug: tuple(c for c in CHOICES[slug] if not c.spec.featured) for slug in CHOICES},
+    archs=SHIPPED.archs,
+    choices={
+        slug: {spec: held for spec, held in table.items() if not spec.featured}
+        for slug, table in SHIPPED.choices.items()
+    },
 )
 """The shipped tables without the entries of features, which this rung stands in for."""
 H200 = TARGETS["nvidia_h200"]
@@ -55,7 +58,7 @@ def tiles(slugs: Iterable[str]) -> dict[tuple[str, Pair], str]:
     found: dict[tuple[str, Pair], str] = {}
     for slug in slugs:
         gpu = TARGETS[slug]
-        plains = dict.fromkeys(c.spec for c in CHOICES[slug] if c.spec.dtype == "bfloat16")
+        plains = [spec for spec in SHIPPED.choices[slug] if spec.dtype == "bfloat16"]
         for spec in (s for plain in plains if not plain.featured for s in featured(plain)):
             if why_illegal(spec, default_config(spec), gpu) is not None:  # fp8 on sm_80
                 continue
@@ -120,9 +123,9 @@ def test_both_16_bit_types_take_the_same_tiles() -> None:
 
 @pytest.mark.slow("compiles 600 kernels; Gemma 2's stands for them")
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("arch", sorted(set(ARCHS.values())))
+@pytest.mark.parametrize("arch", sorted(set(SHIPPED.archs.values())))
 def test_every_tile_of_the_rung_fits_and_does_not_spill(arch: str) -> None:
-    pairs = tiles(slug for slug in ARCHS if ARCHS[slug] == arch)
+    pairs = tiles(slug for slug, its in SHIPPED.archs.items() if its == arch)
     assert len(pairs) > 20
     for (_, (spec, config)), slug in pairs.items():
         assert_fits(spec, config, slug)

@@ -17,18 +17,18 @@ from flashgen.compile.loops import main_bodies
 from flashgen.compile.sass import disassemble
 from flashgen.estimate import estimate
 from flashgen.estimate.sm import Usage
+from flashgen.kernels.render import render
 from flashgen.report import explain
 from flashgen.report.explain import history_of, loss_of, rivals, why_lost
 from flashgen.report.kernel_limits import Anatomy, describe, dissect, limits, occupancy, shares
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Ladder, Selection
 from flashgen.search.history import SearchHistory
-from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import BUCKETS, workload
-from flashgen.table.entry import Entry, RunnerUp
-from flashgen.table.show import Package
+from flashgen.table.entry import NO_EVIDENCE, Entry, RunnerUp
 from flashgen.table.table import Table
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, DIGEST, FA2, H200, SPEC, made_entry, made_run, with_evidence
@@ -201,7 +201,7 @@ def outcome(config: KernelConfig, us: float | None = None, **changes: Any) -> Ou
     """Of made_entry's search, as its run had it."""
     made = Outcome(
         spec=SPEC,
-        problem=made_entry().result.problem,
+        problem=made_entry().problem,
         config=config,
         stage="timed",
         status=Status.OK,
@@ -392,10 +392,11 @@ class TestExplanation:
             )
             choice: Any = made_choice(made)
             rung = Selection(choice=choice, rung="exact", slug="nvidia_h200", reason="it is there")
-            package = Package(folder=Path("generated"), archs={}, choices={}, digests={"k": DIGEST})
             asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=tmp_path, compiled=True)
             return list(
-                explain.explanation(asked, Ladder(rungs=(rung,), skipped=()), package, table)
+                explain.explanation(
+                    asked, Ladder(rungs=(rung,), skipped=()), Path("generated"), table
+                )
             )
 
         return of
@@ -412,7 +413,7 @@ class TestExplanation:
             ],
         )
         text = "\n".join(said)
-        assert said[0] == f"{SPEC.name} on nvidia_h200: k"
+        assert said[0] == f"{SPEC.name} on nvidia_h200: {SPEC.name}_{WINNER.label}"
         assert "  limited by matrix: busy 75% of an iteration of its steady loop\n" in text
         assert (
             f"  runner-up: {OTHERS[0].label}\n"
@@ -454,18 +455,13 @@ class TestExplanation:
 def made_choice(made: Entry) -> Any:
     from flashgen.runtime.choice import Choice
 
-    fields = {
-        "spec": made.spec,
-        "bucket": made.bucket,
-        "config": made.config,
-        "kernel": "k",
-        "digest": made.digest,
-        "shared_bytes": made.shared_bytes,
-        "registers": made.registers,
-        "source": made.result.source,
-        "median_us": made.result.median_us,
-    }
-    return Choice(**fields)
+    return Choice(
+        spec=made.spec,
+        bucket=made.bucket,
+        config=made.config,
+        source=made.result.source,
+        median_us=made.result.median_us,
+    )
 
 
 def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -504,31 +500,41 @@ def test_the_winner_of_made_tables_is_a_descriptor_kernel() -> None:
     assert AHEAD.pointer_twin() != AHEAD
     assert FA2.pointer_twin() == FA2
 
-    @pytest.mark.parametrize("rung", ["exact", "default"])
-    def test_only_an_entry_goes_stale(self, rung: Any) -> None:
-        choice: Any = SimpleNamespace(
-            kernel="k", digest="", source="untimed", median_us=None, is_entry=rung == "exact"
-        )
-        first = Selection(choice=choice, rung=rung, slug=None, reason="nothing else is there")
-        package = Package(folder=Path("generated"), archs={}, choices={}, digests={})
-        asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=Path())
-        said = list(explain._served(asked, Ladder(rungs=(first,), skipped=()), package, None))
-        assert said[1] == f"  {rung}: nothing else is there"
-        assert ("stale" in said[2]) == (rung == "exact")
-        assert ("rendered by the first call" in said[2]) == (rung == "default")
 
-    @pytest.mark.parametrize("source", ["estimated", "measured"])
-    def test_gluon_that_ran_on_no_gpu_is_said(self, source: Any) -> None:
-        gpu = TARGETS["nvidia_a100_sxm4_80gb"]
-        config = make_config(64, 64, num_stages=1, schedule="ampere")
-        spec = make_spec("bfloat16", 64)
-        choice = Choice(
-            spec=spec, bucket=None, config=config, kernel=kernel_name(spec, config), digest="",
-            shared_bytes=None, registers=None, source=source, median_us=9.0,
-        )  # fmt: skip
-        selection = Selection(choice=choice, rung="exact", slug=gpu.slug, reason="the entry")
-        question = SimpleNamespace(spec=spec, gpu=gpu)
-        package = SimpleNamespace(folder=Path("generated"), is_stale=lambda choice: False)
-        found = Ladder(rungs=(selection,), skipped=())
-        said = list(explain._served(question, found, package, None))  # type: ignore[arg-type]
-        assert any("has not run on a GPU" in line for line in said) is (source == "estimated")
+@pytest.mark.parametrize(("rung", "stale"), [("exact", True), ("exact", False), ("default", False)])
+def test_only_an_entry_goes_stale(rung: Any, stale: bool) -> None:
+    digest = DIGEST if stale else render(SPEC, WINNER).digest
+    made = made_entry(config=WINNER, digest=digest)
+    choice = replace(made_choice(made), bucket=made.bucket if rung == "exact" else None)
+    first = Selection(choice=choice, rung=rung, slug="a", reason="nothing else is there")
+    asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=Path())
+    held = made if rung == "exact" else None
+    folder = Path("generated")
+    said = list(explain._served(asked, Ladder(rungs=(first,), skipped=()), folder, held))
+    assert said[1] == f"  {rung}: nothing else is there"
+    assert ("stale" in said[2]) == stale
+    assert ("from generated/tables/a.py" in said[2]) == (rung == "exact")
+    assert ("rendered by the first call" in said[2]) == (rung == "default")
+
+
+def test_an_entry_without_evidence_says_what_is_lost() -> None:
+    made = replace(made_entry(config=WINNER), evidence=NO_EVIDENCE)
+    said = list(explain._recorded(Table(gpu=H200, entries=(made,)), made, H200))
+    assert said[:2] == [
+        "2.00 times as fast as the default tile",
+        "1 entry has no evidence: the sizes, kernel text, compiler and search they come from are "
+        "not known.",
+    ]
+
+
+@pytest.mark.parametrize("source", ["estimated", "measured"])
+def test_gluon_that_ran_on_no_gpu_is_said(source: Any) -> None:
+    gpu = TARGETS["nvidia_a100_sxm4_80gb"]
+    config = make_config(64, 64, num_stages=1, schedule="ampere")
+    spec = make_spec("bfloat16", 64)
+    choice = Choice(spec=spec, bucket=None, config=config, source=source, median_us=9.0)
+    selection = Selection(choice=choice, rung="exact", slug=gpu.slug, reason="the entry")
+    question = SimpleNamespace(spec=spec, gpu=gpu)
+    found = Ladder(rungs=(selection,), skipped=())
+    said = list(explain._served(question, found, Path("generated"), None))  # type: ignore[arg-type]
+    assert any("has not run on a GPU" in line for line in said) is (source == "estimated")

@@ -122,9 +122,8 @@ def test_a_folder_of_another_schema_or_of_somebody_else_is_refused(tmp_path: Pat
     shipped = folders.current()
     for found, sentence in (
         ("raise SystemExit('imported')\n", "its __init__.py does not say so"),
-        (text.replace("SCHEMA = 1", "SCHEMA = 99"), "must have schema 1, and it has schema 99"),
-        (text.replace("SCHEMA = 1", ""), "must have schema 1, and it has no schema: run flashgen"),
-        (text, "cannot be loaded (ModuleNotFoundError: "),
+        (text.replace("SCHEMA = 2", "SCHEMA = 99"), "must have schema 2, and it has schema 99"),
+        (text.replace("SCHEMA = 2", ""), "must have schema 2, and it has no schema: run flashgen"),
         (text + "\nassert False\n", "cannot be loaded (AssertionError: "),
     ):
         (tmp_path / "__init__.py").write_text(found)

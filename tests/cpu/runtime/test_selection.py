@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 import pytest
 
-from flashgen.runtime.choice import Choice
+from flashgen.runtime.choice import Choice, Choices, by_spec
 from flashgen.runtime.selection import (
     Selection,
     Served,
@@ -15,7 +16,6 @@ from flashgen.runtime.selection import (
     prefers_fused,
     relatives,
     tune_command,
-    why_unfit,
 )
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
@@ -23,6 +23,7 @@ from flashgen.spec.defaults import default_config, specs_with_default
 from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS
+from flashgen.spec.space import tuned_default
 from tests.makers import make_config, make_spec
 from tests.package import make_choice
 
@@ -31,9 +32,9 @@ H100, H200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
 SMALL, BIG = make_config(64, 64), make_config(128, 64, num_warps=8)
 
 
-def served(**tables: object) -> Served:
+def served(**tables: Iterable[Choice]) -> Served:
     archs = {slug: TARGETS[slug].arch for slug in tables}
-    return Served(archs=archs, choices=tables)  # type: ignore[arg-type]
+    return Served(archs=archs, choices={slug: by_spec(held) for slug, held in tables.items()})
 
 
 def rungs(table: Served, slug: str, seq: int) -> list[tuple[str, str]]:
@@ -75,16 +76,20 @@ def test_head_dim_and_dtype_never_match_loosely() -> None:
     assert found.rungs[0].choice.spec == other
 
 
-def test_what_was_compiled_too_large_is_skipped_with_a_reason() -> None:
-    table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2], shared_bytes=1 << 20),))
-    found = ladder(table, H200, TARGETS[H200], SPEC, 5000)
-    assert [s.rung for s in found.rungs] == ["default"]
-    assert "1048576 bytes of shared memory" in found.skipped[0]
+def test_no_other_table_is_read_where_the_own_one_serves() -> None:
+    class Unread(dict[str, Choices]):
+        def get(self, slug: str, default: object = None) -> Choices:  # type: ignore[override]
+            assert slug == H200
+            return self[slug]
+
+    own = by_spec([make_choice(SPEC, BIG, BUCKETS[2])])
+    table = Served(archs={H200: "sm_90", H100: "sm_90"}, choices=Unread({H200: own, H100: own}))
+    assert [rung for rung, _ in rungs(table, H200, 100)] == ["nearest_bucket", "default"]
 
 
 def test_an_entry_with_descriptors_never_serves_an_a100() -> None:
     choice = make_choice(SPEC, make_config(loads="descriptor"), BUCKETS[2])
-    table = Served(archs={"a": "sm_80"}, choices={"a": (choice,)})
+    table = Served(archs={"a": "sm_80"}, choices={"a": by_spec([choice])})
     found = ladder(table, "nvidia_a100_sxm4_80gb", TARGETS["nvidia_a100_sxm4_80gb"], SPEC, 5000)
     assert [s.rung for s in found.rungs] == ["default"]
     assert "TMA" in found.skipped[0]
@@ -107,6 +112,17 @@ def test_every_listed_spec_has_a_default_where_no_table_serves(gpu: Gpu) -> None
             continue  # refused by name: tests/cpu/runtime/test_fp8.py
         last = ladder(nobody, gpu.slug, gpu, spec, 5000).rungs[-1]
         assert last.rung == "default"
+
+
+@pytest.mark.parametrize("slug", ["nvidia_a100_sxm4_80gb", "nvidia_l4", H200])
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+def test_a_search_is_compared_with_what_runs_untuned(slug: str, dims: tuple[int, int]) -> None:
+    gpu, nobody = TARGETS[slug], Served(archs={}, choices={})
+    plain = make_spec("bfloat16", dims[0], "causal", head_dim_v=dims[1])
+    for spec in (plain, plain.for_direction("backward_dq"), plain.with_features(["window"])):
+        untuned = ladder(nobody, slug, gpu, spec, 5000).rungs[0].choice.config
+        assert untuned.whole_rows == (slug != H200 and dims[0] > 64 and spec.direction == "forward")
+        assert tuned_default(spec, gpu) == dataclasses.replace(untuned, head_dims="exact")
 
 
 def test_where_no_tf32_kernel_runs_the_ieee_one_does() -> None:
@@ -239,15 +255,6 @@ def test_times_of_two_origins_do_not_compare(other: Selection) -> None:
     assert not prefers_fused(fast, other, timed(10.0))
     assert not prefers_fused(fast, timed(10.0), other)
     assert not prefers_fused(other, fast, fast)
-
-
-def test_what_was_compiled_with_too_many_registers_is_unfit() -> None:
-    wide = make_config(128, 64, num_warps=16)
-    for registers, fits in ((128, True), (129, False), (None, True)):
-        choice = dataclasses.replace(make_choice(SPEC, wide, BUCKETS[2]), registers=registers)
-        reason = why_unfit(choice, TARGETS[H200])
-        assert (reason is None) == fits
-        assert fits or f"takes {registers} registers in each of 512 threads" in str(reason)
 
 
 def test_relatives_come_by_their_number_of_sms() -> None:

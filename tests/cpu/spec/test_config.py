@@ -192,7 +192,7 @@ def test_the_space_is_legal_deterministic_and_without_repeats(spec: object) -> N
 def test_the_space_of_a_backward_kernel(spec: Any, gpu: Any) -> None:
     configs, seeds = legal_configs(spec, gpu), seed_configs(spec, gpu)
     assert len(set(configs)) == len(configs) > 1
-    assert tuned_default(spec) in seeds
+    assert tuned_default(spec, gpu) in seeds
     assert len(set(seeds)) == len(seeds)
     for config in (*configs, *seeds, default_config(spec)):
         assert why_illegal(spec, config, gpu) is None or config.head_dims == "padded"
@@ -220,7 +220,7 @@ def test_the_backwards_s_ahead_is_tried_where_it_was_seen_to_overlap(
 def test_seeds_hold_the_default_and_the_block_rule(gpu: object) -> None:
     for spec in SPECS:
         seeds = seed_configs(spec, gpu)  # type: ignore[arg-type]
-        assert tuned_default(spec) in seeds
+        assert tuned_default(spec, gpu) in seeds  # type: ignore[arg-type]
         assert on_gpu(spec, block_rule(spec, gpu), gpu) in seeds  # type: ignore[arg-type]
         assert len(set(seeds)) == len(seeds)
 

@@ -16,9 +16,7 @@ from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind
 from flashgen.kernels.render import render
-from flashgen.runtime.choice import Choice
 from flashgen.runtime.launcher import runnable
-from flashgen.runtime.selection import why_unfit
 from flashgen.search.goal import Goal, goal_for
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -219,7 +217,7 @@ def test_a_measured_entry_is_generated_with_its_twin() -> None:
     kernel, twin = (kernel_name(SPEC, c) for c in (CONFIG, CONFIG.pointer_twin()))
     assert f"def {kernel}(" in files[f"{kernel}.py"]
     assert f"def {twin}(" in files[f"{twin}.py"]
-    assert 'schedule="hopper"' in files["table.py"]
+    assert f" {CONFIG.label} " in files["nvidia_h200.py"]
 
 
 def test_offline_it_is_not_checkable_and_never_passed(tmp_path: Path) -> None:
@@ -244,20 +242,3 @@ def test_check_and_launch_name_the_missing_interpreter(monkeypatch: pytest.Monke
     assert runnable(CONFIG) == CONFIG.pointer_twin()
     monkeypatch.setattr(interpreter, "active", lambda: False)
     assert runnable(CONFIG) is CONFIG
-
-
-def test_all_its_warps_count_where_registers_are_compared() -> None:
-    """168 registers in 12 warps fit an SM, and 176 do not: in 4 warps both would."""
-    choice = Choice(
-        spec=SPEC,
-        bucket=None,
-        config=CONFIG,
-        kernel=kernel_name(SPEC, CONFIG),
-        digest="",
-        shared_bytes=164168,
-        registers=168,
-        source="measured",
-        median_us=1.0,
-    )
-    assert why_unfit(choice, H200) is None
-    assert "384 threads" in (why_unfit(replace(choice, registers=176), H200) or "")

@@ -14,7 +14,17 @@ from flashgen.table.diff import diff, markdown, merge
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 from tests.makers import make_spec
-from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table, with_evidence
+from tests.tables import (
+    AHEAD,
+    FA2,
+    H200,
+    SPEC,
+    bare,
+    made_entry,
+    made_run,
+    made_table,
+    with_evidence,
+)
 
 OTHER = make_spec(dtype="float16", head_dim=64, mask="causal")
 
@@ -28,7 +38,7 @@ def timed(median_us: float, *, spread: float = 1.0, **fields: Any) -> Entry:
 def table_of(*entries: Entry, date: str = "2026-01-02T03:04:05Z", **run: Any) -> Table:
     table = Table(gpu=H200)
     for entry in entries:
-        made = replace(made_run(entry.run, entry.result.source), date=date, **run)
+        made = replace(made_run(entry.evidence.run or "", entry.result.source), date=date, **run)
         table = table.with_entry(entry, made)
     return table
 
@@ -80,8 +90,10 @@ def test_a_ratio_stands_only_where_times_compare() -> None:
     assert ratio(old, table_of(fast, protocol=2)) is None
     assert ratio(old, table_of(made_entry(median_us=100.0))) is None
     assert ratio(old, table_of(made_entry(source="untimed"))) is None
-    problem = replace(fast.result.problem, kv_heads=2)
-    assert ratio(old, table_of(replace(fast, result=replace(fast.result, problem=problem)))) is None
+    problem = replace(fast.problem, kv_heads=2)
+    assert ratio(old, table_of(with_evidence(fast, problem=problem))) is None
+    assert ratio(old, bare(table_of(fast))) is None
+    assert "1 entry has no evidence: " in markdown(diff(old, bare(table_of(fast))))
 
 
 def test_tables_of_two_gpus_are_not_compared() -> None:
@@ -195,7 +207,7 @@ def test_entries_of_all_tables_are_there_with_their_runs() -> None:
     ],
 )
 def test_the_rule_of_merging(first: Entry, second: Entry, wins: int) -> None:
-    second = replace(second, run="b")
+    second = with_evidence(second, run="b")
     tables = [table_of(first), table_of(second, date="2026-03-03T00:00:00Z")]
     expected = first if wins == 1 else second
     assert merge(tables).entries == (expected,)
@@ -205,7 +217,7 @@ def test_the_rule_of_merging(first: Entry, second: Entry, wins: int) -> None:
 def test_times_of_other_protocols_do_not_compete() -> None:
     early = table_of(timed(5.0), protocol=1)
     late = table_of(timed(50.0, run="b"), date="2026-03-03T00:00:00Z", protocol=2)
-    assert merge([late, early]).entries[0].run == "b"
+    assert merge([late, early]).entries[0].evidence.run == "b"
 
 
 def test_of_equal_dates_the_first_stays() -> None:
@@ -226,7 +238,9 @@ def test_two_runs_of_one_name_both_stay() -> None:
     merged = merge([here, there])
     assert [run.id for run in merged.runs] == ["a", "a-2"]
     for entry in merged.entries:
-        assert merged.run_of(entry).clocks == ("here" if entry.spec == SPEC else "there")
+        run = merged.run_of(entry)
+        assert run is not None
+        assert run.clocks == ("here" if entry.spec == SPEC else "there")
 
 
 def test_the_gpu_is_as_the_strongest_run_found_it() -> None:

@@ -18,8 +18,8 @@ from rich.console import Console
 from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.kernels.render import render
+from flashgen.runtime.generated_tables import served_from
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import kernel_name
 from flashgen.spec.defaults import (
     DEFAULT_DIRECTIONS,
     default_config,
@@ -43,11 +43,11 @@ from flashgen.table.emit import (
     tables_for,
     write,
 )
-from flashgen.table.show import load_package
 from flashgen.table.table import Table, save
 from flashgen.tune.tune import TuneOptions, tune
+from tests import programs
 from tests.makers import make_spec
-from tests.tables import AHEAD, DIGEST, FA2, SPEC, made_entry, made_table
+from tests.tables import AHEAD, FA2, SPEC, made_entry, made_table
 
 D192 = AttentionSpec(dtype="float16", head_dim=192, head_dim_v=128, mask="none")
 FRESH = render(D192, FA2).digest
@@ -181,52 +181,72 @@ def test_the_defaults_are_legal_on_every_known_target() -> None:
     assert served == {"sm_89", "sm_90", "sm_100", "sm_120"}
 
 
-class TestTheEmittedTable:
-    def test_it_says_what_the_tables_say(self, tables: dict[str, Table], out: Path) -> None:
-        package = load_package(out)
-        assert dict(package.archs) == {"nvidia_h200": "sm_90", "nvidia_l4": "sm_89"}
-        assert package.choices["nvidia_l4"] == ()
-        for entry, choice in zip(
-            tables["nvidia_h200"].entries, package.choices["nvidia_h200"], strict=True
-        ):
+class TestTheEmittedTables:
+    def test_they_say_what_the_tables_say(self, tables: dict[str, Table], out: Path) -> None:
+        served = served_from(out)
+        assert dict(served.archs) == {"nvidia_h200": "sm_90", "nvidia_l4": "sm_89"}
+        assert dict(served.choices["nvidia_l4"]) == {}
+        entries = tables["nvidia_h200"].entries
+        assert list(served.choices["nvidia_h200"]) == [SPEC, D192]
+        choices = [each for held in served.choices["nvidia_h200"].values() for each in held]
+        for entry, choice in zip(entries, choices, strict=True):
             assert (choice.spec, choice.bucket, choice.config) == (*entry.key, entry.config)
-            assert choice.kernel == kernel_name(entry.spec, entry.config)
-            text = render(entry.spec, entry.config).text_digest
-            assert choice.digest == (entry.digest if is_stale(entry) else text)
-            assert choice.shared_bytes == entry.shared_bytes
-            assert choice.registers == entry.registers
             assert choice.source == entry.result.source
             assert choice.median_us == entry.result.median_us
 
-    def test_a_stale_entry_is_served_and_shown(self, tables: dict[str, Table], out: Path) -> None:
-        package = load_package(out)
-        stale = {choice.spec: package.is_stale(choice) for choice in package.choices["nvidia_h200"]}
-        assert stale == {SPEC: True, D192: False}
+    def test_a_stale_entry_is_served(self, tables: dict[str, Table], out: Path) -> None:
         assert [is_stale(entry) for entry in tables["nvidia_h200"].entries] == [True, True, False]
-        text = (out / "table.py").read_text()
-        assert text.count(f'digest="{DIGEST}"') == 2
+        assert len(served_from(out).choices["nvidia_h200"][SPEC]) == 2
 
-    def test_an_entry_takes_one_line(self, out: Path) -> None:
-        text = (out / "table.py").read_text()
-        row = '            untimed(1, "br128_bc64_w8_s2_fa2_ptr", 98304, 174),\n'
-        assert f'        *serve(\n            "fwd_fp16_d192v128",\n{row}        ),\n' in text
+    def test_neighbours_with_one_config_are_one_line(self, tmp_path: Path) -> None:
+        entries = [
+            made_entry(bucket=b, median_us=us) for b, us in zip(BUCKETS, (1, 2), strict=False)
+        ]
+        last = made_entry(bucket=BUCKETS[3], source="measured")
+        write({"nvidia_h200": made_table(*entries, last)}, tmp_path)
+        text = (tmp_path / "tables" / "nvidia_h200.py").read_text()
+        assert f'"measured": """\n{SPEC.name} 16384 {AHEAD.label} 812.3\n"""' in text
+        assert f'"estimated": """\n{SPEC.name} 1 {AHEAD.label} 1.0 2.0\n"""' in text
+        choices = served_from(tmp_path).choices["nvidia_h200"][SPEC]
+        assert {choice.bucket: choice.median_us for choice in choices} == {
+            BUCKETS[0]: 1.0, BUCKETS[1]: 2.0, BUCKETS[3]: 812.3,
+        }  # fmt: skip
+
+    def test_a_gpu_is_read_when_it_is_looked_up(self, out: Path) -> None:
+        (out / "tables" / "nvidia_l4.py").write_text('ARCH = "sm_89"\nassert False\n')
+        served = served_from(out)
+        assert SPEC in served.choices["nvidia_h200"]
+        assert served.archs["nvidia_l4"] == "sm_89"
+        with pytest.raises(GeneratedError, match=r"nvidia_l4.py cannot be loaded \(AssertionError"):
+            served.choices["nvidia_l4"]
+
+    def test_another_gpu_changes_no_other_file(self, tables: dict[str, Table], out: Path) -> None:
+        other = replace(made_table(made_entry(config=FA2)), gpu=TARGETS["nvidia_geforce_rtx_4090"])
+        changed = write(tables | {other.gpu.slug: other}, out)
+        assert changed == [Path("tables", "nvidia_geforce_rtx_4090.py")]
+        assert write(tables, out) == changed
+
+    @pytest.mark.parametrize("name", ["7 7 raw", "class", "specs", "estimated", "None", "tables"])
+    def test_a_gpu_may_have_any_name(self, name: str, tmp_path: Path) -> None:
+        table = made_table()
+        table = replace(table, gpu=replace(table.gpu, name=name))
+        write({table.gpu.slug: table}, tmp_path)
+        code = (
+            "import sys; from pathlib import Path; import flashgen.runtime.dispatcher;"
+            "from flashgen.runtime.generated_tables import served_from;"
+            f"print(len(served_from(Path({str(tmp_path)!r})).choices[{table.gpu.slug!r}]))"
+        )
+        done = programs.run(["-c", code], cwd=tmp_path)
+        assert done.stdout == "1\n", done.stderr
 
     def test_it_imports_nothing_of_the_tool(self, out: Path) -> None:
         modules = set()
-        files = ("table.py", "dispatcher.py", "kernels/__init__.py")
+        files = ("tables/nvidia_h200.py", "dispatcher.py", "kernels/__init__.py")
         for path in (out / file for file in files):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom):
                     modules.add("." * node.level + (node.module or ""))
-        assert modules == {
-            "functools",
-            "pathlib",
-            "flashgen.runtime.choice",
-            "flashgen.runtime.folders",
-            "flashgen.spec.attention",
-            "flashgen.spec.config",
-            ".kernels",
-        }
+        assert modules == {"pathlib", "flashgen.runtime.folders"}
 
 
 def test_the_figures_are_those_of_the_file(tmp_path: Path) -> None:
@@ -271,7 +291,7 @@ def test_the_package_can_be_imported_and_called(out: Path) -> None:
 class TestCheckAndWrite:
     def test_what_was_written_is_clean(self, tables: dict[str, Table], out: Path) -> None:
         (out / "__pycache__").mkdir()
-        (out / "__pycache__" / "table.cpython-311.pyc").write_bytes(b"")
+        (out / "__pycache__" / "dispatcher.cpython-311.pyc").write_bytes(b"")
         (out / "kernels" / "__pycache__").mkdir()
         (out / "kernels" / "__pycache__" / "x.pyc").write_bytes(b"")
         assert check(tables, out) == []
@@ -293,7 +313,7 @@ class TestCheckAndWrite:
         assert write(tables, out) == [Path("dispatcher.py")]
         assert check(tables, out) == []
 
-    @pytest.mark.parametrize("name", ["table.py", "kernels/__init__.py"])
+    @pytest.mark.parametrize("name", ["tables/nvidia_h200.py", "kernels/__init__.py"])
     def test_a_longer_a_shorter_and_a_binary_file_are_changed(self, tables, out, name) -> None:
         path, text = out / name, (out / name).read_text()
         for broken in (text + "\n", text[:-1], text.replace("\n", "\r\n"), "\xff"):
@@ -325,8 +345,7 @@ class TestCheckAndWrite:
         assert len(added) > 200
         assert check(tables, out, defaults=True) == []
         problems = check(tables, out)
-        assert sum("is orphaned" in problem for problem in problems) == len(added) - 1
-        assert sum("from line" in problem for problem in problems) == 1  # the digests
+        assert sum("is orphaned" in problem for problem in problems) == len(added)
         write(tables, out)
         assert check(tables, out) == []
         assert sorted(out.rglob("*.py")) == before

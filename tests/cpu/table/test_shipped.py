@@ -75,8 +75,9 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
     for entry in table.entries:
         gpu, spec, result = table.gpu, entry.spec, entry.result
         assert why_illegal(spec, entry.config, gpu) is None
-        assert entry.shared_bytes <= gpu.shared_per_block
-        assert entry.registers <= 255
+        evidence = entry.evidence
+        assert (evidence.shared_bytes or 0) <= gpu.shared_per_block
+        assert 0 < (evidence.registers or 0) <= 255
         assert result.max_abs_err_floors <= 2.0
         # Of what was tried of a backward kernel with wide heads, few fit the registers; nor did two
         # of (192, 128), beside the one chosen, fit the 99 KiB of sm_120.
@@ -265,9 +266,9 @@ def test_compiled_facts_of_every_shipped_kernel(
             least = 0.85 if direction == "forward" else 0.81  # a rank by now: docs/tuning.md
             assert (compiled.loop.exp2_under_matrix or 0) >= least
         # An entry of decode has the registers of the kernel that stores results, not parts.
-        if runs[entry.run].triton == triton.__version__ and direction != "decode":
+        if runs[entry.evidence.run].triton == triton.__version__ and direction != "decode":
             facts = (compiled.registers, compiled.shared_bytes)
-            assert facts == (entry.registers, entry.shared_bytes), compiled.name
+            assert facts == (entry.evidence.registers, entry.evidence.shared_bytes), compiled.name
         line = sass_facts.line(compiled, kernel)
         assert line.endswith("| spills |" if spills else "| nothing |"), line
         if line in recorded:
@@ -291,5 +292,5 @@ def test_names_of_committed_kernels_are_short() -> None:
 @pytest.mark.parametrize("slug", SHIPPED)
 def test_no_shipped_kernel_is_a_trap(slug: str) -> None:
     """A kernel that takes more tensor memory than there is compiles to a trap of 4 registers."""
-    few = [e.config.label for e in table_of(slug).entries if (e.registers or 0) < 16]
+    few = [e.config.label for e in table_of(slug).entries if (e.evidence.registers or 0) < 16]
     assert not few

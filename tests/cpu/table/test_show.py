@@ -63,9 +63,7 @@ def test_where_a_row_does_not_fit_an_entry_has_two_lines_and_keeps_every_word(wi
     heads = ["seq_k", "at", "from", "us", "TFLOP/s", "x", "default", "floors", "p", "regret"]
     assert lines[1].split() == heads
     for entry, line in zip(entries, lines[3::2], strict=True):
-        begin = (
-            f"  {entry.bucket}".ljust(16) + str(entry.result.problem.seq_k).ljust(6) + "measured"
-        )
+        begin = f"  {entry.bucket}".ljust(16) + str(entry.problem.seq_k).ljust(6) + "measured"
         assert line.startswith(begin)
         assert line.split()[-2:] == ["0.0005", "1.5%"]
     ends = {len(line) for line in lines[1::2]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,30 @@ from hypothesis import strategies as st
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.files import MOST_BYTES
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.problem import BUCKETS, Problem
-from flashgen.table.entry import EntryEvidence, Result
+from flashgen.spec.problem import BUCKETS
+from flashgen.table.entry import EntryEvidence, Result, speedup
 from flashgen.table.table import (
+    COLUMNS,
     Table,
     dump,
     figure,
     load,
     load_folders,
-    load_with_evidence,
     parse,
     restamped,
     save,
 )
-from tests.tables import AHEAD, FA2, H200, SPEC, bare, made_entry, made_run, made_table
+from tests.tables import (
+    AHEAD,
+    FA2,
+    H200,
+    SPEC,
+    bare,
+    made_entry,
+    made_run,
+    made_table,
+    with_evidence,
+)
 
 PATH = Path("configs/nvidia_h200.yaml")
 
@@ -49,62 +58,15 @@ def test_the_round_trip_is_exact_both_ways(text: str) -> None:
     table = parse(text, PATH)
     assert dump(table) == text
     assert parse(dump(table), PATH) == table
-    assert bare(made_table(*table.entries)) == table
+    assert (
+        bare(made_table(made_entry(), made_entry(bucket=BUCKETS[3], config=FA2, run="b"))) == table
+    )
 
 
 @pytest.mark.parametrize("gpu", TARGETS.values(), ids=lambda gpu: gpu.slug)
 def test_every_known_gpu_survives_the_round_trip(gpu: object) -> None:
     table = Table(gpu=gpu)
     assert parse(dump(table), Path(f"{table.gpu.slug}.yaml")) == table
-
-
-SCHEMA_2 = Path(__file__).parents[2] / "data" / "schema2" / "nvidia_h200.yaml"
-"""Two entries as a table of schema 2 had them."""
-
-
-@pytest.mark.parametrize("schema", [1, 2])
-def test_older_schemas_are_read_with_their_evidence_and_written_as_3(
-    schema: int, tmp_path: Path
-) -> None:
-    """Schema 1 had neither p_value nor regret."""
-    old = SCHEMA_2.read_text()
-    if schema == 1:
-        old = re.sub(r"^    (p_value|regret): .*\n", "", old, flags=re.MULTILINE)
-        old = old.replace("schema: 2\n", "schema: 1\n")
-    path = tmp_path / "nvidia_h200.yaml"
-    path.write_text(old)
-    table = load_with_evidence(path)
-    first, second = table.entries
-    assert first.digest == "sha256:8cfd668d3335"
-    assert (first.shared_bytes, first.registers) == (73784, 128)
-    assert (first.result.median_us, first.result.default_us) == (162.26, 215.92)
-    assert (first.result.candidates, first.result.legal) == (16, 540)
-    assert (first.evidence.low_us, first.evidence.high_us) == (97.359, 324.53)
-    assert first.tflops == pytest.approx(423.5, rel=1e-4)
-    assert [e.evidence.regret for e in table.entries] == [0.0, 0.015 if schema == 2 else 0.0]
-    assert [other.median_us for other in second.evidence.runners_up] == [107.69, 112.87]
-    save(table, path)
-    assert path.read_text().count("\n") == 18 + 3 + 2 + 2 * 2
-    assert load_with_evidence(path) == table
-    assert dump(load(path)) == path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("    legal: 540\n", "", "line 42: the key 'legal' is missing; add it"),
-        ("bucket: [1, 1024]", "bucket: [1, 2048]", "line 35: .* is no bucket"),
-        ("digest: sha256:8cfd", "digest: md5:8cfd", "line 34: digest must be sha256"),
-        ("regret: 0.015", "regret: null", "line 85: regret must be a number"),
-        ("median_us: 180.8", "median_us: null", "line 34: the time must be left out"),
-        ("br: 64, bc: 64, num_warps: 4", "br: 64, bc: 64, num_warps: 1", "line 65: .*illegal"),
-    ],
-)
-def test_what_is_wrong_in_schema_2_is_named_with_its_line(old, new, sentence) -> None:
-    text = SCHEMA_2.read_text()
-    assert old in text
-    with pytest.raises(TableError, match=sentence):
-        parse(text.replace(old, new, 1), PATH)
 
 
 def test_versions_are_text(text: str) -> None:
@@ -146,27 +108,63 @@ def test_what_is_no_architecture_is_refused(arch: str, text: str) -> None:
         parse(text.replace("arch: sm_90", f"arch: {json.dumps(arch)}"), PATH)
 
 
-def test_a_spec_and_a_bucket_have_a_line_each(text: str) -> None:
-    """And what is None, or usual, is left out."""
-    assert text[text.index("entries:") :].splitlines() == [
-        "entries:",
-        "- spec: {direction: forward, dtype: bfloat16, head_dim: 128, mask: causal}",
-        f"  1024:  {{config: {AHEAD.label}, source: estimated, us: 812.3, default_us: 1624.6, "
-        "floors: 1.25, tried: 60/98, registers: 174, shared: 98304, problem: b8_h16_s2048, "
-        "run: a, digest: sha256:abababababab}",
-        f"  16384: {{config: {FA2.label}, source: estimated, us: 812.3, default_us: 1624.6, "
-        "floors: 1.25, tried: 60/98, registers: 174, shared: 98304, problem: b1_h16_s16384, "
-        "run: b, digest: sha256:abababababab}",
+def entry_lines(table: Table) -> list[str]:
+    text = dump(table)
+    return text[text.index("entries:") :].splitlines()
+
+
+def test_neighbours_with_one_config_are_one_row() -> None:
+    """With a figure for each of their buckets, below those of other rows."""
+    entries = [
+        made_entry(bucket=b, median_us=us)
+        for b, us in zip(BUCKETS, (9, 80.5, 700, 1e6), strict=True)
     ]
-    untimed = dump(made_table(made_entry(source="untimed")))
-    assert "source: untimed, floors: 1.25" in untimed
-    assert "null" not in untimed
+    other = made_entry(replace(SPEC, dtype="float16"), BUCKETS[1], FA2, source="untimed")
+    table = made_table(*entries, other)
+    assert entry_lines(table) == [
+        "entries:",
+        "# from   config                            source     us                        x default            floors",
+        "- spec: fwd_bf16_d128_causal",
+        "  1:     br128_bc64_w8_s3_s_ahead_tma_lpt  estimated  9.0 80.5 700.0 1000000.0  2.00 2.00 2.00 2.00  1.250",
+        "- spec: fwd_fp16_d128_causal",
+        "  1024:  br128_bc64_w8_s2_fa2_ptr          untimed           -                          -            1.250",
+        "  4096:  none",
+    ]
+    assert parse(dump(table), PATH) == bare(table)
+
+
+@pytest.mark.parametrize("change", ["config", "source", "floors", "gap"])
+def test_what_differs_has_a_row_of_its_own(change: str) -> None:
+    first, last = made_entry(bucket=BUCKETS[0]), made_entry(bucket=BUCKETS[1])
+    if change == "config":
+        last = replace(last, config=FA2)
+    elif change == "source":
+        last = replace(last, result=replace(last.result, source="measured"))
+    elif change == "floors":
+        last = replace(last, result=replace(last.result, max_abs_err_floors=1.5))
+    else:
+        last = replace(last, bucket=BUCKETS[2])
+    table = made_table(first, last)
+    lows = [line.split()[0] for line in entry_lines(table)[3:]]
+    assert lows == (
+        ["1:", "1024:", "4096:", "16384:"] if change == "gap" else ["1:", "1024:", "4096:"]
+    )
+    assert parse(dump(table), PATH) == bare(table)
+
+
+def test_lines_are_short() -> None:
+    run = replace(
+        made_run(), driver="580.95.05", clocks="SM 1980 MHz, memory 3201 MHz", power="x" * 50
+    )
+    text = dump(Table(gpu=H200).with_entry(made_entry(), run))
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    assert parse(text, PATH).runs == (run,)
 
 
 def test_a_spec_of_two_head_dims_has_both() -> None:
     spec = replace(SPEC, head_dim=192, head_dim_v=128, mask="none")
     table = made_table(made_entry(spec, config=FA2))
-    assert "head_dim: 192, head_dim_v: 128, mask: none}" in dump(table)
+    assert "- spec: fwd_bf16_d192v128\n" in dump(table)
     assert parse(dump(table), PATH) == bare(table)
 
 
@@ -219,15 +217,15 @@ class TestWithEntry:
             made_table().with_entry(made_entry(), made_run("b"))
 
 
-ROW, ROW_2 = "  1024:  {", "  16384: {"
+ROW, ROW_2 = "  1024:  ", "  16384: "
 
 
 @pytest.mark.parametrize(
     ("old", "new", "at", "sentence"),
     [
-        ("schema: 3", "schema: 4", "schema:", "schema 4 is newer than this flashgen.*update"),
-        ("schema: 3", "schema: 0", "schema:", "schema must be 1 to 3"),
-        ("schema: 3", 'schema: "3"', "schema:", "schema must be a whole number"),
+        ("schema: 4", "schema: 5", "schema:", "schema 5 is newer than this flashgen.*update"),
+        ("schema: 4", "schema: 3", "schema:", "schema 3 is not that of this flashgen.*tune again"),
+        ("schema: 4", 'schema: "4"', "schema:", "schema must be a whole number"),
         ("sms: 132", "sms: 132\n  sms: 132", "sms: 132\n\n", "'sms' is here twice; remove one"),
         ("  sms: 132\n", "", "slug:", "'sms' is missing; add it"),
         ("sms: 132", "sm: 132", "sm: 132", "unknown key 'sm'; remove it"),
@@ -237,31 +235,33 @@ ROW, ROW_2 = "  1024:  {", "  16384: {"
         ("sms: 132", "sms: -1", "sms:", "sms must be a whole number"),
         ("slug: nvidia_h200", "slug: nvidia_h100", "slug:", "slug must be that of 'NVIDIA H200'"),
         ('triton: "3.10"', "triton: 3.10", "id: a", "one line; put it in double quotes"),
-        ("protocol: 1", "protocol: [1]", "id: a", "got a list or a mapping"),
+        ("protocol: 1", "protocol: [1]", "protocol", "got a list or a mapping"),
         ("{id: b", "{id: a", "id: a, d", "run 'a' is here twice"),
-        ("run: b", "run: c", ROW_2, "comes from run 'c', which runs lacks"),
-        ("us: 812.3, default", "us: .nan, default", ROW, "us must be a number"),
-        ("us: 812.3, default", "us: .inf, default", ROW, "us must be a number"),
-        ("us: 812.3, default", "us: 0, default", ROW, r"median_us must be > 0 and < 1e\+15"),
-        ("us: 812.3, default", "default", ROW, "the time must be left out where source"),
-        ("source: estimated, us", "source: untimed, us", ROW, "the time must be left out where"),
-        ("source: estimated, us", "source: guessed, us", ROW, "source must be one of"),
-        ("tried: 60/98", "tried: all", ROW, "tried must be like 16/540: got 'all'"),
-        ("tried: 60/98, ", "", ROW, "'tried' is missing; add it"),
+        ("812.3", ".nan", ROW, "us must be a number, like 12.5: got '.nan'"),
+        ("812.3", "1e3", ROW, "us must be a number"),
+        ("812.3", "0", ROW, r"median_us must be > 0 and < 1e\+15"),
+        ("812.3", "-", ROW, "the time must be left out where source"),
+        ("2.00", "0.00", ROW, r"speedup must be > 0 and < 1e\+15"),
+        ("2.00", "fast", ROW, "x default must be a number"),
+        ("1.250", "-", ROW, "floors must be a number"),
+        ("1.250", "[1]", ROW, r"floors must be a number, like 12.5: got '\[1\]'"),
+        ("estimated  ", "untimed  ", ROW, "the time must be left out where source"),
+        ("estimated  ", "guessed  ", ROW, "source must be one of"),
+        ("812.3", "812.3 812.3", ROW, "is 5 words for the buckets from 1024: got 6"),
+        ("  4096:   none\n", "", ROW, "is 7 words for the buckets from 1024, 4096: got 5"),
+        (f"{AHEAD.label} ", "[]  #", ROW, "a row must be printable text on one line"),
         ("br128_bc64", "br48_bc64", ROW, "br must be one of 16, 32, 64"),
         ("_s_ahead_", "_fastest_", ROW, "config must be a label like br128"),
         ("_tma_lpt", "_lpt", ROW, "config must be a label like br128"),
-        ("problem: b8_h16_s2048", "problem: b8_s2048", ROW, "problem must be like b8_h32_s2048"),
-        ("  1024:  {", "  1025:  {", "1025", "unknown key '1025'; remove it"),
-        ("  16384: {", "  1024:  {", ROW, "the key '1024' is here twice; remove one"),
-        ("head_dim: 128", "head_dim: 132", "- spec", "head_dim must be a multiple of 8"),
-        ("mask: causal", "mask: causal, pieces: true", "- spec", "unknown key 'pieces'"),
-        ("digest: sha256:ab", "digest: md5:ab", ROW, "digest must be sha256"),
-        ("shared: 98304", "shared: 300000", ROW, "300000 bytes.*has 232448 a block"),
+        ("  1024:  ", "  1025:  ", "1025", "unknown key '1025'; remove it"),
+        ("  16384: ", "  1024:  ", ROW, "the key '1024' is here twice; remove one"),
+        ("_d128_", "_d132_", "- spec", "head_dim must be a multiple of 8"),
+        ("_d128_", "_d0128_", "- spec", "spec must be written as its name fwd_bf16_d128_causal"),
+        ("_causal", "_causal_pieces", "- spec", "spec must be a name like fwd_bf16_d128_causal"),
         ("entries:", "entries: {}\nrest:", "rest:", "unknown key 'rest'"),
         ("_w8_s3", "_w1_s3", ROW, "illegal config br128_bc64_w1.*need 768 registers"),
         ("  sms: 132", "\tsms: 132", "\tsms", "this is not YAML"),
-        ("{config:", "{[1]: 2, config:", "[1]: 2", "a key must be a word"),
+        ("  1024:  ", "  [1]: 2\n  1024:  ", "[1]: 2", "a key must be a word"),
         ("entries:", "--- 1\nentries:", "--- 1", "a file holds one document"),
         ("sms: 132", "sms: &a 132\n  x: *a", "*a", "an alias is refused"),
     ],
@@ -392,26 +392,23 @@ class TestSave:
 
 GOOD: dict[str, Any] = {
     "source": "measured",
-    "problem": Problem(batch=1, heads=1, kv_heads=1, seq_q=1, seq_k=1),
     "median_us": 2.0,
-    "default_us": 3.0,
+    "speedup": 1.5,
     "max_abs_err_floors": 1.0,
-    "candidates": 1,
-    "legal": 1,
 }
 
 
 class TestResult:
     def test_the_speedup_is_over_the_default(self) -> None:
-        assert Result(**GOOD).speedup == 1.5
-        assert Result(**{**GOOD, "default_us": None}).speedup is None
+        assert speedup(3.0, 2.0) == 1.5
+        assert speedup(None, 2.0) is speedup(3.0, None) is None
 
     @pytest.mark.parametrize(
         ("field", "value"),
         [
             ("median_us", None),
             ("median_us", float("nan")),
-            ("default_us", -1.0),
+            ("speedup", -1.0),
             ("max_abs_err_floors", float("nan")),
             ("source", "untimed"),
         ],
@@ -424,6 +421,8 @@ class TestResult:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("digest", "md5:ab"),
+        ("default_us", -1.0),
         ("low_us", -1.0),
         ("sdpa_us", float("inf")),
         ("p_value", 0.0),
@@ -445,13 +444,16 @@ def test_a_decode_is_rated_by_what_it_reads() -> None:
     entry = made_entry(decode, config=FA2, median_us=1000.0)
     assert entry.gbs == pytest.approx(64 * 2048 * 8 * 2 * 128 * 2 / 1000e-6 * 1e-9, rel=0.01)
     assert made_entry(source="untimed").gbs is None
+    (unknown,) = bare(made_table(entry)).entries
+    assert unknown.problem == entry.problem  # the usual one, which may not be the one that ran
+    assert unknown.gbs is None
 
 
 def test_restamped_digests_keep_all_else() -> None:
     table = made_table()
     old, new = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
     (entry,) = restamped(table, {old: new}).entries
-    assert entry == replace(table.entries[0], digest="sha256:" + "cd" * 6)
+    assert entry == with_evidence(table.entries[0], digest="sha256:" + "cd" * 6)
     assert restamped(table, {new: old}) == table
 
 
@@ -461,10 +463,8 @@ def test_features_are_written_where_they_are_on() -> None:
     spec = replace(SPEC, dropout=True, bias="additive")
     config = replace(AHEAD, schedule="fa2")
     text = dump(made_table(made_entry(spec, config=config)))
-    assert "mask: causal, dropout: true, bias: additive}" in text
+    assert "- spec: fwd_bf16_d128_causal_bias_dropout\n" in text
     assert parse(text, PATH).entries[0].spec == spec
-    with pytest.raises(TableError, match="dropout must be true or false"):
-        parse(text.replace("dropout: true", "dropout: 1"), PATH)
 
 
 def test_pyyaml_without_libyaml_reads_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from flashgen.table.table import Table, load
 from flashgen.tune import precompile
 from tests.cpu.kernels.test_specialization import CompileOnly, CompileOnlyDriver
 from tests.makers import make_config, make_spec
+from tests.serving import SHIPPED
 from tests.tables import made_entry, made_run
 
 H200 = TARGETS["nvidia_h200"]
@@ -247,9 +248,8 @@ def test_the_runtime_offers_before_it_imports(
     offered: list[str] = []
     monkeypatch.setattr(kernel_files, "offer", lambda name: offered.append(name) or 1)
     choice = Choice(
-        spec=DEFAULT, bucket=None, config=default_config(DEFAULT), kernel=NAMES[2], digest="",
-        shared_bytes=None, registers=None, source="untimed", median_us=None,
-    )  # fmt: skip
+        spec=DEFAULT, bucket=None, config=default_config(DEFAULT), source="untimed", median_us=None
+    )
     kernel_files.kernel("generated", choice, choice.config)
     assert offered == [NAMES[2]]
 
@@ -282,8 +282,6 @@ class TestWhichKernels:
     @pytest.mark.parametrize("seq", [100, 5000])
     def test_they_are_what_a_call_launches(self, slug: str, seq: int) -> None:
         """Of the shipped tables: aligned or not, with features or not, rendered or a file."""
-        from generated.table import ARCHS, CHOICES
-
         table, gpu = load(paths.shipped_table("nvidia_h200")), TARGETS[slug]
         if slug == "nvidia_l4":
             table = load(paths.shipped_table(slug))
@@ -291,8 +289,8 @@ class TestWhichKernels:
             precompile.kernels_to_build(table, gpu, defaults=True, features=["window", "softcap"])
         )
         served = Served(
-            archs={table.gpu.slug: ARCHS[table.gpu.slug]},
-            choices={table.gpu.slug: CHOICES[table.gpu.slug]},
+            archs={table.gpu.slug: SHIPPED.archs[table.gpu.slug]},
+            choices={table.gpu.slug: SHIPPED.choices[table.gpu.slug]},
         )
         plain = [make_spec(dtype, dim, mask) for dtype in ("bfloat16", "float16")
                  for dim in (40, 64, 128, 256) for mask in ("none", "causal")]  # fmt: skip

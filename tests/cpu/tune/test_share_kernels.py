@@ -184,16 +184,16 @@ class TestConsolidate:
         changed, *kept = fewer(tmp_path, evaluator, short, middle, long)
         assert kept == [middle, long]
         result, evidence = changed.result, changed.evidence
-        assert (changed.config, changed.run, changed.bucket) == (B, "now", SHORT)
+        assert (changed.config, changed.evidence.run, changed.bucket) == (B, "now", SHORT)
         assert evidence.regret == pytest.approx(0.015)
         assert (result.median_us, evidence.low_us, evidence.high_us) == (101.5, 101.0, 102.0)
-        assert (result.default_us, evidence.sdpa_us) == (150.0, 500.0)
+        assert (evidence.default_us, evidence.sdpa_us) == (150.0, 500.0)
         assert evidence.p_value is not None  # against the default, in the same round
         assert 0 < evidence.p_value < 0.001
-        assert (result.source, result.problem) == ("measured", short.result.problem)
-        assert (result.candidates, result.legal) == (60, 98)
-        assert rendered_digest(SPEC, B).startswith(changed.digest)
-        assert (changed.registers, changed.shared_bytes) == (128, 65536)
+        assert (result.source, changed.problem) == ("measured", short.problem)
+        assert (evidence.candidates, evidence.legal) == (60, 98)
+        assert rendered_digest(SPEC, B).startswith(evidence.digest or "?")
+        assert (evidence.registers, evidence.shared_bytes) == (128, 65536)
         assert [other.config for other in changed.evidence.runners_up] == [A]
         assert changed.evidence.runners_up[0].median_us == 100.0
         assert changed.evidence.runners_up[0].source == "measured"
@@ -345,7 +345,7 @@ class TestConsolidate:
         found = fewer(tmp_path, board(TIMES), entry(SHORT, A), entry(MIDDLE, B))
         table = Table(gpu=H200)
         for each in found:
-            table = table.with_entry(each, made_run(each.run, each.result.source))
+            table = table.with_entry(each, made_run(each.evidence.run or "", each.result.source))
         path = tmp_path / "nvidia_h200.yaml"
         save(table, path)
         read = load_with_evidence(path)

@@ -24,10 +24,9 @@ from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.call import Call
-from flashgen.runtime.choice import Choice
+from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import kernel_name
 from flashgen.spec.defaults import default_config
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.problem import BUCKETS, Problem
@@ -272,9 +271,8 @@ def timed_choice(direction: str, median_us: float) -> Choice:
     spec = make_spec("bfloat16", 64).for_direction(direction)  # type: ignore[arg-type]
     config = default_config(spec)
     return Choice(
-        spec=spec, bucket=BUCKETS[0], config=config, kernel=kernel_name(spec, config),
-        digest="", shared_bytes=None, registers=None, source="estimated", median_us=median_us,
-    )  # fmt: skip
+        spec=spec, bucket=BUCKETS[0], config=config, source="estimated", median_us=median_us
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +303,7 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
     dispatcher = Dispatcher(
         package=tmp_path.name,
         archs={"nvidia_h200": "sm_90"},
-        choices={"nvidia_h200": tuple(choices)},
+        choices={"nvidia_h200": by_spec(choices)},
     )
     registry.register(tmp_path.name, tmp_path, dispatcher)
     launched = record_directions(monkeypatch)
