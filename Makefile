@@ -105,7 +105,7 @@ $(OLDEST)/.installed:
 	$(PYTHON312) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps torch===2.11.0 triton==3.6.0
 	$(OLDEST)/bin/python -m pip install --quiet filelock typing-extensions 'setuptools<82' sympy networkx \
-	jinja2 fsspec numpy pyyaml pytest pytest-timeout typer rich optuna cmaes scipy hypothesis numba nvidia-ml-py
+	jinja2 fsspec numpy pyyaml pytest pytest-timeout typer rich optuna scipy hypothesis numba nvidia-ml-py
 	@touch $@
 
 $(TORCH_CUDA): | $(BIN)/python

@@ -356,13 +356,22 @@ def test_the_importance_of_the_fields_is_shown() -> None:
     assert "nothing can be said" in few[2].text
 
 
-def test_without_optuna_the_rest_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
+@pytest.mark.parametrize(
+    ("package", "note_of_it"),
+    [
+        ("optuna", "no importances: importances need optuna: pip install"),
+        ("matplotlib.figure", "no charts: charts need matplotlib: pip install"),
+    ],
+)
+def test_without_a_package_the_rest_is_there(
+    package: str, note_of_it: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     notes: list[str] = []
     text = page(*searched(), notice=notes.append)
     assert "History" in text
     (note,) = notes
-    assert "importances need optuna: pip install" in note
+    assert note_of_it in note
 
 
 def test_failures_are_counted() -> None:
