@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.table import export_hf_kernel
+from flashgen.table.table import load_with_evidence
 
 LOADS = """
 import os, sys
@@ -55,6 +57,41 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="must be new, empty or an earlier export"):
         export_hf_kernel.write(tmp_path, Path(__file__).resolve().parents[3])
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
+def test_its_metadata_is_what_the_builder_requires(folder: Path) -> None:
+    rust = pytest.importorskip("kernels._rust")
+    for backend, archs in (("cuda", ["8.0+PTX"]), ("cpu", None)):
+        variant = folder / "build" / f"torch-{backend}"
+        metadata = rust.Metadata.from_bytes((variant / "metadata.json").read_bytes())
+        assert metadata.backend.archs == archs
+        metadata.digest.validate(rust.Digest.hash_variant(metadata.digest.algorithm, variant))
+
+
+def test_tiles_lie_in_the_layout_of_tuned_triton_kernels(folder: Path) -> None:
+    name = (
+        "kernel=forward,dtype=bfloat16,precision=ieee,head_dim=128,head_dim_v=128,mask=causal,"
+        "device_name=NVIDIA_H200.json"
+    )
+    path = Path(__file__).resolve().parents[3] / "configs" / "nvidia_h200.yaml"
+    held = json.loads((folder / "build" / "torch-cuda" / "configs" / name).read_text())
+    for entry in load_with_evidence(path).entries:
+        if entry.spec.name == "fwd_bf16_d128_causal":
+            chosen = held[str(max(1, entry.bucket.low))]
+            assert (chosen["BR"], chosen["BC"]) == (entry.config.br, entry.config.bc)
+            assert chosen["num_warps"] == entry.config.num_warps
+    assert len(held) >= 3
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    other, folder = tmp_path / "other", tmp_path / "kernel"
+    other.mkdir()
+    folder.mkdir()
+    (folder / "README.md").write_text(export_hf_kernel._CARD)
+    (folder / "build").symlink_to(other)
+    with pytest.raises(InvalidArgument, match="must be a folder, for it is replaced"):
+        export_hf_kernel.write(folder, Path(__file__).resolve().parents[3])
+    assert list(other.iterdir()) == []
 
 
 @pytest.mark.slow("programs that import torch, with the interpreter's kernels: 15 s")
