@@ -225,3 +225,18 @@ def test_a_windowed_kernel_is_estimated_to_be_faster(direction: Any) -> None:
     (short, long), (short_windowed, long_windowed) = times
     assert 0.8 * short < short_windowed < 1.6 * short
     assert long_windowed < 0.65 * long
+
+
+@pytest.mark.parametrize(("br", "bc"), [(32, 64), (64, 32), (32, 32)])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(256, 256), (200, 330), (330, 200)])
+def test_rows_of_a_tile_of_keys_are_masked_or_not(br: int, bc: int, seq_q: int, seq_k: int) -> None:
+    """Counted tile by tile: rows see a key or not, and all see all keys or not."""
+    spec = make_spec("bfloat16", 64, "causal", direction="backward_dkv")
+    problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
+    expected = []
+    for key in range(0, seq_k, bc):
+        first_keys = [row + seq_k - seq_q for row in range(0, seq_q, br)]
+        seen = sum(first + br - 1 >= key for first in first_keys)
+        whole = sum(first >= key + bc - 1 for first in first_keys)
+        expected.append((2 * (seen - whole), 2 * whole))
+    assert grid(spec, make_config(br, bc), problem, H200, loops=2) == expected
