@@ -62,18 +62,15 @@ def load_kernel(path: Path, function: str, name: str = "") -> Kernel:
 
 
 def kernel_of(module: types.ModuleType, function: str, name: str = "") -> Kernel:
-    """The kernel `function` of an imported module, under its full name: one of each name. Raises
-    FlashgenError where it is not there.
+    """The kernel `function` of an imported module; under a full name it is a new one at every call.
+    Raises FlashgenError where it is not there.
     """
     kernel = getattr(module, function, None)
     if kernel is None:
         raise FlashgenError(f"{getattr(module, '__file__', module)} defines no kernel {function}")
     if name in ("", function) or interpreter.active():
         return kernel
-    named: dict[str, Kernel] = vars(module).setdefault("_named", {})
-    if name not in named:
-        named[name] = _renamed(kernel, name)
-    return named[name]
+    return _renamed(kernel, name)
 
 
 def _renamed(kernel: Kernel, name: str) -> Kernel:

@@ -22,6 +22,7 @@ import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashgen import settings
@@ -184,18 +185,22 @@ def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
         raise GeneratedError(
             f"{package}/kernels/{text}.py is missing; run: flashgen generate"
         ) from error
-    return kernel_of(module, text, name)
+    with _loading:
+        if (module, name) not in _imported:
+            _imported[module, name] = kernel_of(module, text, name)
+        return _imported[module, name]
 
 
+_imported: dict[tuple[ModuleType, str], launch.Kernel] = {}
 _rendered: dict[str, launch.Kernel] = {}
-_rendering = threading.Lock()
+_loading = threading.Lock()
 
 
 def rendered(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
     """The kernel of (spec, config), rendered in memory; one of each digest a process."""
     from flashgen.kernels.render import render  # loads jinja2
 
-    with _rendering:
+    with _loading:
         made = render(spec, config)
         if made.digest not in _rendered:
             _keep(made)

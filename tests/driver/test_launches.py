@@ -26,7 +26,8 @@ def handed(plan: Plan, arguments: tuple[Any, ...]) -> list[object]:
     Arguments that Triton compiles in (None, constants, and 1 where it may be) are left out.
     """
     found: list[object] = []
-    for param, value in zip(plan.direct._kernel.params, arguments, strict=True):
+    every = (*arguments, *plan.direct.constants)
+    for param, value in zip(plan.direct._kernel.params, every, strict=True):
         if param.is_constexpr or value is None:
             continue
         if type(value) is int and value == 1 and not param.do_not_specialize:
