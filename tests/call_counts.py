@@ -55,8 +55,8 @@ class Counts:
 
     def __str__(self) -> str:
         return (
-            f"{len(self.functions)} functions, {len(self.stays)} stays in {self.rooms} modules, "
-            f"{self.returns} returns"
+            f"{len(self.functions):5} functions, {len(self.stays):3} stays in {self.rooms:2} modules,"
+            f" {self.returns:3} returns"
         )
 
 
@@ -116,7 +116,7 @@ def public_calls() -> dict[str, Callable[[int], object]]:
         return flashgen.decode(q[:, :, :1].contiguous(), k, v, lengths=lengths)
 
     def decode_pages(pages: int) -> object:
-        pool = torch.zeros(2 * pages, 16, 4, 64, dtype=torch.bfloat16)
+        pool = torch.zeros(2 * pages, 8, 4, 64, dtype=torch.bfloat16)
         table = torch.arange(2 * pages, dtype=torch.int32).view(2, pages)
         q, lengths = pool[:2, :1].transpose(1, 2).contiguous(), torch.ones(2, dtype=torch.int32)
         return flashgen.decode(q, pool, pool, lengths=lengths, block_table=table)
@@ -141,7 +141,7 @@ def counts_of(call: Callable[[int], object]) -> dict[str, Counts]:
 def main(arguments: list[str]) -> None:
     for name, call in public_calls().items():
         for which, counts in counts_of(call).items():
-            print(f"{name}, {which} call: {counts}")
+            print(f"{name:14}{which:8}{counts}")
             if "--list" in arguments:
                 print(
                     *(f"    {module}: {function}" for module, function in counts.functions),

@@ -10,8 +10,9 @@ from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Bucket
+from flashgen.spec.structure import text_name
 
 
 def make_choice(spec: AttentionSpec, config: KernelConfig, bucket: Bucket | None) -> Choice:
@@ -27,9 +28,9 @@ def make_dispatcher(
     kernels.mkdir(parents=True)
     for choice in choices:
         for config in {choice.config, choice.config.pointer_twin()}:
-            file = kernels / f"{kernel_name(choice.spec, config)}.py"
+            file = kernels / f"{text_name(choice.spec, config)}.py"
             file.write_text(render(choice.spec, config).source)
     sys.path.insert(0, str(folder))
     dispatcher = Dispatcher(package=name, archs={slug: arch}, choices={slug: by_spec(choices)})
-    registry.register(name, dispatcher)
+    registry.add(name, dispatcher)
     return dispatcher

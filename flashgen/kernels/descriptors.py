@@ -43,13 +43,13 @@ def take_descriptors(*tensors: Tensor) -> bool:
     return all(map(takes_descriptor, tensors))
 
 
-def describe(tensor: Tensor, rows: int, dim: int) -> Any:
+def descriptor_of(tensor: Tensor, rows: int, dim: int) -> Any:
     """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
     return _described(tensor, rows, dim, _descriptor)
 
 
-def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
-    """describe() for a Gluon kernel, which also needs the layout of a block in shared memory."""
+def gluon_descriptor_of(tensor: Tensor, rows: int, dim: int) -> Any:
+    """The same for a Gluon kernel, which also needs the layout of a block in shared memory."""
     return _described(tensor, rows, dim, _gluon_descriptor)
 
 

@@ -33,12 +33,13 @@ def launches(direction: Direction) -> Callable[[Plan, Any], Any]:
     Its module is loaded here: attention() without gradients needs only that of the forward.
     """
     if direction == "forward":
-        return launch_forward.forward
+        return launch_forward.run_forward
     if direction in DECODING:
         from flashgen.kernels import launch_cache as module
     else:
         from flashgen.kernels import launch_backward as module  # type: ignore[no-redef]
-    found: Callable[[Plan, Any], Any] = getattr(module, direction.removeprefix("backward_"))
+    name = f"run_{direction.removeprefix('backward_')}"
+    found: Callable[[Plan, Any], Any] = getattr(module, name)
     return found
 
 

@@ -75,7 +75,7 @@ def contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def delta(plan: Plan, call: Delta) -> Tensor:
+def run_delta(plan: Plan, call: Delta) -> Tensor:
     """The rowsum that Delta describes."""
     batch, heads, seq_q, head_dim_v = call.o.shape
     found = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=call.o.device)
@@ -99,7 +99,7 @@ def delta(plan: Plan, call: Delta) -> Tensor:
     return found
 
 
-def dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+def run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """DK and dV."""
     dk, dv = _empty(call.k), _empty(call.v)
     if _nothing_to_do(call):
@@ -108,7 +108,7 @@ def dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     return dk, dv
 
 
-def fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+def run_fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """DQ, dK and dV; dQ is summed in float32, in any order."""
     dq, dk, dv = _empty(call.q), _empty(call.k), _empty(call.v)
     if _nothing_to_do(call):
@@ -130,7 +130,7 @@ def fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     return dq.copy_(added[:, :, :seq_q, :head_dim].mul_(call.scale)), dk, dv
 
 
-def dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+def run_dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """DQ."""
     found = _empty(call.q)
     if _nothing_to_do(call):
@@ -141,7 +141,7 @@ def dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     return (found,)
 
 
-def dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+def run_dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """The gradient of the bias, summed over the dimensions in which it is broadcast."""
     bias = call.features.bias
     assert bias is not None  # the spec has one

@@ -99,7 +99,7 @@ class Combine(KernelCall[tuple[Tensor, Tensor]]):
     q: Tensor
 
 
-def decode(plan: Plan, call: Decode) -> Parts:
+def run_decode(plan: Plan, call: Decode) -> Parts:
     """O and LSE of each split, or of all keys."""
     parts, launch = prepared_parts(plan, call)
     if launch is not None:
@@ -178,7 +178,7 @@ def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor, capacity: i
     return arguments
 
 
-def combine(plan: Plan, call: Combine) -> tuple[Tensor, Tensor]:
+def run_combine(plan: Plan, call: Combine) -> tuple[Tensor, Tensor]:
     """O and LSE of all splits together."""
     o, lse, launch = prepared_sums(call)
     if launch is not None:
@@ -243,7 +243,7 @@ class Append(KernelCall[Tensor | None]):
     rotation: Rotation | None = None
 
 
-def append(plan: Plan, call: Append) -> Tensor | None:
+def run_append(plan: Plan, call: Append) -> Tensor | None:
     """Write the keys and values into the cache, and rotate q."""
     k, v, rotation = call.k, call.v, call.rotation
     batch, kv_heads, rows, head_dim = k.shape

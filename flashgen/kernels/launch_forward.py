@@ -50,7 +50,7 @@ Launch = tuple[int, Arguments]
 """How many programs a launch has, and its arguments."""
 
 
-def forward(plan: Plan, call: Forward) -> tuple[Tensor, Tensor]:
+def run_forward(plan: Plan, call: Forward) -> tuple[Tensor, Tensor]:
     """O and LSE, as Forward describes them. Raises whatever Triton raises."""
     o, lse, launch = prepared(plan, call)
     if launch is not None:

@@ -14,7 +14,7 @@ from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
-from flashgen.kernels.descriptors import describe, describe_for_gluon
+from flashgen.kernels.descriptors import descriptor_of, gluon_descriptor_of
 from flashgen.kernels.direct_launch import Direct, Repeated
 from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
 from flashgen.spec.attention import AttentionSpec
@@ -69,7 +69,7 @@ class Plan:
         self.by_descriptor = config.loads == "descriptor"
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
-        self._describe = describe_for_gluon if config.schedule == "hopper" else describe
+        self._describe = gluon_descriptor_of if config.schedule == "hopper" else descriptor_of
         self._launch = launch
         self._in_order = operator.itemgetter(*self.names)
 

@@ -33,7 +33,7 @@ LSE, or None, with nothing launched, where the call must be made as if it were t
 is not aligned, or is the negative of its memory, or Repeated.stream() says so."""
 
 
-def forward(plan: Plan, call: Forward) -> tuple[tuple[Tensor, Tensor], ForwardAgain | None]:
+def bind_forward(plan: Plan, call: Forward) -> tuple[tuple[Tensor, Tensor], ForwardAgain | None]:
     """O and LSE of a call whose features are numbers, of the call or of heads; and what launches
     the plan again for calls like it, None if that is impossible: nothing was launched, tensors were
     copied, or Triton must launch.
@@ -214,9 +214,9 @@ DecodeAgain = Callable[..., tuple[Tensor, Tensor] | None]
 that is repeated; gives O and LSE, or None as ForwardAgain."""
 
 
-def decode(plan: Plan, call: Decode) -> tuple[Parts, Repeated | None]:
+def bind_decode(plan: Plan, call: Decode) -> tuple[Parts, Repeated | None]:
     """The parts of a call over a plain cache, neither indexed nor padded nor of 8 bits, whose
-    features are numbers; and further launches of its plan, as forward() has them.
+    features are numbers; and further launches of its plan, as bind_forward() has them.
     """
     from flashgen.kernels.launch_cache import prepared_parts
 
@@ -239,7 +239,7 @@ def decode(plan: Plan, call: Decode) -> tuple[Parts, Repeated | None]:
     return parts, plan.repeated(q, blocks, arguments, (*_POINTERS, *others))
 
 
-def combine(plan: Plan, call: Combine) -> tuple[tuple[Tensor, Tensor], Repeated | None]:
+def bind_combine(plan: Plan, call: Combine) -> tuple[tuple[Tensor, Tensor], Repeated | None]:
     """O and LSE of the parts, and further launches of the plan."""
     from flashgen.kernels.launch_cache import prepared_sums
 

@@ -4,7 +4,6 @@ memory, races, contents and barriers. docs/execution.md says what is modelled an
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,19 +11,20 @@ if TYPE_CHECKING:
     from flashgen.ptx.program import InvalidPtx
     from flashgen.ptx.triton_kernel import launch, run
 
-_HOME = {
-    "launch": "triton_kernel",
-    "run": "triton_kernel",
-    "Report": "findings",
-    "Finding": "findings",
-    "FaultsFound": "findings",
-    "InvalidPtx": "program",
-}
-
 __all__ = ["FaultsFound", "Finding", "InvalidPtx", "Report", "launch", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in ("launch", "run"):
+        from flashgen.ptx import triton_kernel
+
+        return getattr(triton_kernel, name)
+    if name == "InvalidPtx":
+        from flashgen.ptx.program import InvalidPtx
+
+        return InvalidPtx
+    if name in __all__:
+        from flashgen.ptx import findings
+
+        return getattr(findings, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

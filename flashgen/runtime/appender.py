@@ -68,5 +68,5 @@ def by_torch(call: Append, rotary: Rotary) -> Tensor | None:
             )
 
         rotated, k = turned(rotation.q, rotation.q_step), turned(k, 1)
-    eager_cache.append(cache, k, call.v)
+    eager_cache.write(cache, k, call.v)
     return rotated

@@ -19,7 +19,7 @@ from flashgen.runtime import cpu, torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
 from flashgen.runtime.eager.gradients import sink_gradient
 from flashgen.runtime.launcher import Launcher
-from flashgen.runtime.resolver import Resolver
+from flashgen.runtime.resolver import Resolver, forward_of
 from flashgen.spec.features import BIAS, SINKS
 from flashgen.spec.vocabulary import Direction, why_no_gradient
 
@@ -190,9 +190,9 @@ class Passes:
     ) -> tuple[Tensor, Tensor]:
         """O (B, H, Sq, d_v), laid out in memory as q is, and LSE (B, H, Sq)."""
         if self._resolver.left_to_torch(q.device):
-            return cpu.forward(call, q, k, v, tensors)
+            return cpu.forward_by_torch(call, q, k, v, tensors)
         launcher = self._resolver.launcher("forward", call, q, k, v, tensors)
-        return launcher(self._resolver.forward(call, q, k, v, tensors))
+        return launcher(forward_of(call, *self._resolver.all_addressed(q, k, v), tensors))
 
     def backward(
         self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
@@ -203,7 +203,7 @@ class Passes:
         """
         q, k, v, o, lse, tensors = saved
         if self._resolver.left_to_torch(q.device):
-            return cpu.backward(call, saved, do, dlse, wanted)
+            return cpu.backward_by_torch(call, saved, do, dlse, wanted)
         from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 
         def kernel(direction: Direction) -> Launcher:

@@ -4,7 +4,7 @@ travel beside it. And checks that arguments are tensors that a kernel can use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -50,8 +50,14 @@ class Call:
     @property
     def parts(self) -> tuple[Call, Tensors]:
         """The call without tensors, and the tensors of its features."""
-        features, tensors = self.features.parts
-        return (replace(self, features=features), tensors) if tensors else (self, ())
+        features, tensors = (PLAIN, ()) if self.features is PLAIN else self.features.parts
+        if not tensors:
+            return self, ()
+        bare = Call(
+            causal=self.causal, scale=self.scale, precision=self.precision,
+            deterministic=self.deterministic, features=features,
+        )  # fmt: skip
+        return bare, tensors
 
     def features_with(self, tensors: Tensors) -> Features:
         """The features with their tensors."""
@@ -158,7 +164,7 @@ def agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def check_block_mask(mask: object, *, traced: bool) -> None:
+def check_is_block_mask(mask: object, *, traced: bool) -> None:
     """Raise InvalidArgument for anything but a block mask, and under tracing, where operators do
     not support one.
     """

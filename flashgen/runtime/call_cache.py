@@ -122,7 +122,7 @@ class KeptAttention:
         if of_heads:
             features = features.with_tensors(tensors_of_heads(*of_heads))
         call = Forward(q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal, features=features)
-        found, self._again = self._launcher.by(call, repeated_launch.forward)
+        found, self._again = self._launcher.by(call, repeated_launch.bind_forward)
         return found
 
     def forward(

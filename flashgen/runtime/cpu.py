@@ -95,14 +95,16 @@ def _scores_are_finite(q: Tensor, k: Tensor, scale: float) -> bool:
     return largest_q * largest_k * q.shape[3] * max(scale, 1.0) < FLOAT32_MAX
 
 
-def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors) -> tuple[Tensor, Tensor]:
+def forward_by_torch(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors
+) -> tuple[Tensor, Tensor]:
     """O and LSE as attention_by_torch gives them, O laid out in memory as the kernels do."""
     o, lse = attention_by_torch(call, q, k, v, tensors)
     assert lse is not None
     return empty_like_layout(q, v.shape[3]).copy_(o), lse
 
 
-def backward(
+def backward_by_torch(
     call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> Gradients:
     """The gradients by their formulas, laid out in memory as the kernels do."""

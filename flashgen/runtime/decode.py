@@ -20,7 +20,7 @@ from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors
 from flashgen.runtime.call_cache import CallCache, Key, Options, holds, requires_grad
 from flashgen.runtime.eager import cache as eager_cache
-from flashgen.runtime.kept_decode import Decoded, KeptDecode, decode_key, moved
+from flashgen.runtime.kept_decode import Decoded, KeptDecode, decode_key, is_copied
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
@@ -133,11 +133,11 @@ class Decoder:
         """
         cache, features = check_call(q, k, v, arguments, names), call.features
         check_beside(features, q, cache)
-        spec = spec_of(call, q, cache)
+        spec = decode_spec(call, q, cache)
         scale = check_scale(call.scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return eager_cache.attention(
+                return eager_cache.cached_attention(
                     q, cache, scale=scale, causal=spec.causal, features=features
                 )
         decode, combine, sms = self._launchers(spec, q, cache)
@@ -188,11 +188,11 @@ def _copies(launch: Decode, q: Tensor, k: Tensor, v: Tensor, arguments: CacheArg
     """Whether a launch reads a copy of a tensor that was given."""
     cache = launch.cache
     return (
-        moved(q, launch.q)
-        or moved(k, cache.k)
-        or moved(v, cache.v)
-        or moved(arguments.lengths, cache.lengths)
-        or moved(arguments.block_table, cache.block_table)
+        is_copied(q, launch.q)
+        or is_copied(k, cache.k)
+        or is_copied(v, cache.v)
+        or is_copied(arguments.lengths, cache.lengths)
+        or is_copied(arguments.block_table, cache.block_table)
     )
 
 
@@ -202,7 +202,7 @@ def _combine_of(spec: AttentionSpec) -> AttentionSpec:
     return spec.for_direction("combine")
 
 
-def spec_of(call: Call, q: Tensor, cache: Cache) -> AttentionSpec:
+def decode_spec(call: Call, q: Tensor, cache: Cache) -> AttentionSpec:
     """The spec of a checked call; for one query a causal mask has no effect. Raises
     InvalidArgument.
     """

@@ -472,6 +472,6 @@ class Dispatcher:
             >>> flashgen.digest()[:7]
             'sha256:'
         """
-        from flashgen.runtime.explanation import digest_of
+        from flashgen.runtime.explanation import digest_of_choices
 
-        return digest_of(self.resolver.package, self.served)
+        return digest_of_choices(self.resolver.package, self.served)

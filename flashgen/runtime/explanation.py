@@ -11,7 +11,7 @@ from torch import Tensor
 from flashgen import __version__, paths, settings
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
-from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, spec_of
+from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, decode_spec
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
@@ -92,7 +92,7 @@ def explain_cached(
     """Which split kernel decode() would run for a call, as explain_call()."""
     cache = check_call(q, k, v, arguments)
     check_beside(call.features, q, cache)
-    spec = spec_of(call, q, cache)
+    spec = decode_spec(call, q, cache)
     check_scale(call.scale, q.shape[3])
     if resolver.left_to_torch(q.device):
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
@@ -106,7 +106,7 @@ def explain_cached(
     )  # fmt: skip
 
 
-def digest_of(package: str, served: Served) -> str:
+def digest_of_choices(package: str, served: Served) -> str:
     """sha256 of all that decides which kernel runs and what its text is, as Dispatcher.digest: the
     version, the tables, the kernels of the package, every template, and the modules that hold the
     rules of the ladder.

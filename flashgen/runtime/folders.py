@@ -64,7 +64,7 @@ def dispatcher_in(folder: Path) -> Serving:
         found = registry.registered(package)
         if found is None:
             found = _load(package, folder)
-            registry.register(package, found, folder)
+            registry.add(package, found, folder)
         return found
 
 

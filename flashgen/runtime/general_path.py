@@ -16,19 +16,17 @@ from flashgen.runtime.call import (
     Call,
     Tensors,
     agree,
-    check_block_mask,
+    check_is_block_mask,
     check_plain,
     check_tensors,
     refuse_scale_gradient,
 )
-from flashgen.runtime.call_cache import CallCache, KeptAttention, Key, holds
+from flashgen.runtime.call_cache import CallCache, KeptAttention, Key, holds, requires_grad
 from flashgen.runtime.kept_varlen import KeptVarlen
 from flashgen.runtime.launcher import Launcher
-from flashgen.runtime.resolver import Resolver, spec_of_call
+from flashgen.runtime.resolver import Resolver, forward_of, spec_of_call
 from flashgen.spec.features import (
-    BIAS,
     PLAIN,
-    SINKS,
     Features,
     check_features,
     features_of,
@@ -61,40 +59,63 @@ class GeneralPath:
         tensors. key: where to keep the call, if no torch mode is on and its features are numbers,
         of the call or of heads. LSE may be None unless return_lse.
         """
-        tensors: Tensors = ()
         if key is not None and call.features.only_limits and agree(q, k, v):
             refuse_scale_gradient(call.scale)
             launcher = self._resolver.find(call, q, v)
-        else:
-            check_tensors(q=q, k=k, v=v)
-            if torch_modes.autocasts():
-                q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
+            return self._launched(launcher, call, q, k, v, key, return_lse)
+        check_tensors(q=q, k=k, v=v)
+        if torch_modes.traced(q):
             self._refuse_lost_derivatives(call, q, k, v)
-            packed = call.features.sequences
-            if packed is None and torch_modes.traced(q):
-                return self._traced(call, q, k, v)
-            given = tensors_of(call.features)
-            check_plain(k=k, v=v, **named_tensors(given))
-            if packed is not None and packed.paged and differentiates(q, k, v, given):
-                return self._without_backward(call, q, k, v)
-            call, tensors = call.parts
-            launcher = self.found(call, q, k, v, tensors)
+            return self._traced(call, *_cast(q, k, v))
+        check_plain(k=k, v=v, **named_tensors(tensors_of(call.features)))
+        return self.serve_plain(call, q, k, v, key=key, return_lse=return_lse)
+
+    def serve_plain(
+        self,
+        call: Call,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key: Key | None = None,
+        return_lse: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """serve() of plain tensors, which is not traced."""
+        q, k, v = _cast(q, k, v)
+        self._refuse_lost_derivatives(call, q, k, v)
+        packed = call.features.sequences
+        if packed is not None and packed.paged and differentiates(call, q, k, v):
+            return self._without_backward(call, q, k, v)
+        launcher = self.found(call, q, k, v)
+        return self._launched(launcher, call, q, k, v, key, return_lse)
+
+    def _launched(
+        self,
+        launcher: Launcher | None,
+        call: Call,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key: Key | None,
+        return_lse: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """O and LSE of checked tensors, by a launcher, or None where it is not found yet."""
         if launcher is None:
-            spec_of_call(call, q, k, v, tensors)
+            spec_of_call(call, q, k, v)
             if self._resolver.left_to_torch(q.device):
-                return cpu.attention_by_torch(call, q, k, v, tensors, return_lse=return_lse)
-            launcher = self._resolver.launcher("forward", call, q, k, v, tensors)
-        forward = self._resolver.forward(call, q, k, v, tensors)
-        if differentiates(q, k, v, tensors) or torch_modes.transformed():
-            o, lse = autograd.differentiable(
-                self._passes, call, forward.q, forward.k, forward.v, tensors
-            )
+                return cpu.attention_by_torch(call, q, k, v, return_lse=return_lse)
+            launcher = self._resolver.launcher("forward", call, q, k, v)
+        near = self._resolver.all_addressed(q, k, v)
+        if differentiates(call, q, k, v) or torch_modes.transformed():
+            bare, tensors = call.parts
+            o, lse = autograd.differentiable(self._passes, bare, *near, tensors)
         else:
-            o, lse = launcher(forward)
-        copied = forward.q is not q or forward.k is not k or forward.v is not v
+            o, lse = launcher(forward_of(call, *near))
+        copied = near[0] is not q or near[1] is not k or near[2] is not v
         if key is not None and not copied and holds(call.causal, call.scale):
             kind = KeptAttention if call.features.sequences is None else KeptVarlen
-            kept = kind(launcher, self._passes, call, forward.scale, forward.diagonal)
+            bare, _ = call.parts
+            kept = kind(launcher, self._passes, bare, call.scale_of(q), call.diagonal(q, k))
             self._calls.keep(key, kept)
         return o, lse
 
@@ -103,7 +124,7 @@ class GeneralPath:
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE over pages, of which the backward is refused when it runs."""
         with torch.no_grad():
-            o, lse = self.serve(call, q, k, v)
+            o, lse = self.serve_plain(call, q, k, v)
         assert lse is not None  # return_lse
         return autograd.without_backward(o, lse, q, k, v, call.features.sinks)
 
@@ -141,7 +162,7 @@ class GeneralPath:
 
         causal, features = call.causal, call.features
         if features.block_mask is not None:
-            check_block_mask(features.block_mask, traced=True)
+            check_is_block_mask(features.block_mask, traced=True)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
         o, lse = custom_ops.attention_forward(
             q, k, v, *tensors_of(features), *numbers_of(features),
@@ -159,7 +180,7 @@ def asked_features(
     tensors = {name: given[name] for name in NAMES if given.get(name) is not None}
     check_tensors(**tensors)
     if (mask := given.get("block_mask")) is not None:
-        check_block_mask(mask, traced=False)
+        check_is_block_mask(mask, traced=False)
     rng = None
     if dropout_p != 0.0:
         check_tensors(q=q)
@@ -173,11 +194,14 @@ NAMES = "bias", "alibi_slopes", "sinks", "chunk_start"
 """The arguments of features that are tensors."""
 
 
-def differentiates(q: Tensor, k: Tensor, v: Tensor, tensors: Tensors) -> bool:
+def differentiates(call: Call, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether autograd records a call."""
-    if not torch.is_grad_enabled():
-        return False
-    if q.requires_grad or k.requires_grad or v.requires_grad:
-        return True
-    others = (tensors[BIAS], tensors[SINKS]) if tensors else ()
-    return any(x is not None and x.requires_grad for x in others)
+    features = call.features
+    return torch.is_grad_enabled() and requires_grad(q, k, v, features.bias, features.sinks)
+
+
+def _cast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors as autocast has them, if it is on."""
+    if not torch_modes.autocasts():
+        return q, k, v
+    return torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)

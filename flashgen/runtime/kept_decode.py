@@ -38,7 +38,7 @@ def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None
         return None
 
 
-def moved(given: Tensor | None, held: Tensor | None) -> bool:
+def is_copied(given: Tensor | None, held: Tensor | None) -> bool:
     """Whether a kernel reads another tensor than the one that was given: a copy."""
     if given is None or held is None:
         return given is not held
@@ -77,11 +77,11 @@ class KeptDecode:
             features = features.with_tensors(tensors_of_heads(*heads))
         cache = Cache(k=k, v=v, lengths=lengths, block_table=table)
         call = Decode(q=q, cache=cache, features=features, **self._numbers)
-        parts, split = self._decode.by(call, repeated_launch.decode)
+        parts, split = self._decode.by(call, repeated_launch.bind_decode)
         result, merge, whole = (parts.o, parts.lse), None, self._numbers["splits"] == 1
         if not whole:
             merging = Combine(parts=parts, q=q)
-            result, merge = self._combine.by(merging, repeated_launch.combine)
+            result, merge = self._combine.by(merging, repeated_launch.bind_combine)
         if split is not None and (whole or merge is not None):
             self.run = repeated_launch.decode_again(split, parts, merge, result)
         return result

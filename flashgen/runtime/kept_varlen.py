@@ -14,7 +14,7 @@ from flashgen import settings
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, TwoPasses
-from flashgen.runtime.call_cache import Key, Options, form_of, requires_grad
+from flashgen.runtime.call_cache import Key, Options, requires_grad
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import Limits, tensors_of_heads
 from flashgen.spec.packed import places_of
@@ -26,14 +26,19 @@ Packed = tuple[Tensor | None, ...]
 def varlen_key(
     tensors: Packed, longest: tuple[int, int], options: Options, limits: Limits
 ) -> Key | None:
-    """The key of a call; None where none can hold it, or a torch mode is on."""
+    """The key of a call; None where none can hold it, or torch modes or gradients are on."""
     causal, scale, precision = options
     if any(type(length) is not int for length in longest):
         return None
     try:
         if torch_modes.special(tensors[0]):  # type: ignore[arg-type]  # q is no None
             return None
-        forms = tuple(map(form_of, tensors))
+        if torch.is_grad_enabled() and requires_grad(*tensors):
+            return None
+        forms = [
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
+            for x in tensors
+        ]
     except (AttributeError, RuntimeError, TypeError):
         return None
     more = longest, type(causal), type(scale), limits, settings.serving()
@@ -65,11 +70,9 @@ class KeptVarlen:
         self, q: Tensor, k: Tensor, v: Tensor, *others: Any
     ) -> tuple[Tensor, Tensor] | None:
         """O and LSE of tensors as Packed has them; None, with nothing launched, where one is the
-        negative of its memory, or gradients are recorded.
+        negative of its memory.
         """
         *bounds, sinks, slopes = others
-        if torch.is_grad_enabled() and requires_grad(q, k, v, sinks, slopes):
-            return None
         if any(x is not None and x.is_neg() for x in (q, k, v)):
             return None
         q, k, v = heads_first(q, k, v, paged=bounds[-1] is not None)

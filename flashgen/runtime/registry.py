@@ -111,7 +111,7 @@ def registered(package: str) -> Serving | None:
     return _dispatchers.get(package)
 
 
-def register(package: str, dispatcher: Serving, folder: Path | None = None) -> None:
+def add(package: str, dispatcher: Serving, folder: Path | None = None) -> None:
     """Let graphs find the dispatcher of a package, and explanations its folder."""
     _dispatchers[package] = dispatcher
     if folder is not None:

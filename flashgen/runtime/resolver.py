@@ -172,16 +172,11 @@ class Resolver:
         self._gpus[device] = gpu
         return wanted or gpu.slug, gpu
 
-    def forward(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
-    ) -> Forward:
-        """The launch of a forward, of tensors that kernels can address."""
-        if not (addressable(q) and addressable(k) and addressable(v)):
-            q, k, v = self.addressed(q, "q"), self.addressed(k, "k"), self.addressed(v, "v")
-        return Forward(
-            q=q, k=k, v=v, scale=call.scale_of(q), diagonal=call.diagonal(q, k),
-            features=call.features_with(tensors),
-        )  # fmt: skip
+    def all_addressed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """addressed() of each."""
+        if addressable(q) and addressable(k) and addressable(v):
+            return q, k, v
+        return self.addressed(q, "q"), self.addressed(k, "k"), self.addressed(v, "v")
 
     def addressed(self, x: Tensor, name: str) -> Tensor:
         """x, copied if no kernel can address it, which is logged once. The copy has the
@@ -202,6 +197,14 @@ def addressable(x: Tensor) -> bool:
     """
     strides = x.stride()
     return strides[3] == 1 and strides[2] < FAR_STRIDE and not x.is_neg()
+
+
+def forward_of(call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()) -> Forward:
+    """The launch of a forward."""
+    return Forward(
+        q=q, k=k, v=v, scale=call.scale_of(q), diagonal=call.diagonal(q, k),
+        features=call.features_with(tensors),
+    )  # fmt: skip
 
 
 def spec_of_call(

@@ -90,8 +90,10 @@ class Sequences:
         """The same with max_q and max_k no more than the places of the packed tensors, or the keys
         of a row of the block table.
         """
-        max_k = min(self.max_k, self.most_keys(places_k))
-        return replace(self, max_q=min(self.max_q, places_q), max_k=max_k)
+        max_q, max_k = min(self.max_q, places_q), min(self.max_k, self.most_keys(places_k))
+        if (max_q, max_k) == (self.max_q, self.max_k):
+            return self
+        return replace(self, max_q=max_q, max_k=max_k)
 
     def check_places(self, places_q: int, places_k: int) -> None:
         """Raise InvalidArgument unless the sequences lie in packed tensors of so many places, one

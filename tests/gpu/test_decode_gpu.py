@@ -94,5 +94,5 @@ def test_a_graph_is_replayed_with_other_lengths(batch: int, paged: bool) -> None
         torch.cuda.synchronize()
         verdict = judge(o, lse, Decode(q=q, cache=cache, scale=128**-0.5, sms=1), spec)
         assert verdict.passed, (list(lengths)[:3], verdict)
-    expected, _ = eager_cache.attention(q, cache, scale=128**-0.5, causal=False)
+    expected, _ = eager_cache.cached_attention(q, cache, scale=128**-0.5, causal=False)
     torch.testing.assert_close(o, expected, rtol=2e-2, atol=2e-2)

@@ -102,11 +102,11 @@ def sequences(
     """
     for number, (first, end) in enumerate(held(cache)):
         k, v = (x[:, :, first:] for x in widened(cache, number, end))
-        own = features_of(features, number, first, end)
+        own = sequence_features(features, number, first, end)
         yield number, q[number : number + 1], k, v, own
 
 
-def features_of(features: Features, number: int, first: int, end: int) -> Features:
+def sequence_features(features: Features, number: int, first: int, end: int) -> Features:
     """The features of one sequence of a batch, whose keys are at positions [first, end)."""
     if features is PLAIN:
         return features
@@ -117,7 +117,7 @@ def features_of(features: Features, number: int, first: int, end: int) -> Featur
     return replace(features.of_sequence(number), bias=bias)
 
 
-def attention(
+def cached_attention(
     q: Tensor, cache: Cache, *, scale: float, causal: bool, features: Features = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """Attention of q (B, H, Sq, d) over a cache: O (B, H, Sq, d_v) of q's dtype, LSE (B, H, Sq)
@@ -156,7 +156,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleav
     return torch.cat((turned, wide[..., 2 * half :]), -1).to(x.dtype)
 
 
-def append(cache: Cache, k: Tensor, v: Tensor) -> None:
+def write(cache: Cache, k: Tensor, v: Tensor) -> None:
     """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) after the keys of each sequence, in place.
 
     Key i of sequence b goes to position lengths[b] + i; keys beyond the capacity are dropped. An

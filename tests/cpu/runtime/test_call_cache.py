@@ -387,7 +387,7 @@ def test_gradients_beside_sinks_are_recorded(name: str, driver: Written, own: Di
 def test_head_dims_without_a_backward_are_refused_when_gradients_are_asked_for(
     own: Dispatcher,
 ) -> None:
-    qkv = tensors(dim=512, dim_v=512)
+    qkv = tensors(dim=512, dim_v=512, dtype=torch.float32)
     with torch.no_grad():
         for _ in range(3):
             own.attention(*qkv)

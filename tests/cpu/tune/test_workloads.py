@@ -265,7 +265,7 @@ def test_decode_finds_what_a_model_was_tuned_for(features: Features) -> None:
     q = torch.zeros(2, 4, 1, 64, dtype=torch.bfloat16)
     pool, pages = torch.zeros(2, 16, 2, 64, dtype=torch.bfloat16), torch.zeros(2, 4).int()
     cache = decode.check_call(q, pool, pool, CacheArguments(lengths=pages[:, 0], block_table=pages))
-    step = decode.spec_of(Call(causal=True, features=features), q, cache)
+    step = decode.decode_spec(Call(causal=True, features=features), q, cache)
     assert kernels_of(forward, ["decode"], {"paged": True}) == [step]
 
 

@@ -223,7 +223,7 @@ def test_lengths_change_between_two_calls_of_one_grid(monkeypatch: pytest.Monkey
         beside["lengths"].copy_(torch.tensor(values, dtype=torch.int32))
         beside["block_table"].copy_(beside["block_table"].flip(0))
         o = dispatcher.decode(q, k, v, **beside)
-        expected, _ = eager_cache.attention(q, cache, scale=0.25, causal=True)
+        expected, _ = eager_cache.cached_attention(q, cache, scale=0.25, causal=True)
         torch.testing.assert_close(o, expected, rtol=2e-3, atol=2e-3)
 
 
@@ -269,7 +269,7 @@ def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1, seq_k=70)
     spec, config = decode_spec("float16", 16, "none", paged=paged), make_config(16, 16)
     call = make_decode(spec, problem, 0, "cpu", sms=20)
-    expected, _ = eager_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
+    expected, _ = eager_cache.cached_attention(call.q, call.cache, scale=call.scale, causal=False)
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)

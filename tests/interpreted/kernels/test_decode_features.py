@@ -178,7 +178,7 @@ def test_what_lies_outside_the_window_is_not_read(causal: bool, tmp_path: Path) 
         cache, k=k[:, :, first:], v=v[:, :, first:], lengths=cache.lengths - first
     )
     own = dataclasses.replace(features, bias=bias[..., first:])
-    want, want_lse = eager_cache.attention(q, near, scale=0.25, causal=causal, features=own)
+    want, want_lse = eager_cache.cached_attention(q, near, scale=0.25, causal=causal, features=own)
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse, want_lse, rtol=1e-4, atol=1e-5)
     kernel = load_kernel(next(tmp_path.glob("*.py")), render(spec, config).text_name)
@@ -203,7 +203,7 @@ def test_a_sink_is_counted_once_whatever_the_splits(
         q=q, cache=cache, scale=0.25, sms=132, splits=splits, features=Features(sinks=sinks)
     )
     o, lse = run(decode_spec("float32", 16, "none", sink=True), make_config(16, 16), call, tmp_path)
-    want, want_lse = eager_cache.attention(
+    want, want_lse = eager_cache.cached_attention(
         q, cache, scale=0.25, causal=False, features=Features(sinks=sinks)
     )
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-6)

@@ -30,6 +30,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import default_config
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.problem import BUCKETS, Problem
+from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec
 from tests.package import make_dispatcher
@@ -296,7 +297,7 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
         timed_choice("forward", 1.0),
     ]
     for choice in choices:
-        file = kernels / f"{choice.kernel}.py"
+        file = kernels / f"{text_name(choice.spec, choice.config)}.py"
         file.write_text(render(choice.spec, choice.config).source)
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
     monkeypatch.syspath_prepend(str(tmp_path.parent))
@@ -305,7 +306,7 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
         archs={"nvidia_h200": "sm_90"},
         choices={"nvidia_h200": by_spec(choices)},
     )
-    registry.register(tmp_path.name, tmp_path, dispatcher)
+    registry.add(tmp_path.name, dispatcher)
     launched = record_directions(monkeypatch)
     spec = make_spec("bfloat16", 64)
     inputs = gradients.make_inputs(spec, case(20, 70), 3, "cpu")

@@ -137,7 +137,7 @@ def decode_reads_what_is_there(data: st.DataObject) -> None:
         o = decode(q, *held, lengths=int32(lengths), causal=True, **options)
     cache = Cache(k=k, v=v, lengths=int32(lengths), block_table=table, leftpad=leftpad)
     features = features_of(causal=True, window=options.get("window"))
-    want, _ = eager_cache.attention(q, cache, scale=0.25, causal=True, features=features)
+    want, _ = eager_cache.cached_attention(q, cache, scale=0.25, causal=True, features=features)
     torch.testing.assert_close(o, want, atol=2e-3, rtol=0)
 
 
@@ -211,7 +211,7 @@ def pages_end_where_the_table_does(data: st.DataObject) -> None:
             lengths=held[number : number + 1],
             block_table=table[number : number + 1],
         )
-        want, _ = eager_cache.attention(own, one, scale=0.25, causal=True)
+        want, _ = eager_cache.cached_attention(own, one, scale=0.25, causal=True)
         torch.testing.assert_close(o[rows], want[0].transpose(0, 1), atol=2e-3, rtol=0)
 
 
