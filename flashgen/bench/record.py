@@ -193,4 +193,4 @@ class BenchRecord:
 
 def _short(value: Any) -> str:
     """A value as errors show it: for a GPU its name."""
-    return str(value["name"] if isinstance(value, dict) else value)
+    return str(value.get("name", value) if isinstance(value, dict) else value)

@@ -20,7 +20,7 @@ from flashgen import settings
 from flashgen.compile import sass
 from flashgen.compile.loops import LoopFacts, main_loops, spilling_loops
 from flashgen.compile.occupancy import TENSOR_COLUMNS, resident_blocks
-from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
@@ -121,7 +121,11 @@ class Compiled:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Compiled:
         """The Compiled of a record that to_json made. Raises InvalidArgument."""
-        return record_of(cls, record)
+        made = record_of(cls, record)
+        lengths = [loop.instructions for loop in made.loops]
+        if min((*lengths, *(length for _, length in made.spilling)), default=1) < 1:
+            raise InvalidArgument("a loop must have an instruction: got none")
+        return made
 
 
 def compile_kernel(

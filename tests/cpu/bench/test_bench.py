@@ -275,6 +275,10 @@ class TestRecord:
         other = RUN | {"gpu": {"name": "NVIDIA B200"}}
         with pytest.raises(FlashgenError, match="with gpu NVIDIA H200, here it is NVIDIA B200"):
             BenchRecord(tmp_path, other)
+        (path,) = tmp_path.glob("*.json")
+        path.write_text(path.read_text().replace('"name": "NVIDIA H200"', '"nothing": 1'))
+        with pytest.raises(FlashgenError, match=r"with gpu \{'nothing': 1\}"):
+            BenchRecord(tmp_path, other)
 
     def test_who_was_at_work_at_a_kill_is_struck_from_that_case(self, tmp_path: Path) -> None:
         case, _ = case_of()

@@ -26,7 +26,7 @@ from flashgen.compile.compiler import (
     shortcomings,
 )
 from flashgen.compile.loops import LoopFacts
-from flashgen.errors import ToolchainError
+from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.kernels.render import Rendered, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -186,6 +186,9 @@ def test_facts_survive_json() -> None:
     )
     assert Compiled.from_json(json.loads(json.dumps(compiled.to_json()))) == compiled
     assert Compiled.from_json(made_compiled(loop=None).to_json()).loop is None
+    for empty in ({"loop": made_loop(instructions=0)}, {"spilling": ((1, 0),)}):
+        with pytest.raises(InvalidArgument, match="a loop must have an instruction"):
+            Compiled.from_json(made_compiled(**empty).to_json())
 
 
 def test_a_refusal_says_what_the_compiler_said() -> None:
