@@ -137,15 +137,25 @@ def _matmul(**how: Any) -> tuple[Tensor, Tensor]:
     return c.float(), a.float() @ b.float()
 
 
+def _aligned_matmul(**how: Any) -> tuple[Tensor, Tensor]:
+    """One tile by cp.async, three stages deep."""
+    a, b = _drawn(64, 128, dtype=torch.float16), _drawn(128, 64, dtype=torch.float16)
+    c = torch.zeros(64, 64, dtype=torch.float16)
+    ptx.launch(
+        matmul, (1, 1), a, b, c, 64, 64, 128, 128, 64, 64, BM=64, BN=64, BK=32, num_stages=3, **how
+    )
+    return c.float(), a.float() @ b.float()
+
+
 def _persistent(**how: Any) -> tuple[Tensor, Tensor]:
-    a, b = _drawn(200, 128, dtype=torch.float16), _drawn(136, 128, dtype=torch.float16)
-    c = torch.zeros(200, 136, dtype=torch.float16)
+    a, b = _drawn(136, 320, dtype=torch.float16), _drawn(72, 320, dtype=torch.float16)
+    c = torch.zeros(136, 72, dtype=torch.float16)
     described = [
         TensorDescriptor(x, list(x.shape), list(x.stride()), block)
         for x, block in ((a, [128, 64]), (b, [64, 64]), (c, [128, 64]))
     ]
     ptx.launch(
-        persistent_matmul, (2,), *described, 200, 136, 128, PROGRAMS=2, BM=128, BN=64, BK=64,
+        persistent_matmul, (2,), *described, 136, 72, 320, PROGRAMS=2, BM=128, BN=64, BK=64,
         num_warps=8, num_stages=3, **how,
     )  # fmt: skip
     return c.float(), a.float() @ b.float().T
@@ -172,6 +182,7 @@ TUTORIALS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "vector sum": _vector_sum,
     "softmax": _softmax,
     "matmul": _matmul,
+    "matmul in stages": _aligned_matmul,
     "persistent matmul with TMA": _persistent,
     "layer norm": _layer_norm,
     "fused attention": _attention,

@@ -61,6 +61,7 @@ for _command in (
     tables.show,
     explain.explain,
     prove.verify,
+    prove.sanitize,
     prove.calibrate,
     tables.targets,
     tables.report,

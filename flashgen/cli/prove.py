@@ -1,9 +1,10 @@
-"""flashgen verify, calibrate and paper: check tables again, compare estimates with measurements,
-show the claims of the FlashAttention papers.
+"""flashgen verify, sanitize, calibrate and paper: check tables again, execute kernels on the CPU,
+compare estimates with measurements, show the claims of the FlashAttention papers.
 """
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,48 @@ def verify(
                 print(printable(str(proof)), flush=True)
                 failed += not proof.holds
     print(f"{table.gpu.slug}: {len(table.entries) - failed} of {len(table.entries)} entries hold")
+    if failed:
+        raise typer.Exit(1)
+
+
+def sanitize(
+    kernel: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KERNEL|SPEC...", help="Kernels of the table by name, or by the name of a spec."
+        ),
+    ],
+    target: Annotated[str, typer.Option(help="A known GPU by slug; it need not be present.")],
+    seeds: Annotated[int, typer.Option(help="Orders of warps and copies to try.")] = 1,
+    out: Out = Path(),
+) -> None:
+    """Execute kernels of a table on the CPU as they were compiled, and print what memcheck,
+    racecheck, initcheck and synccheck find.
+    """
+    from flashgen.evaluate.sanitize import sanitize as sanitized
+    from flashgen.spec.config import kernel_name
+    from flashgen.table.emit import kernels_of
+
+    check_least("--seeds", seeds, 1)
+    table = named_table(target, out)
+    shipped = {
+        kernel_name(entry.spec, config): (entry.spec, config)
+        for entry in table.entries
+        for config in kernels_of(entry)
+    }
+    failed = 0
+    for asked in kernel:
+        named = [name for name in shipped if name == asked or name.startswith(f"{asked}_br")]
+        if not named:
+            near = difflib.get_close_matches(asked, shipped, n=1, cutoff=0)
+            raise InvalidArgument(
+                f"{asked!r} is no kernel of {table.gpu.slug}'s table: the nearest is {near[0]}"
+            )
+        for name in named:
+            result = sanitized(*shipped[name], table.gpu.arch, seeds=seeds)
+            for line in result.lines():
+                print(printable(line), flush=True)
+            failed += not result.holds
     if failed:
         raise typer.Exit(1)
 

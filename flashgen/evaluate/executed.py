@@ -45,6 +45,7 @@ class ExecutedKernel:
         self.rendered, self.spec, self.config, self.arch = rendered, spec, config, arch
         self.seed, self.checks, self.raises = seed, checks, raises
         self.report = Report()
+        self.launches = 0
         self._built: dict[tuple[tuple[str, str], ...], Built] = {}
         self._plain = build_ptx(rendered, spec, config, arch)
         self.arg_names = self._plain.arg_names
@@ -64,6 +65,7 @@ class ExecutedKernel:
         launch = launch_of(given, (blocks, 1, 1), built.shared_bytes, built.descriptors)
         report = execute(loaded_text(built.ptx), launch, seed=self.seed, checks=self.checks)
         self.seed += 1
+        self.launches += 1
         self.report.merge(report)
         if self.raises:
             report.raise_if_any()

@@ -25,11 +25,11 @@ def find(warp: Warp, address: int) -> Mbarrier:
     shadow = warp.block.shadow
     if shadow is not None:
         cells = shadow.cells(np.array([address - SHARED_BASE]), 8)
-        late = shadow.written[cells] > warp.view[GENERIC, shadow.writer[cells]]
-        if late.any():
-            conflict = shadow.check_write(cells, warp.view[GENERIC])
-            if conflict is not None:
-                report_conflict(warp, conflict, "uses the mbarrier at", None)
+        conflict = shadow.note_read(
+            cells, warp.view[GENERIC], warp.number, warp.clock, warp.position
+        )
+        if conflict is not None:
+            report_conflict(warp, conflict, "uses the mbarrier at", None)
     return barrier
 
 

@@ -175,6 +175,11 @@ class TestBadInput:
             ),
             ("bench --gigabytes -1", 2, "--gigabytes must be more than 0: got -1"),
             ("verify", 2, "either --gpu or --target"),
+            (
+                "sanitize fwd_bf16_d63 --target nvidia_h200",
+                2,
+                "is no kernel of nvidia_h200's table",
+            ),
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
             ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),

@@ -1,0 +1,68 @@
+"""Kernels of flashgen as they were compiled, executed on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen import paths
+from flashgen.evaluate import sanitize as sanitizing
+from flashgen.evaluate.sanitize import sanitize
+from flashgen.ptx.program import InvalidPtx
+from flashgen.reference.cases import CheckCase
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+from flashgen.table.table import load
+
+CASE = CheckCase(problem=Problem(batch=1, heads=1, kv_heads=1, seq_q=150, seq_k=200))
+
+
+def of_table(slug: str, direction: str) -> tuple[AttentionSpec, KernelConfig]:
+    """The first plain entry of a direction."""
+    entries = load(paths.shipped_table(slug)).entries
+    return next(
+        (entry.spec, entry.config)
+        for entry in entries
+        if entry.spec.direction == direction and not entry.spec.featured
+    )
+
+
+@pytest.mark.parametrize(
+    ("slug", "arch", "direction"),
+    [
+        ("nvidia_h100_80gb_hbm3", "sm_90", "forward"),
+        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta"),
+        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dkv"),
+        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq"),
+        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused"),
+        ("nvidia_a100_sxm4_80gb", "sm_80", "forward"),
+    ],
+)
+def test_a_kernel_of_a_table_is_right_as_it_was_compiled(
+    slug: str, arch: str, direction: str
+) -> None:
+    result = sanitize(*of_table(slug, direction), arch, cases=[CASE])
+    assert result.holds, result.lines()
+    assert result.instructions > 1000
+
+
+def test_a_kernel_of_schedule_hopper_is_right_as_it_was_compiled() -> None:
+    spec = AttentionSpec(
+        direction="forward", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal"
+    )
+    config = KernelConfig(
+        br=128, bc=128, num_warps=8, num_stages=2, schedule="hopper", loads="descriptor",
+        order="longest_first",
+    )  # fmt: skip
+    result = sanitize(spec, config, "sm_90", cases=[CASE], seeds=2)
+    assert result.holds, result.lines()
+
+
+def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> object:
+        raise InvalidPtx("the instruction tcgen05 is not known")
+
+    monkeypatch.setattr(sanitizing, "ExecutedKernel", refused)
+    result = sanitize(*of_table("nvidia_b200", "forward"), "sm_100", cases=[CASE])
+    assert not result.holds
+    assert result.lines() == [f"FAILED  {result.name}: the instruction tcgen05 is not known"]
