@@ -33,11 +33,6 @@ class Part(NamedTuple):
     start: int
     end: int
 
-    @property
-    def plus(self) -> str:
-        """What the kernel adds to the columns, or to a pointer, of the first part."""
-        return f" + {self.start}" if self.start else ""
-
 
 def on_gpu(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> KernelConfig:
     """The config as `gpu` multiplies: in whole rows where it has mma.sync and the kernel can."""
