@@ -127,6 +127,7 @@ def note_shared_write(
     conflict = block.shadow.note_write(
         block.shadow.cells(offsets, size),
         block.agents.order(warp.view, proxy),
+        warp.view[GENERIC],
         agent,
         count,
         warp.position,

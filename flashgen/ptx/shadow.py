@@ -61,21 +61,23 @@ class SharedShadow:
         return self._with_write(cells, late) if late.any() else None
 
     def note_write(
-        self, cells: Array, order: Array, agent: int, count: int, position: int
+        self, cells: Array, order: Array, read: Array, agent: int, count: int, position: int
     ) -> Conflict | None:
-        """Record a write; the conflict with an earlier access, if there is one."""
-        conflict = self.check_write(cells, order)
+        """Record a write; the conflict with an earlier access, if there is one. order: of earlier
+        writes; read: of earlier reads, which need no fence between the proxies.
+        """
+        conflict = self.check_write(cells, order, read)
         self.writer[cells] = agent
         self.written[cells] = count
         self.write_position[cells] = position
         return conflict
 
-    def check_write(self, cells: Array, order: Array) -> Conflict | None:
+    def check_write(self, cells: Array, order: Array, read: Array) -> Conflict | None:
         """The conflict that a write has, if there is one."""
         late = self.written[cells] > order[self.writer[cells]]
         if late.any():
             return self._with_write(cells, late)
-        unread = self.read[:, cells] > order[: self.agents.readers, None]
+        unread = self.read[:, cells] > read[: self.agents.readers, None]
         if unread.any():
             agent, which = (int(index[0]) for index in np.nonzero(unread))
             cell = int(cells[which])
