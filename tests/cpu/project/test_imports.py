@@ -14,12 +14,10 @@ KNOWN = {
     "evaluate/workers/child.py": "a program: runs the task that its parent names, and itself",
     "kernels/loader.py": "kernels, from their files or texts",
     "paper/finding.py": "runs in a child process the claim that its parent names",
-    "runtime/explanation.py": "the digests of a generated package",
     "runtime/folders.py": "a generated package, from its folder",
     "runtime/generated_tables.py": "the table of a GPU in a generated package",
     "runtime/kernel_files.py": "a kernel of a generated package",
     "runtime/transformers_models.py": "the modules of others in which models are defined",
-    "table/show.py": "a generated package, from its folder",
 }
 """Modules that look others up while they run, and what they find."""
 OTHERS = ("flashgen", "generated")
