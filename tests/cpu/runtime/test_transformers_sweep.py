@@ -34,6 +34,9 @@ EXPECTED = {
     "blip": "refused: computes its own attention, and would add up a boolean mask",
     "deepseek_v32": "refused: passes indices",
     "inkling2_text": "refused: passes sinks",
+    "aimv2_text_model": sweep.EQUAL,  # is_causal=False, and a causal mask that ones leave out
+    "llama4_text": sweep.EQUAL,  # chunks of packed sequences
+    "doge": sweep.EQUAL,  # a dynamic mask, with which packed sequences are refused
 }
 
 
