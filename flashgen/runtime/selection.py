@@ -80,7 +80,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     add(_own(served, slug, spec, seq_k))
     if not rungs:  # or no other table need be read
         add(_of_relatives(served, slug, gpu, spec, seq_k))
-    add(_plain_tiles(served, slug, spec, seq_k))
+    add(_plain_tiles(served, slug, gpu, spec, seq_k))
     add(_defaults(slug, gpu, spec))
     if not rungs:
         raise GeneratedError(f"no kernel serves {spec.name} on {slug}: {skipped[-1]}")
@@ -132,8 +132,12 @@ def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
-def _plain_tiles(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> Iterator[Selection]:
-    """The tiles of the entries that the spec has without its features, nearest bucket first."""
+def _plain_tiles(
+    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
+) -> Iterator[Selection]:
+    """The tiles of the entries that the spec has without its features, nearest bucket first: on
+    this GPU, or, where it has no table, on the nearest relative.
+    """
     # The gradient of a bias has no plain spec. The fused backward is chosen by its time alone,
     # which is not known here.
     if spec.direction in ("backward_dbias", "backward_fused"):
@@ -141,9 +145,9 @@ def _plain_tiles(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> 
     plain = plain_spec(spec)
     if plain == spec:
         return
-    own = product_of(slug) if slug not in served.archs else slug
+    tables = [slug] if slug in served.archs else relatives(served.archs, slug, gpu)[:1]
     configs: dict[KernelConfig, Bucket | None] = {}
-    for entry in _by_bucket(served, own, plain, seq_k):
+    for entry in (entry for own in tables for entry in _by_bucket(served, own, plain, seq_k)):
         config = entry.config.textbook()
         configs.setdefault(config, entry.bucket)
         configs.setdefault(config.pointer_twin(), entry.bucket)

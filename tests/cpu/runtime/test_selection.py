@@ -170,9 +170,9 @@ class TestThePlainTile:
         found = ladder(table, H200, TARGETS[H200], self.WINDOW, 5000)
         assert [s.rung for s in found.rungs] == ["relative", "plain_tile", "default"]
 
-    def test_another_gpu_another_mask_and_the_fused_backward_have_none(self) -> None:
+    def test_another_architecture_another_mask_and_the_fused_backward_have_none(self) -> None:
         plain = make_choice(SPEC, BIG, BUCKETS[2])
-        assert self.of(self.WINDOW, plain, slug=H100)[0][0] == "default"
+        assert self.of(self.WINDOW, plain, slug="nvidia_l4")[0][0] == "default"
         unmasked = dataclasses.replace(self.WINDOW, mask="none")
         assert self.of(unmasked, plain)[0][0] == "default"
         fused = make_choice(SPEC.for_direction("backward_fused"), BIG, BUCKETS[2])
@@ -183,6 +183,12 @@ class TestThePlainTile:
         table, gpu = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),)), TARGETS[H200]
         for spec in specs_with_default():
             assert ladder(table, H200, gpu, spec, 5000).rungs[-1].rung == "default"
+
+    @pytest.mark.parametrize("slug", [H100, "nvidia_gh200_480gb"])
+    def test_a_gpu_without_a_table_takes_the_tiles_of_a_relative(self, slug: str) -> None:
+        table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),))
+        found = ladder(table, slug, TARGETS[slug], self.WINDOW, 5000)
+        assert found.rungs[0].rung == "plain_tile"
 
     def test_an_alias_takes_the_tiles_of_its_gpu(self) -> None:
         alias = next(alias for alias, slug in ALIASES.items() if slug == H200)
