@@ -50,9 +50,10 @@ def _sink(value: float) -> Callable[[int], dict[str, Any]]:
 EDGES = {
     "NaN in a query": Edge(first_q=NAN, o=NAN, lse=NAN),
     "NaN in a key": Edge(keys=(NAN, 1.0), o=NAN, lse=NAN),
-    "scores below -7e29": Edge(first_q=-1e30, o="torch"),
-    "scores about -7e37": Edge(first_q=-2e37, keys=(1.0, 0.875), o="torch"),
-    "scores about 7e37": Edge(first_q=2e37, keys=(1.0, 0.875), o="torch"),
+    # Sums of 16 such products are exact in any order: equal keys have equal scores on every CPU.
+    "scores below -7e29": Edge(first_q=-(2.0**100), o="torch"),
+    "scores about -6e37": Edge(first_q=-1.5 * 2.0**123, keys=(1.0, 0.875), o="torch"),
+    "scores about 6e37": Edge(first_q=1.5 * 2.0**123, keys=(1.0, 0.875), o="torch"),
     "all scores -inf": Edge(first_q=-INF, o="torch", lse=-INF),
     "all scores inf": Edge(first_q=INF, o="torch", lse=NAN),
     "a score of inf": Edge(first_q=1e38, keys=(1e10, 1.0), o=NAN, lse=NAN),
