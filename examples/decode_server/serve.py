@@ -38,6 +38,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+MOST_TOKENS = 2**20
+"""In the pages of a cache: 512 MiB of keys and values in float32."""
+
+
 def refused(options: argparse.Namespace) -> str | None:
     """Why the options cannot be served, in a sentence; None if they can."""
     for name in ("new_tokens", "sequences", "tokens_per_step", "pages", "page_size"):
@@ -46,6 +50,10 @@ def refused(options: argparse.Namespace) -> str | None:
     size, positions = options.page_size, Sizes().positions
     if size & (size - 1) or size > positions:
         return f"--page-size must be a power of two up to {positions}: got {size}"
+    if options.pages > (most := MOST_TOKENS // size):
+        return f"--pages must be at most {most} of {size} tokens: got {options.pages}"
+    if not 0 <= options.seed < 2**63:
+        return f"--seed must be from 0 to {2**63 - 1}: got {options.seed}"
     try:
         torch.empty(0, device=options.device)
     except (RuntimeError, AssertionError) as error:  # torch has no one error for it

@@ -19,7 +19,7 @@ from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status, Timing
-from flashgen.spec.records import parsed, value_of
+from flashgen.spec.records import UnknownKey, parsed, value_of
 from flashgen.table.entry import Entry, Run
 
 TIMED_STAGES: tuple[Stage, ...] = ("final", "timed", "rough")
@@ -223,6 +223,10 @@ def unpacked(content: bytes) -> bytes:
 def _parsed(line: bytes, path: Path, number: int) -> Outcome:
     try:
         return Outcome.from_json(parsed(line))
+    except UnknownKey as error:
+        raise FlashgenError(
+            f"{path}, line {number}: {error}: a newer version wrote this log; update flashgen"
+        ) from None
     except ValueError as error:
         raise FlashgenError(
             f"{path}, line {number}: this is no record of an outcome ({error}); "

@@ -25,7 +25,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
 from flashgen.spec.problem import Problem
-from flashgen.spec.records import parsed
+from flashgen.spec.records import UnknownKey, parsed
 
 Key = tuple[object, ...]
 Notice = Callable[[str], None]
@@ -230,6 +230,11 @@ class Log:
         where = f"{self.path}, line {number}"
         try:
             outcome = Outcome.from_json(parsed(line))
+        except UnknownKey as error:
+            raise FlashgenError(
+                f"{where}: {error}: a newer version wrote this log; update flashgen, "
+                f"or name another folder with --out"
+            ) from None
         except ValueError as error:
             raise FlashgenError(
                 f"{where}: this is no record of an outcome ({error}); "

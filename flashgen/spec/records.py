@@ -30,6 +30,10 @@ SHOWN = 80
 """Characters of a wrong value that an error shows."""
 
 
+class UnknownKey(InvalidArgument):
+    """A record has all required keys and one more, as a newer version writes it."""
+
+
 def parsed(text: str | bytes, *, finite: bool = True) -> Any:
     """The value of a JSON text. Raises ValueError, also for NaN and infinities if `finite`."""
     hooks: dict[str, Any] = {"parse_float": _number, "parse_constant": _constant} if finite else {}
@@ -45,14 +49,17 @@ def parsed(text: str | bytes, *, finite: bool = True) -> Any:
 
 def record_of(kind: type[T], value: object, name: str = "the record") -> T:
     """The dataclass `kind` of a JSON object that holds its fields; one with a default may be
-    missing. `name` is what errors call it. Raises InvalidArgument, which is a ValueError.
+    missing. `name` is what errors call it. Raises InvalidArgument, which is a ValueError:
+    UnknownKey where no required key is missing.
     """
     if not isinstance(value, Mapping):
         _fail(name, "an object", value)
     readers, required = _fields(kind)  # type: ignore[arg-type]  # a class is hashable
+    missing = [key for key in required if key not in value]
     if unknown := [key for key in value if key not in readers]:
-        raise InvalidArgument(f"{name} has the unknown key {shown(unknown[0])}")
-    if missing := [key for key in required if key not in value]:
+        error = InvalidArgument if missing else UnknownKey
+        raise error(f"{name} has the unknown key {shown(unknown[0])}")
+    if missing:
         raise InvalidArgument(f"{name} lacks the key {missing[0]!r}")
     return kind(**{key: readers[key](each, key) for key, each in value.items()})
 

@@ -2,7 +2,7 @@
 
 Where transformers is installed and knows the model type, its AutoConfig completes the file: what
 a file leaves out has the default of the model's class, and layer_types are listed. Without it, and
-for models it does not know, the file is read as it is.
+for models it does not know, the file is read as it is. Nothing is looked up on the network.
 
 Model families use different names; _NAMES has those that are read. A model may have several
 attentions: text and vision, encoder and decoder. Each is tuned at one length per bucket, up to the
@@ -158,12 +158,15 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
            if name.startswith(_COUNTS)):  # fmt: skip
         return config
     try:
+        from huggingface_hub import constants
         from transformers import AutoConfig
     except ImportError:
         return config
     fields = copy.deepcopy(config)
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # of fields that change no attention
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True  # some classes look up a repository that a field names
     try:
         made = AutoConfig.for_model(fields.pop("model_type"), **fields)
         own = _merged(made, config)
@@ -173,6 +176,7 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
     except Exception:  # classes of models raise what they like: then the file speaks for itself
         return config
     finally:
+        constants.HF_HUB_OFFLINE = offline
         logging.disable(disabled)
     return own
 

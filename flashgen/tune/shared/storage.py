@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.files import open_own
 from flashgen.paths import install_command
 from flashgen.spec.records import parsed, value_of
 
@@ -96,7 +97,7 @@ class JournalLock:
 
     def acquire(self) -> bool:
         """Wait for the lock. Raises OSError."""
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = open_own(self._path)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         whole = _end_of_records(self._file)
         if whole < os.fstat(self._file).st_size:
@@ -121,15 +122,14 @@ def _end_of_records(file: int) -> int:
 
 
 def demand_journal(path: Path) -> None:
-    """Check that a file, if it exists, starts as a journal: no other file may be written to.
-    Raises OSError, ValueError.
+    """Check that a file starts as a journal, or create it empty: no other file may be written to,
+    nor one that a symbolic link leads to. Raises OSError, ValueError.
     """
-    if path.exists():
-        with path.open("rb") as file:
-            first = file.readline()
-        if first:
-            record = value_of(dict[str, Any], parsed(first), "line 1")
-            value_of(int, record.get("op_code"), "op_code")
+    with os.fdopen(open_own(path), "rb") as file:
+        first = file.readline()
+    if first:
+        record = value_of(dict[str, Any], parsed(first), "line 1")
+        value_of(int, record.get("op_code"), "op_code")
 
 
 Notice = Callable[[str], None]
@@ -413,8 +413,8 @@ class Storage:
             opened: BaseStorage = self._optuna.storages.JournalStorage(backend)
         except OSError as error:
             raise StorageError(
-                f"{path} cannot be opened as a journal ({error.strerror}): name a file in a "
-                f"folder that is there and can be written"
+                f"{path} cannot be opened as a journal ({error.strerror}): name a file, "
+                f"not a link, in a folder that is there and can be written"
             ) from None
         except Exception as error:  # any error of a reader of foreign records
             raise StorageError(

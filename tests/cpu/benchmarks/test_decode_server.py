@@ -89,6 +89,13 @@ def test_the_script_compares(
         (["--new-tokens", "0"], "--new-tokens must be 1 or more: got 0"),
         (["--sequences", "0"], "--sequences must be 1 or more: got 0"),
         (["--tokens-per-step", "0"], "--tokens-per-step must be 1 or more: got 0"),
+        (["--pages", str(10**7)], "--pages must be at most 262144 of 4 tokens: got 10000000"),
+        (["--pages", str(10**30)], "--pages must be at most 262144 of 4 tokens: got 1000000"),
+        (
+            ["--seed", str(2**63)],
+            "--seed must be from 0 to 9223372036854775807: got 9223372036854775808",
+        ),
+        (["--seed", "-1"], "--seed must be from 0 to 9223372036854775807: got -1"),
         (["--device", "foo"], "--device must be one that torch has here: got foo ("),
     ],
     ids=" ".join,

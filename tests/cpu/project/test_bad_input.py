@@ -31,6 +31,7 @@ from flashgen.estimate import jit
 from flashgen.evaluate.quarantine import Quarantine
 from flashgen.files import temporary_folder
 from flashgen.kernels.loader import load_kernel, toolchain_error
+from flashgen.search.history import outcomes_of
 from flashgen.search.log import Log
 from flashgen.spec.config import config_of
 from flashgen.spec.features import check_softcap
@@ -232,6 +233,35 @@ class TestCommandLine:
         assert done.stderr.count("\n") <= 1
 
 
+def test_a_log_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    """In a record, and in a record within it: nothing is to be deleted."""
+    path = tmp_path / "nvidia_h200.jsonl"
+    record = fuzz.OUTCOME.to_json()
+    for newer in (record | {"energy": 1.5}, record | {"config": record["config"] | {"stages": 2}}):
+        path.write_text(json.dumps(newer) + "\n")
+        for read in (
+            lambda: Log(path, gpu=H200.slug, triton="3"),
+            lambda: outcomes_of(path, pytest.fail),
+        ):
+            with pytest.raises(
+                FlashgenError,
+                match=r"line 1: .* the unknown key '(energy|stages)': a newer version",
+            ) as caught:
+                read()
+            assert "update flashgen" in str(caught.value)
+            assert "delete" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["{[a]: 1}", "{{a: 1}: 1}", "[a]", "{? [a] : 1}"])
+def test_a_collection_in_place_of_a_spec(spec: str) -> None:
+    text = TEXT.replace("spec: fwd_bf16_d128_causal", f"spec: {spec}")
+    assert text != TEXT
+    with pytest.raises(TableError, match=r"line \d+: spec must be printable text .* got a list or"):
+        parse(text, PATH)
+    with pytest.raises(InvalidArgument, match=r"line 3: a (key must be a word|mapping must stand)"):
+        workloads.parse(f"name: x\nspecs:\n- {spec}\n", Path("w.yaml"))
+
+
 def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/folder")
     with pytest.raises(ToolchainError, match="set TMPDIR"), temporary_folder("test"):
@@ -268,6 +298,17 @@ class TestPlantedFiles:
         with pytest.raises(FlashgenError, match="cannot be written"):
             Quarantine(tmp_path / "q", triton="3")
         assert victim.read_text() == "torn"
+
+    def test_a_journal_follows_no_link(self, tmp_path: Path) -> None:
+        """Whether its target is missing, empty or a journal."""
+        url, victim = f"journal://{tmp_path}/run.journal", tmp_path / "victim"
+        (tmp_path / "run.journal").symlink_to(victim)
+        for content in (None, b"", fuzz._journal()):
+            if content is not None:
+                victim.write_bytes(content)
+            with pytest.raises(StorageError, match=r"run\.journal cannot be opened as a journal"):
+                Ledger(url, gpu=H200.slug, request={"seed": 1})
+            assert (victim.read_bytes() if victim.exists() else None) == content
 
     def test_compiled_python_beside_a_kernel_is_not_run(self, tmp_path: Path) -> None:
         """A .pyc with the time and size of its .py is what Python itself would run."""

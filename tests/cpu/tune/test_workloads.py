@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -574,3 +576,21 @@ class TestTransformersCompletesAFile:
         found = read(tmp_path, MISTRAL | change)
         assert {p.spec.name for p in found.pieces} == {"fwd_bf16_d128_causal"}
         assert logging.root.manager.disable == 0
+
+    @pytest.mark.parametrize("model_type", ["detr", "dpt", "upernet"])
+    def test_a_repository_that_the_file_names_is_not_looked_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str
+    ) -> None:
+        asked: list[Any] = []
+
+        def resolved(*address: Any, **_: Any) -> None:
+            asked.append(address)
+            raise OSError("no network")
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolved)
+        constants = importlib.import_module("huggingface_hub.constants")
+        before = constants.HF_HUB_OFFLINE
+        named = {"model_type": model_type, "backbone": "a/b", "use_timm_backbone": False}
+        read(tmp_path, MISTRAL | named)
+        assert asked == []
+        assert before == constants.HF_HUB_OFFLINE
