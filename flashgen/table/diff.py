@@ -14,14 +14,17 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH
+from flashgen.spec.problem import Bucket
 from flashgen.table.entry import NO_EVIDENCE, Entry, Run
 from flashgen.table.evidence import missing
 from flashgen.table.table import Table, figure
@@ -107,11 +110,9 @@ def diff(old: Table, new: Table) -> Diff:
     """
     _demand_one_gpu((old, new), "compared")
     changes, unchanged = [], 0
-    for key in sorted(
-        {entry.key for table in (old, new) for entry in table.entries},
-        key=lambda key: (key[0].sort_key, key[1].low),
-    ):
-        before, after = old.find(*key), new.find(*key)
+    all_before, all_after = ({entry.key: entry for entry in table.entries} for table in (old, new))
+    for key in sorted(all_before | all_after, key=lambda key: (key[0].sort_key, key[1].low)):
+        before, after = all_before.get(key), all_after.get(key)
         if before and after and _same(before, after):
             unchanged += 1
             continue
@@ -157,10 +158,12 @@ def merge(tables: Sequence[Table]) -> Table:
         raise InvalidArgument("tables must be one at least: got none")
     _demand_one_gpu(tables, "merged")
     strongest = max(tables, key=lambda table: max(map(_weight, table.runs), default=(-1, "")))
-    merged = Table(gpu=strongest.gpu)
+    winners = _Winners()
     for table in tables:
+        runs = {run.id: run for run in table.runs}
         for entry in table.entries:
-            merged = _with(merged, entry, table.run_of(entry))
+            winners.add(entry, runs.get(entry.evidence.run or ""))
+    merged = winners.table(strongest.gpu)
     for entry in merged.entries:
         reason = why_illegal(entry.spec, entry.config, merged.gpu)
         if reason is not None:
@@ -176,19 +179,51 @@ def _weight(run: Run) -> tuple[int, str]:
     return STRENGTH[run.source], run.date
 
 
-def _with(table: Table, entry: Entry, run: Run | None) -> Table:
-    """The table with an entry of another one, if it wins over the present one."""
-    held = table.find(*entry.key)
-    if held is not None and not _wins(entry, run, held, table.run_of(held)):
-        return table
-    if run is None:
-        return table.with_entry(entry, None)
-    taken = {other.id: other for other in table.runs}
-    number, name = 1, run.id
-    while taken.get(name, named := replace(run, id=name)) != named:  # another run of the same name
-        number += 1
-        name = f"{run.id}-{number}"
-    return table.with_entry(replace(entry, evidence=replace(entry.evidence, run=name)), named)
+class _Winners:
+    """The best entries so far, and the runs they come from, whose names are distinct."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[AttentionSpec, Bucket], Entry] = {}
+        self._runs: dict[str, Run] = {}
+        self._uses: Counter[str | None] = Counter()
+
+    def add(self, entry: Entry, run: Run | None) -> None:
+        """Take an entry if it wins over the present one."""
+        key = entry.key
+        held = self._entries.get(key)
+        if held and not _wins(entry, run, held, self._runs.get(held.evidence.run or "")):
+            return
+        name = None if run is None else self._named(run)
+        self._entries[key] = replace(entry, evidence=replace(entry.evidence, run=name))
+        self._uses[name] += 1
+        if held:
+            self._release(held.evidence.run)
+
+    def _named(self, run: Run) -> str:
+        """The name of a run here: another run may have its own."""
+        number, name = 1, run.id
+        while self._runs.get(name, named := replace(run, id=name)) != named:
+            number += 1
+            name = f"{run.id}-{number}"
+        self._runs[name] = named
+        return name
+
+    def _release(self, name: str | None) -> None:
+        """Drop the run of a replaced entry if no other has it. An entry of an unknown run may come
+        from any.
+        """
+        self._uses[name] -= 1
+        if self._uses[name] or self._uses[None]:
+            return
+        gone = [name] if name else [each for each in self._runs if not self._uses[each]]
+        for each in gone:
+            self._runs.pop(each, None)
+
+    def table(self, gpu: Gpu) -> Table:
+        """All of them, in the order of tables."""
+        runs = sorted(self._runs.values(), key=lambda run: (run.date, run.id))
+        entries = sorted(self._entries.values(), key=lambda e: (e.spec.sort_key, e.bucket.low))
+        return Table(gpu=gpu, runs=tuple(runs), entries=tuple(entries))
 
 
 def _wins(entry: Entry, run: Run | None, held: Entry, held_run: Run | None) -> bool:
