@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.files import unpacked_content_of
 from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
-from flashgen.search.history import outcomes_of, unpacked
+from flashgen.search.history import outcomes_of
 from flashgen.search.points import ListedSpace
 from flashgen.search.space import Point
 from flashgen.spec.config import KernelConfig
@@ -90,7 +91,7 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
     if path.suffix == ".jsonl":
         return _some(from_outcomes(outcomes_of(path, notice)), path)
     try:
-        record = _parsed(path.read_bytes())
+        record = _parsed(unpacked_content_of(path))
     except FileNotFoundError:
         raise InvalidArgument(f"{path}: there is no such file of a landscape") from None
     except OSError as error:
@@ -202,7 +203,7 @@ def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelCon
 
 def _parsed(content: bytes) -> Any:
     """The JSON of a file. A cache that Kernel Tuner has not finished lacks its last two braces."""
-    text = unpacked(content).decode()
+    text = content.decode()
     try:
         return json.loads(text)
     except ValueError:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from flashgen.errors import FlashgenError, ToolchainError
 
 MOST_BYTES = 16 << 20
 """Larger files are refused: a table of all kernels that ship has less than 1 % of that."""
+
+MOST_UNPACKED = 256 << 20
+"""Of a log or a landscape, which may be gzipped: some 200,000 outcomes."""
 
 
 @contextlib.contextmanager
@@ -68,7 +73,20 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
 def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a file. Raises OSError, and ValueError where it is larger than `most`."""
     with path.open("rb") as file:
-        content = file.read(most + 1)
+        return _limited(file, most)
+
+
+def unpacked_content_of(path: Path) -> bytes:
+    """The content of a file, gzipped or not. Raises OSError, EOFError and zlib.error, as gzip does,
+    and ValueError where it is larger than MOST_UNPACKED.
+    """
+    with path.open("rb") as file:
+        packed = file.peek(2)[:2] == b"\x1f\x8b"
+        return _limited(gzip.GzipFile(fileobj=file) if packed else file, MOST_UNPACKED)
+
+
+def _limited(file: BinaryIO | gzip.GzipFile, most: int) -> bytes:
+    content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(f"files over {most >> 20} MB are refused")
     return content

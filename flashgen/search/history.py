@@ -14,7 +14,7 @@ from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.evaluate.evaluator import SLOW
-from flashgen.files import whole_lines
+from flashgen.files import unpacked_content_of, whole_lines
 from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -197,7 +197,7 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
         >>> outcomes = outcomes_of(Path("tuning.jsonl"), print)  # doctest: +SKIP
     """
     try:
-        content = unpacked(path.read_bytes())
+        content = unpacked_content_of(path)
     except FileNotFoundError:
         raise InvalidArgument(
             f"{path}: there is no such log; flashgen tune writes .flashgen/<slug>.jsonl"
@@ -206,6 +206,8 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
         raise FlashgenError(f"{path} is no gzip file ({error}): copy it again") from None
     except OSError as error:
         raise FlashgenError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise FlashgenError(f"{path}: {error}; name another") from None
     if path.name.removesuffix(".gz").endswith(".json"):
         return _of_landscape(content, path)
     lines, whole = whole_lines(content)
@@ -213,11 +215,6 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
     if whole < len(content):
         notice(f"{path}: the last record is torn; it is left out")
     return found
-
-
-def unpacked(content: bytes) -> bytes:
-    """The content of a file, gzipped or not. Raises what gzip.decompress does."""
-    return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
 
 
 def _parsed(line: bytes, path: Path, number: int) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -293,8 +294,9 @@ def _check_value(name: str, value: object, where: str) -> None:
             f"the value of a parameter must be an int, a float, a string or a bool: "
             f"got {value!r} for {name} of {where}"
         )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"a number must be finite: got {value} for {name} of {where}")
+    if not isinstance(value, str) and not abs(value) <= sys.float_info.max:  # NaN neither
+        number = value if isinstance(value, float) else "an int beyond all floats"
+        raise InvalidArgument(f"a number must be finite: got {number} for {name} of {where}")
 
 
 def parameters_of(points: Sequence[Point]) -> tuple[Parameter, ...]:

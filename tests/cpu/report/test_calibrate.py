@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import sys
+import tracemalloc
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flashgen import __main__, paths
+from flashgen import __main__, files, paths
 from flashgen.report import charts
 from flashgen.report.calibrate import (
     Calibration,
@@ -273,6 +274,22 @@ def test_a_packed_log_is_read_and_a_damaged_one_is_one_sentence(run, tmp_path: P
     assert code == 1
     assert errors.startswith(f"flashgen: {packed} is no gzip file (")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "outcomes.json.gz"])
+def test_a_log_is_refused_by_its_size_when_unpacked(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """6 MB may unpack to 6 GB: no more is unpacked than the limit."""
+    monkeypatch.setattr(files, "MOST_UNPACKED", 3 << 20)
+    content, log = b"\n" * (30 << 20), tmp_path / name
+    log.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    tracemalloc.start()
+    code, _, errors = run(log)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (code, errors) == (1, f"flashgen: {log}: files over 3 MB are refused; name another\n")
+    assert peak < 20 << 20
 
 
 def test_what_cannot_be_a_picture_is_refused(run, tmp_path: Path) -> None:

@@ -322,6 +322,10 @@ def spaces() -> list[tuple[Sequence[Any], str]]:
             "the value of a parameter must be an int, a float, a string or a bool: got [1] for x of point 0",
         ),
         ([{"x": 1.0}, {"x": math.nan}], "a number must be finite: got nan for x of point 1"),
+        (
+            [{"x": 1.0}, {"x": -(10**5000)}],
+            "a number must be finite: got an int beyond all floats for x of point 1",
+        ),
         ([{"x": math.inf}], "a number must be finite: got inf for x of point 0"),
         (
             [{"x": 1, "y": "a"}, {"x": 2, "y": "a"}, {"y": "a", "x": 1}],
