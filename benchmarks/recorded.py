@@ -32,6 +32,7 @@ from flashgen.search.space import Point
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Stage, Status
+from flashgen.spec.records import parsed
 from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 
 NEVER = 1e20
@@ -205,10 +206,10 @@ def _parsed(content: bytes) -> Any:
     """The JSON of a file. A cache that Kernel Tuner has not finished lacks its last two braces."""
     text = content.decode()
     try:
-        return json.loads(text)
+        return parsed(text, finite=False)
     except ValueError:
         with contextlib.suppress(ValueError):
-            return json.loads(text.rstrip().rstrip(",") + "}}")
+            return parsed(text.rstrip().rstrip(",") + "}}", finite=False)
         raise
 
 

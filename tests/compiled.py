@@ -5,14 +5,48 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
+from flashgen.compile.loops import LoopFacts
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 
 Job = tuple[AttentionSpec, KernelConfig, str]
 """A kernel and the architecture that it is compiled for."""
+
+
+def made_loop(**fields: Any) -> LoopFacts:
+    counts: dict[str, Any] = {
+        "instructions": 400,
+        "matrix_instructions": 12,
+        "matrix_flops": 524288,
+        "exp2": 34,
+        "fp32": 136,
+        "other": 100,
+        "shared_bytes": 13312,
+        "spills": 0,
+        "warpgroup_arrives": 2,
+        "exp2_under_matrix": 1.0,
+    }
+    return LoopFacts(**(counts | fields))
+
+
+def made_compiled(**fields: Any) -> Compiled:
+    facts: dict[str, Any] = {
+        "name": "kernel",
+        "digest": "sha256:" + "0" * 64,
+        "arch": "sm_90",
+        "triton": "3.7.1",
+        "num_warps": 8,
+        "registers": 168,
+        "spill_bytes": 0,
+        "shared_bytes": 98304,
+        "loop": made_loop(),
+        "advisories": (),
+    }
+    return Compiled(**(facts | fields))
 
 
 def cache() -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import gzip
 import inspect
 import io
 import json
@@ -30,12 +31,18 @@ import pytest
 import torch
 
 import flashgen
+from benchmarks import recorded
 from flashgen import cli, paths
+from flashgen.bench.case import BenchCase
+from flashgen.bench.race import Line
+from flashgen.bench.record import BenchRecord
+from flashgen.compile.compiler import FACTS, Compiled, cache_file, judge, recall
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.quarantine import Quarantine, _record
 from flashgen.files import write_whole
 from flashgen.report.html import write_report
 from flashgen.runtime import kernel_files
+from flashgen.search import Method
 from flashgen.search.history import outcomes_of
 from flashgen.search.log import Log
 from flashgen.spec.outcome import Outcome, Status, Timing
@@ -45,6 +52,7 @@ from flashgen.table.evidence import evidence_file, evidence_text
 from flashgen.table.table import Table, dump, load_with_evidence, save
 from flashgen.tune import hf_config, workloads
 from flashgen.tune.run_files import Session
+from tests.compiled import made_compiled, made_loop
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
 
 HUGE = "9" * 5000
@@ -351,6 +359,90 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def bench(draw: random.Random, folder: Path) -> None:
+    """The times of an earlier run, and its mark; an accepted file is written and read again."""
+    run = {"measured": True, "gpu": _plain(H200), "protocol": 2, "torch": "2.13"}
+    case = BenchCase(direction="forward", spec=SPEC, problem=OUTCOME.problem)
+    line = Line(
+        name="sdpa",
+        group="sdpa",
+        detail="",
+        status="ok",
+        timing=OUTCOME.timing,
+        tflops=5.0,
+        floors=0.5,
+    )
+    BenchRecord(folder, run).add(case, [line], [None, None, None])
+    path, mark = folder / "bench.json", folder / "in_flight.json"
+    write_whole(path, text_of(draw, json.loads(path.read_bytes())))
+    if draw.random() < 0.3:
+        write_whole(mark, text_of(draw, [case.key, "sdpa"]))
+
+    def opened() -> BenchRecord:
+        found = BenchRecord(folder, run)
+        found.strike(case, "flashgen")
+        return found
+
+    found = read(opened)
+    if found is not None:
+        assert BenchRecord(folder, run).cases == found.cases
+
+
+def compiled(draw: random.Random, folder: Path) -> None:
+    """A cached compilation: it is judged, or compiled again."""
+    kept = made_compiled(digest=OUTCOME.digest, spilling=((2, 9),), other_loops=(made_loop(),))
+    named = kept.digest, kept.arch, kept.triton, folder
+    write_whole(cache_file(*named, "json"), text_of(draw, {"facts": FACTS} | kept.to_json()))
+    write_whole(cache_file(*named, "cubin"), b"ELF")
+    found = recall(*named)
+    if found is not None:
+        assert Compiled.from_json(json.loads(json.dumps(found.to_json()))) == found
+        demand_printable(judge(found, SPEC, AHEAD, H200)[1])
+        assert found.spill_share >= 0
+
+
+LANDSCAPES: tuple[dict[str, Any], ...] = (
+    {
+        "schema_version": "1.0.0", "flashgen": {"name": "x", "source": "measured", "seeds": [1], "likely_first": True},
+        "results": [
+            {
+                "configuration": {"a": a, "b": "c"}, "invalidity": "correct", "times": {},
+                "measurements": [
+                    {"name": "time", "value": 2.5, "unit": "us"}, {"name": "estimate", "value": 2, "unit": "us"},
+                ],
+            }
+            for a in (1, 0.5)
+        ],
+    },
+    {
+        "device_name": "A100", "kernel_name": "k", "problem_size": [1, 2], "tune_params_keys": ["x", "y"],
+        "cache": {"1,2": {"x": 1, "y": 2, "time": 0.5}, "3,4": {"x": 3, "y": 4, "time": "CompilationFailedConfig"}},
+    },
+    {
+        "Metadata": {"Device": "RTX 3090", "TimeUnit": "Microseconds"},
+        "Results": [
+            {"Status": "Ok", "Configuration": [{"Name": "x", "Value": x}], "ComputationResults": [{"Duration": 1.5}]}
+            for x in (16, 32)
+        ],
+    },
+    {"outcomes": [OUTCOME.to_json()]},
+)  # fmt: skip
+
+
+def landscape(draw: random.Random, folder: Path) -> None:
+    """A landscape of each form, gzipped or not; an accepted one is searched, written and read."""
+    content = text_of(draw, draw.choice(LANDSCAPES))
+    path = folder / "space.json"
+    if draw.random() < 0.3:
+        path, content = folder / "space.json.gz", gzip.compress(content)
+        content = _bytes(draw, content) if draw.random() < 0.5 else content
+    write_whole(path, content)
+    for found in read(lambda: recorded.read(path, demand_printable)) or ():
+        assert recorded.replay(found, Method(), 3)
+        write_whole(folder / "again.json", recorded.dump(found))
+        assert recorded.read(folder / "again.json") == [found]
+
+
 MODELS: tuple[dict[str, Any], ...] = (
     {
         "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "head_dim": 128,
@@ -544,14 +636,17 @@ def _plain(value: Any) -> Any:
 
 Target = Callable[[random.Random, Path], None]
 TARGETS: dict[str, tuple[Target, int]] = {
-    "table": (table, 100),
-    "log": (log, 60),
-    "quarantine": (quarantine, 40),
-    "session": (session, 40),
+    "table": (table, 70),
+    "log": (log, 40),
+    "quarantine": (quarantine, 35),
+    "session": (session, 35),
     "journal": (journal, 30),
     "manifest": (manifest, 40),
-    "model": (model, 50),
-    "workload": (workload_file, 50),
+    "model": (model, 30),
+    "workload": (workload_file, 30),
+    "bench": (bench, 30),
+    "compiled": (compiled, 30),
+    "landscape": (landscape, 40),
     "command": (command, 40),
     "call": (call, 50),
 }

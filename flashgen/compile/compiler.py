@@ -125,6 +125,11 @@ class Compiled:
         lengths = [loop.instructions for loop in made.loops]
         if min((*lengths, *(length for _, length in made.spilling)), default=1) < 1:
             raise InvalidArgument("a loop must have an instruction: got none")
+        if made.num_warps < 1 or made.shared_bytes < 0:
+            raise InvalidArgument(
+                f"a kernel must have a warp, and bytes of shared memory >= 0: got "
+                f"{made.num_warps} and {made.shared_bytes}"
+            )
         return made
 
 

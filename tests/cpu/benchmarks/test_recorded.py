@@ -434,6 +434,7 @@ class TestDamage:
             gzip.compress(dump(MADE).encode(), mtime=0)[:-30],
             gzip.compress(dump(MADE).encode(), mtime=0)[:20] + bytes(200),
             gzip.compress(b"no JSON", mtime=0),
+            b"[" * 100_000,
         ],
     )
     def test_what_is_no_json(self, content: bytes, tmp_path: Path) -> None:

@@ -25,14 +25,13 @@ from flashgen.compile.compiler import (
     residents,
     shortcomings,
 )
-from flashgen.compile.loops import LoopFacts
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.kernels.render import Rendered, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Status
-from tests.compiled import compile_one
+from tests.compiled import compile_one, made_compiled, made_loop
 from tests.listings import listing
 from tests.makers import make_config, make_spec
 
@@ -50,38 +49,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def build() -> Build:
     return compile_one
-
-
-def made_loop(**fields: Any) -> LoopFacts:
-    counts: dict[str, Any] = {
-        "instructions": 400,
-        "matrix_instructions": 12,
-        "matrix_flops": 524288,
-        "exp2": 34,
-        "fp32": 136,
-        "other": 100,
-        "shared_bytes": 13312,
-        "spills": 0,
-        "warpgroup_arrives": 2,
-        "exp2_under_matrix": 1.0,
-    }
-    return LoopFacts(**(counts | fields))
-
-
-def made_compiled(**fields: Any) -> Compiled:
-    facts: dict[str, Any] = {
-        "name": "kernel",
-        "digest": "sha256:" + "0" * 64,
-        "arch": "sm_90",
-        "triton": "3.7.1",
-        "num_warps": 8,
-        "registers": 168,
-        "spill_bytes": 0,
-        "shared_bytes": 98304,
-        "loop": made_loop(),
-        "advisories": (),
-    }
-    return Compiled(**(facts | fields))
 
 
 def test_s_ahead_on_hopper_runs_exp2_under_its_own_wgmma(build: Build) -> None:
@@ -189,6 +156,9 @@ def test_facts_survive_json() -> None:
     for empty in ({"loop": made_loop(instructions=0)}, {"spilling": ((1, 0),)}):
         with pytest.raises(InvalidArgument, match="a loop must have an instruction"):
             Compiled.from_json(made_compiled(**empty).to_json())
+    for none in ({"num_warps": 0}, {"shared_bytes": -1024}):
+        with pytest.raises(InvalidArgument, match="a kernel must have a warp, and bytes of shared"):
+            Compiled.from_json(made_compiled(**none).to_json())
 
 
 def test_a_refusal_says_what_the_compiler_said() -> None:
