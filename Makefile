@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest test-flash-attn lint format generate check facts duel docs docs-output screenshots release clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-short test-driver-oldest test-flash-attn lint format generate check facts duel docs docs-output screenshots release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -35,6 +35,7 @@ help:
 	@echo 'make slow       list those, with the reasons'
 	@echo 'make test-gpu   the tests that need a GPU'
 	@echo 'make test-driver  the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
+	@echo 'make test-driver-short  what of it takes a minute: calls, kept calls, launches, graphs, torch'\''s own calls'
 	@echo 'make test-flash-attn  FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
@@ -75,9 +76,13 @@ RECORDING := $(CURDIR)/build/driver
 DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA) LD_LIBRARY_PATH=$(RECORDING) \
 TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
 
-test-driver: $(FOR_ALL) $(RECORDING)/libcudart.so.13
+# The first of the short ones loads kernels that the others launch again.
+test-driver: DRIVER_TESTS := tests/driver
+test-driver-short: DRIVER_TESTS := $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches torch_flash)
+
+test-driver test-driver-short: $(FOR_ALL) $(RECORDING)/libcudart.so.13
 	@rm -rf $(RECORDING)/events && mkdir -p $(RECORDING)/events
-	$(DRIVER_ENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/driver
+	$(DRIVER_ENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(DRIVER_TESTS)
 
 $(RECORDING)/libcudart.so.13: $(wildcard tests/driver/recording/*) | $(TORCH_CUDA) $(CUDA_HEADERS)
 	CXX='$(CXX)' $(BIN)/python tests/driver/recording/build.py \

@@ -12,7 +12,7 @@ import torch
 from triton import knobs
 
 from flashgen.kernels import launch
-from flashgen.kernels.launch_cache import Decode, decode
+from flashgen.kernels.launch_cache import Decode
 from flashgen.runtime import kernel_files
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.cache import Cache
@@ -61,7 +61,7 @@ def decoded(spec: AttentionSpec, config: KernelConfig, *, splits: int) -> None:
     lengths = torch.full((2,), 128, dtype=torch.int32, device="cuda")
     cache = Cache(k=k, v=v, lengths=lengths)
     plan = launch.bind(kernel_files.rendered(spec, config), spec, config)
-    parts = decode(plan, Decode(q=q, cache=cache, scale=0.1, sms=GPU.sms, splits=splits))
+    parts = plan(Decode(q=q, cache=cache, scale=0.1, sms=GPU.sms, splits=splits))
     assert parts.whole == (splits == 1)
 
 
