@@ -691,6 +691,9 @@ def cases(target: str, numbers: range) -> None:
         (home / "cwd").mkdir()
         stack.enter_context(contextlib.chdir(home / "cwd"))
         stack.enter_context(environment(HOME=str(home / "home"), TMPDIR=str(home / "tmp")))
+        # matplotlib keeps a list of fonts, wherever its variable says.
+        fonts = stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-fuzz-fonts-"))
+        stack.enter_context(environment(MPLCONFIGDIR=fonts))
         stack.enter_context(programs())
         (home / "tmp").mkdir()
         for number in numbers:

@@ -49,13 +49,14 @@ def trial_of(
     spec: AttentionSpec, case: AnyCase, seed: int, device: torch.device | str = "cpu"
 ) -> Trial:
     """A case with inputs drawn from the seed. The rms counts where scores are even alone: otherwise
-    the few rows in which two keys are near the maximum carry it.
+    the few rows in which two keys are near the maximum carry it. Nor does it count with scales of
+    pages, by which a kernel multiplies P before it rounds it, and the ideal one does not.
     """
     if isinstance(case, DecodeCase):
         trial = cache_trial(spec, case, seed, device)
     else:
         trial = attention_trial(spec, case, seed, device)
-    if case.scores == "even":
+    if case.scores == "even" and spec.kv_scales != "page":
         return trial
     return replace(trial, compare=lambda found: replace(trial.compare(found), elements=0))
 

@@ -26,8 +26,11 @@ from flashgen.spec.features import PLAIN, Features
 
 FLOORS_ACCEPTED = 2.0
 RMS_ACCEPTED = 1.15
-RMS_ELEMENTS = 1024
+RMS_ELEMENTS = 256
 """Fewer have no limit: docs/numerics.md has how much the rms of right kernels varies."""
+FEW_KEYS = 32.0
+"""scale |Q| |K|^T that normal queries and keys do not reach at any head dim. Beyond it one key or two
+have a row of P, and errors of several do not average."""
 LSE_TOLERANCE = 2.0**-16
 FP8_LSE_TOLERANCE = 2.0**-10
 """Of an fp8 kernel: the matrix units of sm_89 and sm_90 keep some 14 bits of a sum of products."""
@@ -92,8 +95,8 @@ class Comparison:
     """Results of a kernel beside float64.
 
     floors: the largest error in units of the floor. rms: the root of the mean square of all errors,
-    in units of that of an ideally rounded kernel. elements: how many these are. lse: the largest
-    error of LSE in units of its tolerance.
+    in units of that of an ideally rounded kernel. elements: how many carry it (_carriers). lse: the
+    largest error of LSE in units of its tolerance.
     """
 
     floors: float = 0.0
@@ -177,7 +180,8 @@ def judge(
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
     max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout,
     and times max|LSE| / 16 if that is more than 1: the exponents of P are as large as LSE, and
-    rounded relative to that). On tiny shapes the first by itself would reject correct kernels. LSE
+    rounded relative to that; or times what max(scale |Q| |K|^T) has above FEW_KEYS, times the square
+    root of d over 128: so much do sums of d products vary). On tiny shapes the first by itself would reject correct kernels. LSE
     may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by
     2^-10.
 
@@ -215,9 +219,12 @@ def judge(
         )
     if o.numel() == 0:
         return Comparison()
-    _, _, wide_v = descaled(q.double(), k.double(), v.double(), features)
+    wide_q, wide_k, wide_v = descaled(q.double(), k.double(), v.double(), features)
     exponents = max_abs(exact_lse.nan_to_num(posinf=0.0, neginf=0.0))
-    largest = max_abs(wide_v) * max(1.0, features.keep_scale) * max(1.0, exponents / 16)
+    products = abs(scale) * wide_q.abs() @ per_query_head(wide_k, q.shape[1]).abs().mT
+    few_keys = (max_abs(products) - FEW_KEYS) * math.sqrt(q.shape[-1]) / 128
+    lost = max(1.0, exponents / 16, few_keys)
+    largest = max_abs(wide_v) * max(1.0, features.keep_scale) * lost
     least = LSE_TOLERANCE if features.fp8 is None else FP8_LSE_TOLERANCE
     tolerance = least * exact_lse.abs().clamp(min=1.0)
     if precision == "tf32":
@@ -258,8 +265,18 @@ def compared(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) -> Comp
     return Comparison(
         floors=_in_units(max_abs(error), max(max_abs(of_ideal), half_ulp, lost)),
         rms=_in_units(_root_mean_square(error), max(_root_mean_square(of_ideal), lost)),
-        elements=found.numel(),
+        elements=_carriers(of_ideal),
     )
+
+
+def _carriers(errors: Tensor) -> int:
+    """How many elements carry the sum of the squares of errors (..., dim): all where the rows have
+    equal shares of it, and dim where one row has the whole. The rms varies as that of so many
+    (Kish's effective sample size, of rows).
+    """
+    shares = errors.square().mean(-1)
+    rows = float(shares.sum().square() / shares.square().sum())
+    return round(rows * errors.shape[-1]) if math.isfinite(rows) else errors.numel()
 
 
 def _in_units(error: float, unit: float) -> float:

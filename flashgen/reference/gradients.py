@@ -86,7 +86,8 @@ def judge(direction: Direction, found: tuple[Tensor, ...], inputs: GradientInput
     float32 accumulation may lose. Sums of sums count with their terms: for dS, P times |dO| |V|^T +
     rowsum|dO * O| + |dLSE|, because the errors of dP and D do not cancel when they do. P, which no
     row sum divides here, counts 1 + (|scale| |Q| |K|^T + |LSE|) / 4 times, because it is off by
-    2^-24 of each unit of its exponent. The slope of a cap, at most 1, counts 1: it is a difference
+    2^-24 of each unit of its exponent. What exceeds FEW_KEYS counts twice: there one key has most
+    of a row, and errors of several do not average. The slope of a cap, at most 1, counts 1: it is a difference
     of numbers near 1.
     """
     _, lse, delta = forward(inputs)
@@ -108,7 +109,7 @@ def _summed(inputs: GradientInputs) -> dict[str, float]:
     s = eager.scores(x.q, x.k, x.scale, x.diagonal, x.features)
     p = torch.exp(s - torch.where(torch.isinf(lse), float("inf"), lse)[..., None])
     exponent = abs(x.scale) * q @ k.transpose(-1, -2) + lse.abs().nan_to_num(posinf=0.0)[..., None]
-    p = p * (1 + exponent / 4)
+    p = p * (1 + exponent / 4 + (exponent - reference.FEW_KEYS).clamp(min=0.0) / 4)
     kept = max(1.0, x.features.keep_scale)
     dp = kept * do @ eager.per_query_head(v, heads).transpose(-1, -2)
     ds = p * (dp + ((o * x.do).abs().sum(-1) + x.dlse.abs())[..., None])

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.random import RandomState
 
 from flashgen.errors import ToolchainError
-from flashgen.paths import install_command
 from flashgen.search.points import ILLEGAL, Parameter, Space
 from flashgen.search.samplers import Proposer
 from flashgen.search.space import Method, Value
@@ -144,6 +143,8 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
+        from flashgen.paths import install_command
+
         raise ToolchainError(
             f"this sampler needs optuna: {install_command('tune')}, or choose the sampler auto"
         ) from None

@@ -94,8 +94,8 @@ def test_estimates(gpu: Gpu, head_dim: int, least_tflops: int, mask: Any) -> Non
     "spec", [make_spec("bfloat16", d) for d in (128, 192, 256)], ids=lambda s: s.name
 )
 def test_who_has_them(spec: AttentionSpec) -> None:
-    for slug, gpu in TARGETS.items():
-        mma_sync = slug.startswith(("nvidia_a1", "nvidia_l", "nvidia_geforce"))
+    for gpu in TARGETS.values():
+        mma_sync = gpu.arch in ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
         configs = (*legal_configs(spec, gpu), *seed_configs(spec, gpu))
         for config in configs:
             assert config == on_gpu(spec, config, gpu) or config.head_dims == "exact"

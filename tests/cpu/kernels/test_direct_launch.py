@@ -336,8 +336,8 @@ def test_a_descriptor_is_as_new_and_keeps_no_tensor_alive() -> None:
 
     first, second = made(), made()
     descriptors._DESCRIBED.clear()
-    anew = descriptors.describe(first, 64, 64)
-    again = descriptors.describe(second, 64, 64)
+    anew = descriptors.descriptor_of(first, 64, 64)
+    again = descriptors.descriptor_of(second, 64, 64)
     assert vars(again) == vars(anew) | {"base": second}
     assert type(again) is type(anew)
     alive = weakref.ref(first)
@@ -346,9 +346,9 @@ def test_a_descriptor_is_as_new_and_keeps_no_tensor_alive() -> None:
     memory = torch.zeros(2 * 4 * 33 * 64 + 8, dtype=torch.bfloat16)
     unaligned = memory[1:-7].view(2, 4, 33, 64)
     aligned = memory[8:].view(2, 4, 33, 64)
-    descriptors.describe(aligned, 64, 64)
+    descriptors.descriptor_of(aligned, 64, 64)
     with pytest.raises(AssertionError, match="aligned"):
-        descriptors.describe(unaligned, 64, 64)
+        descriptors.descriptor_of(unaligned, 64, 64)
 
 
 @pytest.mark.parametrize("places", [(), (1,), (0, 2)])

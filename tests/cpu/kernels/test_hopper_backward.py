@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.descriptors import describe_for_gluon
+from flashgen.kernels.descriptors import gluon_descriptor_of
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
@@ -409,6 +409,6 @@ def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
     if direction != "backward_dq":
         own = {"q": (64, 128), "k": (128, 128), "dk": (64, 128), "dv": (64, 64)}
     for name, (rows, dim) in own.items():
-        host = describe_for_gluon(x[..., :dim], rows, dim)
+        host = gluon_descriptor_of(x[..., :dim], rows, dim)
         text = f"tensordesc<{SHORT_DTYPE[spec.dtype]}{host.block_shape},{host.layout!r}>"
         assert types[f"{name}_desc"] == text

@@ -15,7 +15,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.descriptors import describe_for_gluon
+from flashgen.kernels.descriptors import gluon_descriptor_of
 from flashgen.kernels.launch import launch
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
@@ -178,7 +178,7 @@ def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
     types = compile_signature(spec, config, model(spec, config).arg_names).types
     x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
     for name, rows in {"q": 64, "k": 64, "v": 64, "o": 64}.items():
-        host = describe_for_gluon(x, rows, 128)
+        host = gluon_descriptor_of(x, rows, 128)
         element = SHORT_DTYPE[spec.dtype]
         assert types[f"{name}_desc"] == f"tensordesc<{element}{host.block_shape},{host.layout!r}>"
         asked = native_specialize_impl(CUDABackend, host, False, True, True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashgen.reference import attention as reference
-from flashgen.reference.attention import judge
+from flashgen.reference.attention import compared, judge
 from flashgen.reference.cases import CheckCase, make_inputs
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.problem import Problem
@@ -129,3 +129,14 @@ def test_nasty_cases_hold_what_they_promise() -> None:
     assert {c.problem.group for c in cases} >= {1, 2, 3}
     assert {c.layout for c in cases} == {"bhsd", "bshd", "sliced"}
     assert all(dataclasses.is_dataclass(c) for c in cases)
+
+
+def test_the_rms_counts_the_rows_that_carry_the_error() -> None:
+    exact = torch.rand(1, 1, 100, 16, generator=torch.Generator().manual_seed(1)).double()
+    rounded = exact + 1e-3 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(2))
+    alike = compared(rounded.float(), exact, rounded, 1.0)
+    assert 0.8 * exact.numel() < alike.elements <= exact.numel()
+    one_row = exact.clone()
+    one_row[0, 0, 7] += 1.0
+    assert compared(one_row.float(), exact, one_row, 1.0).elements == 16
+    assert compared(exact.float(), exact, exact, 1.0).elements == exact.numel()

@@ -11,7 +11,7 @@ import torch
 from flashgen import attention, decode
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import feature_arguments, near
-from flashgen.kernels.launch_backward import Backward, dbias
+from flashgen.kernels.launch_backward import Backward, run_dbias
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.features import Features
 from flashgen.spec.vocabulary import LONGEST
@@ -60,7 +60,7 @@ def test_one_element_for_too_many_scores_has_no_gradient() -> None:
         features=Features(bias=torch.empty(1, 1, 1, 1, device="meta")),
     )  # fmt: skip
     with pytest.raises(InvalidArgument, match=r"bias of shape .* expand it"):
-        dbias(plan, call)
+        run_dbias(plan, call)
 
 
 @pytest.mark.parametrize("cu", [[0, 2, 1], [-1, 1, 2], [0, 1, 3], [0, 2**31, 2], [2**62, 0, 1]])

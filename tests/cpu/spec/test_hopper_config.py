@@ -25,6 +25,7 @@ from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem
 from flashgen.spec.space import GPU_ORDERS, legal_configs, seed_configs
+from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import Direction
 from flashgen.table import emit
 from flashgen.table.entry import Entry, RunnerUp
@@ -214,7 +215,7 @@ def test_a_table_takes_it_only_as_measured() -> None:
 def test_a_measured_entry_is_generated_with_its_twin() -> None:
     table = made_table(made_entry(SPEC, config=CONFIG, source="measured"))
     files = {path.name: text for path, text in emit.plan({"nvidia_h200": table}).items()}
-    kernel, twin = (kernel_name(SPEC, c) for c in (CONFIG, CONFIG.pointer_twin()))
+    kernel, twin = (text_name(SPEC, c) for c in (CONFIG, CONFIG.pointer_twin()))
     assert f"def {kernel}(" in files[f"{kernel}.py"]
     assert f"def {twin}(" in files[f"{twin}.py"]
     assert f" {CONFIG.label} " in files["nvidia_h200.py"]

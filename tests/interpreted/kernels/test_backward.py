@@ -105,7 +105,7 @@ def test_s_ahead_is_fa2_in_another_order(direction: Any) -> None:
     spec, texts = make_spec("float16", 64, "causal").for_direction(direction), []
     for way in ("fa2", "s_ahead"):
         rendered = render(spec, make_config(64, 64, schedule=way))  # type: ignore[arg-type]
-        text = rendered.source.replace(rendered.name, "kernel")
+        text = rendered.source.replace(rendered.text_name, "kernel")
         texts.append([line.strip() for line in text.splitlines()[HEADER_LINES:] if line.strip()])
     fa2, ahead = texts
     assert sorted(fa2) == sorted(ahead)
