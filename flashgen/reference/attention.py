@@ -29,8 +29,8 @@ RMS_ACCEPTED = 1.15
 RMS_ELEMENTS = 256
 """Fewer have no limit: docs/numerics.md has how much the rms of right kernels varies."""
 FEW_KEYS = 32.0
-"""scale |Q| |K|^T that normal queries and keys do not reach at any head dim. Beyond it one key or two
-have a row of P, and errors of several do not average."""
+"""scale |Q| |K|^T that normal queries and keys do not reach at any head dim. Beyond it one key or
+two have a row of P, and errors of several do not average."""
 LSE_TOLERANCE = 2.0**-16
 FP8_LSE_TOLERANCE = 2.0**-10
 """Of an fp8 kernel: the matrix units of sm_89 and sm_90 keep some 14 bits of a sum of products."""
@@ -180,10 +180,10 @@ def judge(
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
     max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout,
     and times max|LSE| / 16 if that is more than 1: the exponents of P are as large as LSE, and
-    rounded relative to that; or times what max(scale |Q| |K|^T) has above FEW_KEYS, times the square
-    root of d over 128: so much do sums of d products vary). On tiny shapes the first by itself would reject correct kernels. LSE
-    may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by
-    2^-10.
+    rounded relative to that; or times what max(scale |Q| |K|^T) has above FEW_KEYS, times the
+    square root of d over 128: so much do sums of d products vary). On tiny shapes the first by
+    itself would reject correct kernels. LSE may be off by 2^-16 * max(1, |LSE|), for tf32 by twice
+    the error of rounded inputs, for fp8 by 2^-10.
 
     Args:
         o: (B, H, Sq, d_v), the kernel's result.

@@ -87,8 +87,8 @@ def judge(direction: Direction, found: tuple[Tensor, ...], inputs: GradientInput
     rowsum|dO * O| + |dLSE|, because the errors of dP and D do not cancel when they do. P, which no
     row sum divides here, counts 1 + (|scale| |Q| |K|^T + |LSE|) / 4 times, because it is off by
     2^-24 of each unit of its exponent. What exceeds FEW_KEYS counts twice: there one key has most
-    of a row, and errors of several do not average. The slope of a cap, at most 1, counts 1: it is a difference
-    of numbers near 1.
+    of a row, and errors of several do not average. The slope of a cap, at most 1, counts 1: it is a
+    difference of numbers near 1.
     """
     _, lse, delta = forward(inputs)
     exact, summed = exact_gradients(inputs), _summed(inputs)

@@ -127,10 +127,15 @@ def _tuned(tables: Iterable[Table]) -> dict[str, bytes]:
                 f"head_dim={spec.head_dim},head_dim_v={spec.head_dim_v},mask={spec.mask},"
                 f"device_name={device}.json"
             )
-            chosen = {"BR": config.br, "BC": config.bc, "num_warps": config.num_warps}
-            chosen |= {"num_stages": config.num_stages}
-            words = {"schedule": config.schedule, "loads": config.loads, "order": config.order}
-            found.setdefault(name, {})[max(1, entry.bucket.low)] = chosen | words
+            found.setdefault(name, {})[max(1, entry.bucket.low)] = {
+                "BR": config.br,
+                "BC": config.bc,
+                "num_warps": config.num_warps,
+                "num_stages": config.num_stages,
+                "schedule": config.schedule,
+                "loads": config.loads,
+                "order": config.order,
+            }
     return {f"configs/{name}": json.dumps(held, indent=1).encode() for name, held in found.items()}
 
 

@@ -110,7 +110,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("line", "code", "sentence"),
         [
-            ("tune --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("tune --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("tune --dtype int8", 2, "dtype must be one of bf16, fp16, fp32"),
             ("tune --head-dim 64 --head-dim 20", 2, "--head-dim must be a multiple of 8 from 16"),
             ("tune --direction sideways", 2, "direction must be one of forward"),
@@ -137,8 +137,8 @@ class TestBadInput:
             ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
             ("tune --gpus all", 3, "without one, type: flashgen tune --target nvidia_h200"),
             ("tune --gpus 0", 3, "without one, type: flashgen tune --target nvidia_h200"),
-            ("report nvidia_h20", 2, "did you mean nvidia_h200?"),
-            ("show nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("report nvidia_h2000", 2, "did you mean nvidia_h200?"),
+            ("show nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("show amd_mi300", 2, "did you mean amd_instinct_mi300x?"),
             (
                 "show nvidia_l4",
@@ -164,7 +164,7 @@ class TestBadInput:
                 "dtype must be one of bf16, fp16, fp32, tf32: got 'int8'",
             ),
             (
-                "explain --head-dim 64 --seq 1 --target nvidia_h201",
+                "explain --head-dim 64 --seq 1 --target nvidia_h2000",
                 2,
                 "did you mean nvidia_h200?",
             ),
@@ -181,9 +181,9 @@ class TestBadInput:
                 "is no kernel of nvidia_h200's table",
             ),
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
-            ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("verify --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
-            ("aot --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("aot --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("warmup", 3, "without one, type: flashgen aot --target nvidia_h200 --out DIR"),
             ("verify --gpu", 3, "without one, type: flashgen verify --target nvidia_h200"),
@@ -239,7 +239,7 @@ class TestBadInput:
 
     def test_debug_shows_where_an_error_came_from(self, tables_alone: Path) -> None:
         with pytest.raises(FlashgenError, match="did you mean nvidia_h200"):
-            __main__.main(["show", "nvidia_h20", "--out", str(tables_alone), "--debug"])
+            __main__.main(["show", "nvidia_h2000", "--out", str(tables_alone), "--debug"])
 
     def test_control_c_is_130(self, run, monkeypatch) -> None:
         def interrupt(_: object) -> None:

@@ -585,7 +585,7 @@ class TestWhereItRuns:
 
     def test_an_unknown_target(self) -> None:
         with pytest.raises(InvalidArgument, match="did you mean nvidia_h200"):
-            self.choose(None, target="nvidia_h20")
+            self.choose(None, target="nvidia_h2000")
 
 
 def test_the_end_names_the_files_and_what_to_try(

@@ -266,8 +266,8 @@ def test_explain_says_what_runs(dispatcher: Dispatcher, monkeypatch: pytest.Monk
 def test_a_slug_nobody_knows_is_refused(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h20O")
-    with pytest.raises(ValueError, match="nvidia_h200"):
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h20O")  # a letter for a zero
+    with pytest.raises(ValueError, match="nvidia_h20"):
         dispatcher.attention(*draw())
 
 
