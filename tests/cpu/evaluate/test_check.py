@@ -192,9 +192,10 @@ def test_few_elements_and_uneven_scores_have_no_rms() -> None:
 def test_comparisons_together() -> None:
     one, two = (
         Comparison(floors=1.0, rms=1.0, elements=3000),
-        Comparison(rms=2.0, elements=1000, lse=0.5),
+        Comparison(rms=2.0, elements=200, lse=0.5),
     )
-    assert pooled([one, two]) == Comparison(floors=1.0, rms=math.sqrt(1.75), elements=4000, lse=0.5)
+    mean = math.sqrt((3000 + 4 * 200) / 3200)
+    assert pooled([one, two]) == Comparison(floors=1.0, rms=mean, elements=3200, lse=0.5)
     assert worst([one, two]) == Comparison(floors=1.0, rms=1.0, elements=3000, lse=0.5)
     assert pooled([]) == worst([]) == Comparison()
     for together in (pooled, worst):

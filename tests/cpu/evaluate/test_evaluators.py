@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -440,8 +441,9 @@ def test_the_tasks_of_a_gpu_in_the_interpreter(
             assert [o.status for o in outcomes] == [Status.OK] * 2, [o.detail for o in outcomes]
             if stage == "check":
                 assert all(o.check is not None and 0 < o.check.floors <= 2 for o in outcomes)
-            else:
-                assert all(o.timing is not None and o.timing.samples in (2, 3) for o in outcomes)
+            else:  # a pass of the final round takes as many as a faster machine has time for
+                most = 3 if stage == "timed" else math.inf
+                assert all(o.timing and 2 <= o.timing.samples <= most for o in outcomes)
         assert evaluator.conditions == Conditions()
         assert all((o.sdpa_us or 0) > 0 for o in outcomes)
 
