@@ -50,7 +50,8 @@ def trial_of(
 ) -> Trial:
     """A case with inputs drawn from the seed. The rms counts where scores are even alone: otherwise
     the few rows in which two keys are near the maximum carry it. Nor does it count with scales of
-    pages, by which a kernel multiplies P before it rounds it, and the ideal one does not.
+    pages: kernels round P times a scale, the ideal one P alone, and their rms differ. Whether that
+    is all of the difference has not been shown.
     """
     if isinstance(case, DecodeCase):
         trial = cache_trial(spec, case, seed, device)
