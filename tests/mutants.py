@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *of("flashgen/evaluate/check.py", "tests/cpu/evaluate/test_check.py",
         ("of_torch.fill_uninitialized_memory = True", "of_torch.fill_uninitialized_memory = False"),
         ("with np.errstate(divide=\"ignore\", invalid=\"ignore\", over=\"ignore\"), poisoned_outputs():", "with np.errstate(divide=\"ignore\", invalid=\"ignore\", over=\"ignore\"):"),
-        ("if case.scores == \"even\" and spec.kv_scales != \"page\":", "if True:"),
+        ("if case.scores == \"even\":", "if True:"),
         ("torch.set_deterministic_debug_mode(mode)", "torch.set_deterministic_debug_mode(0)"),
     ),
     *of("flashgen/evaluate/check_attention.py", "tests/cpu/evaluate/test_check.py",

@@ -35,7 +35,7 @@ AnyCase = CheckCase | DecodeCase
 Runner = Callable[[Any], Any]
 """Runs the call of a trial, and returns what the launcher of its direction returns."""
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the cases and the reference; check results of other versions are not reused."""
 
 
@@ -49,15 +49,13 @@ def trial_of(
     spec: AttentionSpec, case: AnyCase, seed: int, device: torch.device | str = "cpu"
 ) -> Trial:
     """A case with inputs drawn from the seed. The rms counts where scores are even alone: otherwise
-    the few rows in which two keys are near the maximum carry it. Nor does it count with scales of
-    pages: kernels round P times a scale, the ideal one P alone, and their rms differ. Whether that
-    is all of the difference has not been shown.
+    the few rows in which two keys are near the maximum carry it.
     """
     if isinstance(case, DecodeCase):
         trial = cache_trial(spec, case, seed, device)
     else:
         trial = attention_trial(spec, case, seed, device)
-    if case.scores == "even" and spec.kv_scales != "page":
+    if case.scores == "even":
         return trial
     return replace(trial, compare=lambda found: replace(trial.compare(found), elements=0))
 

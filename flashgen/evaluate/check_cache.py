@@ -90,7 +90,7 @@ def cache_cases(
         DecodeCase(lengths=edges, capacity=2 * bc, seq_q=queries, kv_heads=2, group=3, splits=2),
         DecodeCase(
             lengths=(4 * bc, 3 * bc + 7, 2 * bc), capacity=5 * bc, splits=4, seq_q=queries,
-            page_size=1, layout="bshd", kv_heads=2, shared=True,
+            page_size=1, layout="bshd", kv_heads=2, group=4, shared=True,
         ),
         DecodeCase(
             lengths=(127, 31), capacity=131, seq_q=br // 2 + 1, group=2, page_size=256,
@@ -100,7 +100,7 @@ def cache_cases(
             lengths=(2 * bc + 5,), capacity=3 * bc, splits=3, seq_q=2, group=br, page_size=bc
         ),
         DecodeCase(lengths=(3 * bc + 1,), capacity=4 * bc, group=4, scores="growing"),
-        DecodeCase(lengths=(ring + 5,), capacity=ring + bc, group=4),
+        DecodeCase(lengths=(ring + 5,), capacity=ring + bc, group=12),
         DecodeCase(lengths=(3 * bc + 1,), capacity=4 * bc, group=4, scores="falling"),
     )  # fmt: skip
 
@@ -143,12 +143,21 @@ def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Comparis
                 diagonal=k.shape[2] - q.shape[2] if spec.causal else None,
                 precision=spec.precision,
                 features=own,
+                v_scales=_scales_of_keys(call.cache, number),
             )
             for number, q, k, v, own in eager_cache.sequences(
                 call.q, call.cache, call.features
             )
         ]
     )  # fmt: skip
+
+
+def _scales_of_keys(cache: Cache, number: int) -> Tensor | None:
+    """The scales of V of a sequence's keys (1, Hkv, keys, 1); None if all of a head are alike."""
+    if cache.v_scale is None or cache.v_scale.ndim == 1:
+        return None
+    pages = eager_cache.pages_of(cache, number, *eager_cache.held(cache)[number])
+    return eager_cache.scale_of(cache.v_scale, pages)[None]
 
 
 def make_call(

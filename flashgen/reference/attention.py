@@ -49,11 +49,14 @@ def rounded_attention(
     diagonal: int | None,
     precision: str,
     features: Features = PLAIN,
+    v_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The result of an ideally rounded kernel.
 
     All is float32, but P and O are rounded as a kernel must. With precision tf32 the operands of
-    both products are rounded to tf32 first. Its distance from the float64 attention is the floor.
+    both products are rounded to tf32 first. Where keys have scales of V of their own, P times them
+    is rounded: the largest P of a row is 1, which alone has no rounding error. Its distance from
+    the float64 attention is the floor.
 
     Args:
         q: (B, H, Sq, d).
@@ -63,6 +66,7 @@ def rounded_attention(
         diagonal: the offset of the causal diagonal; None without a mask.
         precision: how float32 is multiplied, "ieee" or "tf32".
         features: what the call brings besides.
+        v_scales: (B, Hkv, Sk, 1), what V was multiplied by; None if all of a head alike.
 
     Returns:
         O (B, H, Sq, d_v) and LSE (B, H, Sq).
@@ -83,11 +87,18 @@ def rounded_attention(
     q32, k32, v32 = descaled(q32, k32, v32, features)
     p, row_sum, lse = softmax_parts(q32, k32, scale, diagonal, features)
     if features.fp8 is None:
-        rounded = operand(p.to(dtype), precision)
+        weights = 1.0 if v_scales is None else _weights(v_scales, q.shape[1])
+        rounded = operand((p * weights).to(dtype), precision) / weights
     else:
         rounded = (p * FP8_P).to(torch.float8_e4m3fn).float() / FP8_P
     o = dropped(rounded, features) @ per_query_head(v32, q.shape[1])
     return (o / torch.where(row_sum == 0, 1.0, row_sum)).to(dtype), lse
+
+
+def _weights(v_scales: Tensor, heads: int) -> Tensor:
+    """Scales of V (B, Hkv, Sk, 1) as factors of P (B, H, 1, Sk), the largest of a head 1."""
+    weights = per_query_head(v_scales.float(), heads).mT
+    return weights / weights.amax(-1, keepdim=True) if weights.shape[-1] else weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +185,7 @@ def judge(
     diagonal: int | None,
     precision: str = "ieee",
     features: Features = PLAIN,
+    v_scales: Tensor | None = None,
 ) -> Comparison:
     """Compare a kernel's O and LSE with float64.
 
@@ -195,6 +207,7 @@ def judge(
         diagonal: the offset of the causal diagonal; None without a mask.
         precision: how float32 was multiplied, "ieee" or "tf32".
         features: what the call brought besides.
+        v_scales: as rounded_attention has them.
 
     Returns:
         The errors, and whether they pass.
@@ -215,8 +228,9 @@ def judge(
     )
     with float32_products():
         ideal_o, ideal_lse = rounded_attention(
-            q, k, v, scale=scale, diagonal=diagonal, precision=precision, features=features
-        )
+            q, k, v, scale=scale, diagonal=diagonal, precision=precision, features=features,
+            v_scales=v_scales,
+        )  # fmt: skip
     if o.numel() == 0:
         return Comparison()
     wide_q, wide_k, wide_v = descaled(q.double(), k.double(), v.double(), features)

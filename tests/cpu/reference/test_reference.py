@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import Tensor
 
 from flashgen.reference import attention as reference
 from flashgen.reference.attention import compared, judge
@@ -89,6 +90,25 @@ def test_the_floor_itself_passes() -> None:
 @pytest.mark.parametrize("change", ["nan in O", "nan in LSE", "O off", "LSE off", "LSE infinite"])
 def test_what_is_wrong_never_passes(change: str) -> None:
     assert not verdict_of(change).passed
+
+
+@pytest.mark.parametrize(("dtype", "v"), [(torch.bfloat16, 1.9945), (torch.float16, 1.9997)])
+def test_scales_of_keys_round_p_times_them(dtype: torch.dtype, v: float) -> None:
+    """One key has each row: P alone is 1, and exact; 1 times a third of the largest scale is not."""
+    q, k = torch.ones(1, 1, 1, 16, dtype=dtype), torch.zeros(1, 1, 2, 16)
+    k[0, 0, 0] = 1e3
+    value = torch.tensor(v)
+
+    def ideal(*scales: float) -> Tensor:
+        o, _ = reference.rounded_attention(
+            q, k, value.expand(1, 1, 2, 1), scale=1.0, diagonal=None, precision="ieee",
+            v_scales=torch.tensor(scales)[None, None, :, None],
+        )  # fmt: skip
+        return o.flatten()[0]
+
+    third = torch.tensor(1 / 3)
+    assert ideal(1.0, 3.0) == (value * (third.to(dtype).float() / third)).to(dtype)
+    assert ideal(1.0, 3.0) != ideal(3.0, 3.0) == value.to(dtype)
 
 
 def test_tf32_rounding() -> None:

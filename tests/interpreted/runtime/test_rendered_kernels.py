@@ -82,11 +82,14 @@ def test_the_interpreter_reads_the_text_after_linecache_was_cleared(
 
 
 def test_an_error_in_a_kernel_shows_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tracebacks read linecache."""
+    """A traceback reads linecache with the module's globals, whose loader outlives a cleared cache."""
     dispatcher = serve(monkeypatch)
     choice = dispatcher.explain(Q, Q, Q, softcap=1e4).selection.choice
-    code = kernel_files.rendered(choice.spec, choice.config).fn.__code__
-    assert linecache.getline(code.co_filename, code.co_firstlineno) == "@triton.jit(\n"
+    function = kernel_files.rendered(choice.spec, choice.config).fn
+    linecache.clearcache()
+    code = function.__code__
+    line = linecache.getline(code.co_filename, code.co_firstlineno, function.__globals__)
+    assert line == "@triton.jit(\n"
 
 
 def test_many_threads_render_one_kernel(
