@@ -18,31 +18,56 @@ from flashgen.runtime.call_cache import Key, Options, requires_grad
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import Limits, tensors_of_heads
 from flashgen.spec.packed import places_of
+from flashgen.spec.problem import bucket_of
 
 Packed = tuple[Tensor | None, ...]
 """q, k, v, cu_seqlens of queries and keys, seqused of both, block table, sinks and ALiBi slopes."""
 
 
-def varlen_key(
-    tensors: Packed, longest: tuple[int, int], options: Options, limits: Limits
-) -> Key | None:
-    """The key of a call; None where none can hold it, or torch modes or gradients are on."""
-    causal, scale, precision = options
-    if any(type(length) is not int for length in longest):
+Longest = tuple[int, int]
+"""max_seqlen_q and max_seqlen_k."""
+
+
+def varlen_key(tensors: Packed, longest: Longest, options: Options, limits: Limits) -> Key | None:
+    """The key of a call; None where none can hold it, or torch modes or gradients are on.
+
+    What differs from step to step of a program is not in it: how many places and sequences there
+    are, but that the arguments agree on them, and the longest lengths, but for their bucket.
+    """
+    q, k, v, cu_q, *beside, sinks, slopes = tensors
+    max_q, max_k = longest
+    if type(max_q) is not int or type(max_k) is not int or max_q < 0 or max_k < 0:
         return None
     try:
-        if torch_modes.special(tensors[0]):  # type: ignore[arg-type]  # q is no None
+        if torch_modes.special(q):  # type: ignore[arg-type]  # q is no None
             return None
         if torch.is_grad_enabled() and requires_grad(*tensors):
             return None
+        assert k is not None and v is not None and cu_q is not None
+        if (sequences := cu_q.shape[0] - 1) < 0:
+            return None
         forms = [
-            None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
+            None if x is None else (x.shape[1:], x.stride(), x.dtype, x.device, type(x))
             for x in tensors
         ]
-    except (AttributeError, RuntimeError, TypeError):
+        agreed = [None if x is None else x.shape[0] - sequences for x in beside]
+        of_sinks = None if sinks is None else sinks.shape[0]
+        of_slopes = None
+        if slopes is not None:
+            of_slopes = slopes.shape[0] - (sequences if slopes.ndim == 2 else 0)
+        places, (_, most) = k.shape[0], _bounded(longest, q, k, beside[-1])
+        sizes = places - v.shape[0], bucket_of(most).low, bucket_of(places).low
+    except (AttributeError, IndexError, RuntimeError, TypeError):
         return None
-    more = longest, type(causal), type(scale), limits, settings.serving()
-    return "varlen", *forms, causal, scale, precision, *more
+    causal, scale, precision = options
+    more = sizes, type(causal), type(scale), limits, settings.serving()
+    return "varlen", *forms, *agreed, of_sinks, of_slopes, causal, scale, precision, *more
+
+
+def _bounded(longest: Longest, q: Any, k: Any, table: Tensor | None) -> Longest:
+    """The longest lengths, no longer than there are places or slots in a row of the table."""
+    most = k.shape[0] if table is None else table.shape[1] * k.shape[1]
+    return min(longest[0], q.shape[0]), min(longest[1], most)
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,17 +92,18 @@ class KeptVarlen:
         self._diagonal = diagonal
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *others: Any
+        self, longest: Longest, q: Tensor, k: Tensor, v: Tensor, *others: Any
     ) -> tuple[Tensor, Tensor] | None:
-        """O and LSE of tensors as Packed has them; None, with nothing launched, where one is the
-        negative of its memory.
+        """O and LSE of tensors as Packed has them, of which no sequence is longer; None, with
+        nothing launched, where one is the negative of its memory.
         """
         *bounds, sinks, slopes = others
-        if any(x is not None and x.is_neg() for x in (q, k, v)):
+        if q.is_neg() or k.is_neg() or v.is_neg():
             return None
+        longest = _bounded(longest, q, k, bounds[-1])
         q, k, v = heads_first(q, k, v, paged=bounds[-1] is not None)
-        places = places_of(*bounds)
-        features = self._features.with_tensors((*tensors_of_heads(sinks, slopes), *places))
+        tensors = *tensors_of_heads(sinks, slopes), *places_of(*bounds)
+        features = self._features.with_tensors(tensors, longest)
         o, lse = self._launcher(
             Forward(
                 q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal,

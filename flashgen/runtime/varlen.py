@@ -138,7 +138,7 @@ def attention_varlen(
         lengths, options = (max_seqlen_q, max_seqlen_k), (causal, scale, precision)
         key = varlen_key(tensors, lengths, options, limits)
         kept = calls.find(key)
-        found = None if kept is None else kept(*tensors)
+        found = None if kept is None else kept(lengths, *tensors)
         if found is not None:
             return found if return_lse else found[0]  # type: ignore[no-any-return]
     maybe = {

@@ -446,12 +446,18 @@ class Features:
             return self, ()
         return self.with_tensors((None,) * len(tensors)), tensors
 
-    def with_tensors(self, tensors: Sequence[Any]) -> Features:
-        """The features of which `parts` made these. They were checked, so this is a plain copy."""
+    def with_tensors(
+        self, tensors: Sequence[Any], longest: tuple[int, int] | None = None
+    ) -> Features:
+        """The features of which `parts` made these. They were checked, so this is a plain copy.
+        longest: the max_q and max_k of other packed sequences.
+        """
         made = object.__new__(Features)
         made.__dict__.update(self.__dict__, **dict(zip(TENSORS, tensors, strict=False)))
         if self.sequences is not None:
-            made.__dict__["sequences"] = self.sequences.with_tensors(tensors[len(TENSORS) :])
+            made.__dict__["sequences"] = self.sequences.with_tensors(
+                tensors[len(TENSORS) :], longest
+            )
         elif self.fp8 is not None:
             factors = dict(zip(FACTORS, tensors[len(TENSORS) :], strict=True))
             made.__dict__["fp8"] = replace(self.fp8, **factors)

@@ -68,10 +68,16 @@ class Sequences:
         """Where the sequences are."""
         return self.q_begins, self.q_ends, self.k_begins, self.k_ends, self.block_table
 
-    def with_tensors(self, tensors: Iterable[Tensor | None]) -> Sequences:
-        """The same with other tensors, or none: they were checked, so this is a plain copy."""
+    def with_tensors(
+        self, tensors: Iterable[Tensor | None], longest: tuple[int, int] | None = None
+    ) -> Sequences:
+        """The same with other tensors, or none, and max_q and max_k: they were checked, so this is
+        a plain copy.
+        """
         made = object.__new__(Sequences)
         made.__dict__.update(self.__dict__, **dict(zip(_TENSORS, tensors, strict=True)))
+        if longest is not None:
+            made.__dict__["max_q"], made.__dict__["max_k"] = longest
         return made
 
     @property

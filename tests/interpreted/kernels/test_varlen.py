@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_attention import packed_case
 from flashgen.kernels.launch import bind
@@ -373,6 +374,45 @@ def test_bounds_are_read_when_the_kernel_runs(dispatcher: Dispatcher, tmp_path: 
     x = (t[0].transpose(0, 1) for t in (q, k, v))
     want, _ = by_slices(*x, [25, 5], [25, 5], scale=0.25)
     torch.testing.assert_close(o[0].transpose(0, 1).double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_steps_of_other_lengths_are_one_kept_call(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch, paged: bool
+) -> None:
+    """As a serving program packs them: other places, sequences and longest lengths at each step."""
+    monkeypatch.setattr("flashgen.runtime.folders.current", lambda: dispatcher)
+    slopes = torch.tensor([0.5, 0.25])
+    for lengths in ([5, 9], [12], [1, 1, 30], [0, 7, 3, 3], [40, 2]):
+        q, k, v = torch.randn(3, sum(lengths), 2, 16).unbind()
+        cu, longest = cumulative(lengths), max(lengths)
+        pages: dict[str, Any] = {}
+        keys = k, v
+        if paged:
+            table = torch.randperm(3 * len(lengths)).int().view(-1, 3)
+            keys = torch.zeros(2, 15, 16, 2, 16).unbind()
+            for number, (at, length) in enumerate(zip(cu.tolist(), lengths, strict=False)):
+                for pool, x in zip(keys, (k, v), strict=True):
+                    rows = torch.zeros(48, 2, 16)
+                    rows[:length] = x[at : at + length]
+                    pool[table[number].long()] = rows.view(3, 16, 2, 16)
+            pages = {"block_table": table, "seqused_k": torch.tensor(lengths, dtype=torch.int32)}
+        own = slopes.repeat(len(lengths), 1)
+        o = attention_varlen(
+            q, *keys, cu, None if paged else cu, longest, longest, causal=True, scale=0.25,
+            alibi_slopes=own, **pages,
+        )  # fmt: skip
+        features = Features(slopes=own)
+        want, _ = by_slices(q, k, v, lengths, lengths, causal=True, scale=0.25, features=features)
+        torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=1e-5)
+    assert len(dispatcher.calls) == 1
+    bad = pages | {"seqused_k": torch.tensor([1], dtype=torch.int32)}
+    with pytest.raises(InvalidArgument, match="seqused_k must be"):
+        attention_varlen(q, *keys, cu, cu, 40, 40, causal=True, scale=0.25, alibi_slopes=own, **bad)
+    with pytest.raises(InvalidArgument, match="alibi_slopes must be"):
+        attention_varlen(
+            q, *keys, cu, cu, 40, 40, causal=True, scale=0.25, alibi_slopes=own[:1], **pages
+        )
 
 
 def test_bounds_changed_before_the_backward_are_noticed(dispatcher: Dispatcher) -> None:
