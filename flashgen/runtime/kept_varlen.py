@@ -43,8 +43,7 @@ def varlen_key(tensors: Packed, longest: Longest, options: Options, limits: Limi
             return None
         if torch.is_grad_enabled() and requires_grad(*tensors):
             return None
-        assert k is not None and v is not None and cu_q is not None
-        if (sequences := cu_q.shape[0] - 1) < 0:
+        if k is None or v is None or cu_q is None or (sequences := cu_q.shape[0] - 1) < 0:
             return None
         forms = [
             None if x is None else (x.shape[1:], x.stride(), x.dtype, x.device, type(x))
