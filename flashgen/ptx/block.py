@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flashgen.ptx.clocks import Agents
+from flashgen.ptx.clocks import Agents, Engine
 from flashgen.ptx.memory import SHARED_BASE, SharedMemory
 from flashgen.ptx.shadow import SharedShadow
+from flashgen.ptx.tensor_memory import TensorMemory
 from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Warp
 
@@ -72,7 +73,7 @@ class Block:
         x, y, _ = machine.grid
         self.number = index[0] + x * (index[1] + y * index[2])
         program = machine.program
-        self.agents = Agents(program.warps)
+        self.agents = Agents(program.warps, machine.loaded.engines)
         self.shared = SharedMemory(machine.shared_bytes)
         shadowed = machine.checks & {"racecheck", "initcheck"}
         self.shadow = (
@@ -85,18 +86,35 @@ class Block:
         self.copies: list[Callable[[], None]] = []
         self.free_registers = 0
         self.warpgroups: dict[int, Any] = {}  # see instructions/wgmma.py
-        self.tensor_memory: Any = None  # see instructions/tcgen05.py
+        self.tensor_memory = (
+            TensorMemory(self.agents, shadowed=bool(shadowed))
+            if Engine.TENSOR in machine.loaded.engines
+            else None
+        )
         self.warps = [Warp(self, number) for number in range(program.warps)]
 
     def coin(self) -> bool:
         """Whether something happens as early as it may, or as late."""
         return self.rng.random() < 0.5
 
+    @property
+    def under_way(self) -> int:
+        """How many asynchronous operations may complete next: every copy, and of the work of the
+        tensor cores the oldest.
+        """
+        memory = self.tensor_memory
+        return len(self.copies) + (memory is not None and len(memory.work) > 0)
+
     def land_one(self) -> bool:
-        """Let one of the copies under way complete; whether there was one."""
-        if not self.copies:
+        """Let one operation under way complete; whether there was one."""
+        count = self.under_way
+        if not count:
             return False
-        self.copies.pop(self.rng.randrange(len(self.copies)))()
+        which = self.rng.randrange(count)
+        if which < len(self.copies):
+            self.copies.pop(which)()
+        elif self.tensor_memory is not None:
+            self.tensor_memory.work.popleft()()
         return True
 
     def new_mbarrier(self, address: int, count: int) -> None:

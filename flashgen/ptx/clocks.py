@@ -10,7 +10,9 @@ and accesses of the generic proxy that a proxy fence has made visible to the asy
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -24,47 +26,75 @@ MOST_BARRIERS = 128
 
 
 class Engine(Enum):
-    """What accesses memory on a warp's behalf, until the warp has waited for it."""
+    """What accesses memory on a warp's behalf, until the warp has waited for it. ISSUED stands for
+    products of tcgen05 that are issued, but need not be complete.
+    """
 
     COPY = "cp.async"
     STORE = "cp.async.bulk"
     WGMMA = "wgmma"
     TENSOR = "tcgen05"
+    TENSOR_LOAD = "tcgen05.ld"
+    TENSOR_STORE = "tcgen05.st"
+    ISSUED = "tcgen05 that is issued"
     MBARRIER = "mbarrier"
+
+
+_READERS = (Engine.STORE, Engine.WGMMA, Engine.TENSOR, Engine.TENSOR_LOAD)
+"""Engines that read shared or tensor memory; the others only write."""
+
+_TENSOR_MEMORY = (Engine.TENSOR, Engine.TENSOR_LOAD, Engine.TENSOR_STORE, Engine.ISSUED)
 
 
 class Agents:
     """Numbers for the agents of a block. An engine has one number a warp, wgmma one a warpgroup.
-    Its count is that of its groups, so that waiting for a group is exact. What the TMA unit loads
-    belongs to the mbarrier that it completes on; its count is the phase.
+    Its count is that of its groups, so that waiting for a group is exact; that of tcgen05 counts
+    instructions. What the TMA unit loads belongs to the mbarrier that it completes on; its count is
+    the phase. Engines that the program does not use have no numbers.
     """
 
-    def __init__(self, warps: int) -> None:
+    def __init__(self, warps: int, engines: Collection[Engine]) -> None:
         self.warps = warps
-        self._engines = {
-            Engine.COPY: warps,
-            Engine.STORE: 2 * warps,
-            Engine.TENSOR: 3 * warps,
-            Engine.MBARRIER: 4 * warps,
-            Engine.WGMMA: 5 * warps,
-        }
-        self.readers = 5 * warps + -(-warps // 4)
+        self._engines: dict[Engine, int] = {}
+        at = self.readers = warps
+        for engine in sorted(Engine, key=lambda each: each not in _READERS):
+            if engine in engines:
+                self._engines[engine] = at
+                at += -(-warps // 4) if engine is Engine.WGMMA else warps
+            if engine in _READERS:
+                self.readers = at
         self._barriers: dict[int, int] = {}
-        self.count = self.readers + MOST_BARRIERS + 1
-        self.generic = np.zeros(self.count, bool)
-        self.generic[: 2 * warps] = True  # warps and cp.async, which is of the generic proxy
+        self._first_barrier = at
+        self.count = at + MOST_BARRIERS + 1
+        self.generic = np.zeros(self.count, bool)  # those that access memory by the generic proxy
+        self.generic[:warps] = True
+        if Engine.COPY in engines:
+            first = self._engines[Engine.COPY]
+            self.generic[first : first + warps] = True
         self.nobody = self.count - 1
 
     def engine(self, engine: Engine, warp: int) -> int:
         """The number of an engine that works for `warp`."""
         return self._engines[engine] + (warp // 4 if engine is Engine.WGMMA else warp)
 
+    @cached_property
+    def of_tensor_memory(self) -> Array:
+        """The numbers of the engines that access tensor memory."""
+        return np.array(
+            [
+                first + warp
+                for engine, first in self._engines.items()
+                if engine in _TENSOR_MEMORY
+                for warp in range(self.warps)
+            ]
+        )
+
     def barrier(self, address: int) -> int:
         """The number of what completes on the mbarrier at a shared address."""
         number = self._barriers.setdefault(address, len(self._barriers))
         if number >= MOST_BARRIERS:
             raise ValueError(f"a block may use {MOST_BARRIERS} mbarriers at most")
-        return self.readers + number
+        return self._first_barrier + number
 
     def view(self) -> Array:
         """A view that orders nothing."""
@@ -75,7 +105,7 @@ class Agents:
         if agent < self.warps:
             return f"warp {agent}"
         for address, number in self._barriers.items():
-            if agent == self.readers + number:
+            if agent == self._first_barrier + number:
                 return f"the copy that completes on the mbarrier at {address:#x}"
         engine, first = max(
             ((engine, first) for engine, first in self._engines.items() if first <= agent),
@@ -93,3 +123,15 @@ class Agents:
             return ordered
         seen: Array = np.where(self.generic, view[ASYNC], view[GENERIC])
         return seen
+
+    def pipelined(self, view: Array, warp: int) -> Array:
+        """The order before a product of tcgen05 that `warp` issues: products run in the order of
+        their issue, so that those of this warp, and those whose issue is ordered before it, need
+        not be complete (PTX ISA 9.7.16.6.2).
+        """
+        order: Array = view[GENERIC].copy()
+        products, issued = (self._engines[each] for each in (Engine.TENSOR, Engine.ISSUED))
+        after = slice(products, products + self.warps)
+        order[after] = np.maximum(order[after], view[GENERIC, issued : issued + self.warps])
+        order[products + warp] = np.iinfo(np.int64).max
+        return order

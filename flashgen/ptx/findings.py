@@ -66,7 +66,7 @@ class FaultsFound(FlashgenError, RuntimeError):
 class Report:
     """What one launch, or several, did: the findings, each check and instruction once; how many
     blocks ran, and how many instructions of warps. remarks: breaches of the PTX ISA that ptxas is
-    known to repair, at a cost in time.
+    known to repair, at a cost in time, and loads of tensor memory that nobody has written.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -74,11 +74,11 @@ class Report:
     count: int = 0
     blocks: int = 0
     steps: int = 0
-    _seen: set[tuple[str, int, str]] = field(default_factory=set)
+    _seen: set[tuple[str, Instruction, str]] = field(default_factory=set)
 
     def add(self, finding: Finding, about: str = "") -> None:
         """Record a finding, unless the same check found the same at this instruction before."""
-        key = (finding.check, finding.instruction.line, about)
+        key = (finding.check, finding.instruction, about)
         if key in self._seen:
             return
         self._seen.add(key)
@@ -88,7 +88,7 @@ class Report:
 
     def remark(self, finding: Finding) -> None:
         """Record a remark, once an instruction."""
-        key = ("remark", finding.instruction.line, "")
+        key = ("remark", finding.instruction, "")
         if key not in self._seen:
             self._seen.add(key)
             self.remarks.append(finding)

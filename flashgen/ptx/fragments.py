@@ -92,6 +92,24 @@ class Descriptor:
             base_offset=bits >> 49 & 7,
         )
 
+    @classmethod
+    def of_tcgen05(cls, bits: int) -> Descriptor:
+        """The fields of a 64-bit descriptor of tcgen05 (9.7.16.4.1). Raises BadDescriptor."""
+        swizzle = {0: 0, 2: 128, 4: 64, 6: 32}.get(bits >> 61 & 7)
+        if swizzle is None:
+            raise BadDescriptor(f"its swizzling mode is {bits >> 61 & 7}")
+        if bits >> 46 & 7 != 1 or bits >> 53 & 0xFF:
+            raise BadDescriptor("bits 46 to 48 and 53 to 60 must be 1 and 0")
+        if bits >> 52 & 1:
+            raise BadDescriptor("its leading dimension is an absolute address")
+        return cls(
+            start=(bits & 0x3FFF) << 4,
+            leading=(bits >> 16 & 0x3FFF) << 4,
+            stride=(bits >> 32 & 0x3FFF) << 4,
+            swizzle=swizzle,
+            base_offset=bits >> 49 & 7,
+        )
+
 
 class BadDescriptor(Exception):
     """A descriptor with a layout that has no semantics here."""
@@ -120,7 +138,20 @@ def descriptor_places(
         offsets = row // per * descriptor.leading + k // 8 * descriptor.stride
         offsets = offsets + k % 8 * width + row % per * size
     else:
-        raise BadDescriptor("it has no swizzle, and its rows do not go along K")
+        per = 16 // size
+        offsets = row // per * descriptor.stride + k // 8 * descriptor.leading
+        offsets = offsets + k % 8 * 16 + row % per * size
     places = swizzled(descriptor.start + offsets, width)
     places.setflags(write=False)
     return places
+
+
+@lru_cache(maxsize=4096)
+def descriptor_units(
+    descriptor: Descriptor, rows: int, columns: int, size: int, *, k_major: bool
+) -> Array:
+    """The shared address of each 16 bytes of an operand, once."""
+    places = descriptor_places(descriptor, rows, columns, size, k_major=k_major)
+    units = np.unique(places >> 4) << 4
+    units.setflags(write=False)
+    return units

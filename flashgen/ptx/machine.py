@@ -14,6 +14,7 @@ import numpy as np
 
 from flashgen.errors import InvalidArgument
 from flashgen.ptx.block import Block
+from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
 from flashgen.ptx.findings import CHECKS, Check, Fault, Report
 from flashgen.ptx.instructions import load_all
@@ -58,6 +59,7 @@ class Loaded:
             for item in program.instructions
         )
         self.guarded = _guarded(program)
+        self.engines = _engines(program)
         self.shared_cell = _cell(program, "shared")
         self.global_cell = _cell(program, "global")
 
@@ -139,6 +141,21 @@ def _guarded(program: Program) -> frozenset[int]:
     for item in program.instructions:
         if item.predicate is not None and item.operands:
             found.update(part.index for part in _parts(item) if isinstance(part, Register))
+    return frozenset(found)
+
+
+def _engines(program: Program) -> frozenset[Engine]:
+    """The engines that a program's instructions use."""
+    found = {Engine.MBARRIER}
+    for item in program.instructions:
+        if item.opcode.startswith("cp.async.bulk"):
+            found.add(Engine.STORE)
+        elif item.opcode.startswith("cp.async"):
+            found.add(Engine.COPY)
+        elif item.opcode.startswith("wgmma"):
+            found.add(Engine.WGMMA)
+        elif item.opcode.startswith("tcgen05"):
+            found |= {Engine.TENSOR, Engine.TENSOR_LOAD, Engine.TENSOR_STORE, Engine.ISSUED}
     return frozenset(found)
 
 

@@ -169,6 +169,12 @@ class Program:
         return -(-self.threads // 32)
 
     @cached_property
+    def written(self) -> frozenset[Register]:
+        """Registers that may be destinations: those in the first operand of an instruction."""
+        firsts = (item.operands[0] for item in self.instructions if item.operands)
+        return frozenset(register for first in firsts for register in _registers(first))
+
+    @cached_property
     def used(self) -> frozenset[Register]:
         """Registers that an instruction reads: those of a load's destination alone are not used."""
         found: set[Register] = set()

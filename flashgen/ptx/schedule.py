@@ -12,7 +12,7 @@ import numpy as np
 
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import Uninitialised
-from flashgen.ptx.types import RAW, TYPE_BYTES, Array
+from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array
 from flashgen.ptx.warp import ALL, Mask, Warp
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run_block(block: Block) -> None:
     live = list(block.warps)
     steps = 0
     while live:
-        while block.copies and rng.random() < eagerness:
+        while block.under_way and rng.random() < eagerness:
             block.land_one()
         able = [warp for warp in live if warp.wait is None or warp.wait.ready()]
         if not able:
@@ -96,13 +96,9 @@ def _uninitialised(warp: Warp, index: int) -> Array:
     if index not in machine.loaded.guarded:
         warp.report("initcheck", f"it reads the register {name}, to which nothing was written")
     dtype = bool if kind == "pred" else RAW[TYPE_BYTES[kind]]
-    held: Array = np.full(32, _SPOILED % (1 << 8 * np.dtype(dtype).itemsize)).astype(dtype)
+    held: Array = np.full(32, SPOILED % (1 << 8 * np.dtype(dtype).itemsize)).astype(dtype)
     warp.registers[index] = held
     return held
-
-
-_SPOILED = 0x7FC07FC07FC07FC0
-"""NaN as float32, bfloat16 and, but for its lower half, float64."""
 
 
 def _runs_off(warp: Warp) -> Exception:
@@ -133,6 +129,9 @@ def check_exit(block: Block) -> None:
     last.position = min(last.position, len(block.machine.steps)) - 1
     if block.copies:
         last.report("synccheck", f"{len(block.copies)} loads are under way at the end of the block")
+    if block.tensor_memory is not None:
+        for message in block.tensor_memory.left():
+            last.report("synccheck", message, about=message)
     for number, barrier in block.named.items():
         if barrier.arrived:
             last.report(

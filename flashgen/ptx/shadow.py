@@ -89,6 +89,11 @@ class SharedShadow:
             )
         return None
 
+    def forget(self, cells: Array) -> None:
+        """Forget all accesses to cells: their memory is no one's."""
+        self.writer[cells], self.written[cells] = self.agents.nobody, 0
+        self.read[:, cells] = 0
+
     def _with_write(self, cells: Array, late: Array) -> Conflict:
         cell = int(cells[np.argmax(late)])
         return Conflict(

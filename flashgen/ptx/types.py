@@ -33,6 +33,11 @@ _PACKED_BYTES = {
     "e4m3x2": 2, "e5m2x2": 2,
 }  # fmt: skip
 
+SPOILED = 0x7FC07FC07FC07FC0
+"""What a register holds to which nothing was written: NaN as float32, bfloat16 and, but for its
+lower half, float64.
+"""
+
 TYPE_BYTES: dict[str, int] = {
     name: dtype.itemsize for name, dtype in DTYPES.items()
 } | _PACKED_BYTES

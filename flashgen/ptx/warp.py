@@ -53,6 +53,8 @@ class Warp:
         self.registers: list[Any] = [None] * len(block.machine.program.registers)
         self.view = block.agents.view()
         self.view[GENERIC, number] = 1
+        self.released = block.agents.view()  # what a fence has made known to relaxed arrivals
+        self.relaxed = block.agents.view()  # what relaxed waits have seen, until a fence
         self.register_limit = block.machine.program.max_registers or 0
         self.in_flight: set[int] = set()  # registers that wgmma will write
         self.fenced: list[Any] | None = None  # registers at the last wgmma.fence
@@ -76,6 +78,15 @@ class Warp:
     def join(self, view: Array) -> None:
         """Order everything of a published view before what this warp does from now on."""
         np.maximum(self.view, view, out=self.view)
+
+    def fence(self, agents: Array | None = None) -> None:
+        """Order what relaxed waits have seen before what follows, and what is before ahead of
+        relaxed arrivals: of all agents, or of some.
+        """
+        chosen = slice(None) if agents is None else agents
+        np.maximum(self.view, self.relaxed, out=self.view, where=_where(self.view, chosen))
+        np.maximum(self.released, self.view, out=self.released, where=_where(self.view, chosen))
+        self.view[GENERIC, self.number] += 1
 
     def fence_proxy(self) -> None:
         """Make what is ordered before this warp visible to the asynchronous proxy."""
@@ -116,9 +127,20 @@ class Warp:
         if check in self.block.machine.checks:
             self.block.machine.report.add(self.finding(check, message, lane), about)
 
+    def remark(self, check: Check, message: str) -> None:
+        """Record what is no fault, if its check is on."""
+        if check in self.block.machine.checks:
+            self.block.machine.report.remark(self.finding(check, message))
+
     def fault(self, check: Check, message: str, lane: int | None = None) -> Fault:
         """A finding after which the warp cannot go on, to be raised."""
         return Fault(self.finding(check, message, lane))
+
+
+def _where(view: Array, agents: Array | slice) -> Array:
+    found = np.zeros(view.shape, bool)
+    found[:, agents] = True
+    return found
 
 
 def lanes_of(mask: Mask) -> Array:

@@ -18,6 +18,7 @@ def load_all() -> None:
         matrix,
         mbarrier,
         move,
+        tcgen05,
         tensor_copy,
         warpwide,
         wgmma,

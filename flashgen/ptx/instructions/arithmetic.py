@@ -132,10 +132,44 @@ def dot_of_bytes(form: Form) -> Step:
 
 _OPERATIONS: dict[str, Function] = {"add": np.add, "sub": np.subtract}
 
+_DIRECTIONS: dict[str, Callable[[Array], Array]] = {
+    "rm": lambda exact: np.full_like(exact, -np.inf),
+    "rp": lambda exact: np.full_like(exact, np.inf),
+    "rz": np.zeros_like,
+}
+"""Where a result is rounded to (PTX ISA 9.7.3), by the exact result."""
+
+
+def _directed(opcode: str, direction: Callable[[Array], Array]) -> Function:
+    """A float32 operation that rounds in a direction. In float64 a product is exact, and a sum is
+    with its error (Knuth, TAOCP 4.2.2, theorem B), so the nearest float32 is known to be on the
+    right side or is one step off.
+    """
+
+    def function(a: Array, b: Array, c: Array | None = None) -> Array:
+        left, right = a.astype(np.float64), b.astype(np.float64)
+        if opcode in ("mul", "fma", "mad"):
+            left, right = left * right, np.zeros_like(left) if c is None else c.astype(np.float64)
+        elif opcode == "sub":
+            right = -right
+        exact = left + right
+        part = exact - left
+        error = (left - (exact - part)) + (right - part)
+        nearest = exact.astype(np.float32)
+        towards = direction(exact).astype(np.float32)
+        beyond = np.sign(nearest - exact - error) * np.sign(towards - nearest) < 0
+        return np.where(beyond, np.nextafter(nearest, towards), nearest)
+
+    return function
+
 
 def _rounded(form: Form, function: Function, kind: Format) -> Function:
-    """The function with the modifiers of its result: round to nearest, .ftz, .sat."""
-    form.hint("rn")
+    """The function with the modifiers of its result: rounding, .ftz, .sat."""
+    direction = form.choice("rn", "rz", "rm", "rp")
+    if direction in _DIRECTIONS:
+        if kind.name not in ("f32", "f32x2"):
+            form.unknown(f".{direction} of {kind.name}")
+        function = _directed(form.opcode, _DIRECTIONS[direction])
     saturated = form.flag("sat")
     if saturated and not kind.floating:
         if kind.name != "s32":

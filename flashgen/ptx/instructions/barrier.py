@@ -112,15 +112,15 @@ def _barrier_with_vote(form: Form) -> Step:
 
 @instruction("fence", "membar")
 def fence(form: Form) -> Step:
-    """9.7.13.5. Of fences only that between the proxies has an effect here: warps see each other's
-    accesses at once, and barriers order them.
+    """9.7.13.5. Warps see each other's accesses at once; a fence orders them around relaxed
+    arrivals and waits, that between the proxies for the asynchronous one.
     """
     proxy = form.flag("proxy")
     if proxy and form.choice("async", "async::generic", "alias", "tensormap::generic") == "":
         form.unknown("a fence of this proxy")
     form.modifiers.clear()
     if not proxy:
-        return lambda warp, mask: None
+        return lambda warp, mask: warp.fence()
     return lambda warp, mask: warp.fence_proxy()
 
 

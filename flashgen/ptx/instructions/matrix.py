@@ -119,9 +119,10 @@ def store(form: Form) -> Step:
         if transposed:
             tiles = tiles.transpose(0, 2, 1)
         at = shared_offsets(warp, address(warp)[: 8 * count], 16, None, "writes")
-        note_shared_write(warp, at, 16)
-        words = warp.block.shared.words.of(2)
-        words[(at // 2)[:, None] + np.arange(8)] = tiles.reshape(8 * count, 8)
+        words, rows = warp.block.shared.words.of(2), tiles.reshape(8 * count, 8)
+        places = (at // 2)[:, None] + np.arange(8)
+        note_shared_write(warp, at, 16, changes=lambda: bool((words[places] != rows).any()))
+        words[places] = rows
 
     return step
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from flashgen.ptx.access import active, note_shared_write, report_conflict, shared_offsets
-from flashgen.ptx.block import Mbarrier
+from flashgen.ptx.block import Block, Mbarrier
 from flashgen.ptx.clocks import GENERIC, Engine
 from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.findings import Fault, Finding
 from flashgen.ptx.memory import SHARED_BASE
 from flashgen.ptx.program import Address
 from flashgen.ptx.types import FORMATS, Array
@@ -33,8 +34,8 @@ def find(warp: Warp, address: int) -> Mbarrier:
     return barrier
 
 
-def arrive(warp: Warp, address: int, count: int = 1) -> None:
-    """Arrive at an mbarrier."""
+def arrive(warp: Warp, address: int, count: int = 1, *, relaxed: bool = False) -> None:
+    """Arrive at an mbarrier. A relaxed arrival orders only what a fence was before."""
     barrier = find(warp, address)
     if barrier.pending < count:
         raise warp.fault(
@@ -42,8 +43,21 @@ def arrive(warp: Warp, address: int, count: int = 1) -> None:
             f"{count} arrivals at {warp.block.describe_mbarrier(address)}, which is in "
             f"{barrier.describe()}",
         )
-    np.maximum(barrier.arrived, warp.publish(), out=barrier.arrived)
+    published = warp.released if relaxed else warp.publish()
+    np.maximum(barrier.arrived, published, out=barrier.arrived)
     barrier.pending -= count
+    barrier.settle()
+
+
+def complete(block: Block, address: int, published: Array, gone: Finding) -> None:
+    """Arrive for an asynchronous operation that is complete. gone: what is wrong if the mbarrier
+    expects no arrival. Raises a Fault.
+    """
+    barrier = block.mbarriers.get(address)
+    if barrier is None or not barrier.valid or not barrier.pending:
+        raise Fault(gone)
+    np.maximum(barrier.arrived, published, out=barrier.arrived)
+    barrier.pending -= 1
     barrier.settle()
 
 
@@ -59,7 +73,7 @@ def expect(warp: Warp, address: int, count: int) -> None:
 def mbarrier(form: Form) -> Step:
     """All operations, by their second word."""
     operation = form.modifiers.pop(0)
-    form.hint("shared", "shared::cta", "b64", "release", "acquire", "relaxed", "cta", "cluster")
+    form.hint("shared", "shared::cta", "b64", "release", "acquire", "cta", "cluster")
     if operation == "init":
         return _initialise(form)
     if operation == "inval":
@@ -84,7 +98,7 @@ def _initialise(form: Form) -> Step:
             at = shared_offsets(warp, np.array([place]), 8, mask, "initialises")
             if place in warp.block.mbarriers and warp.block.mbarriers[place].valid:
                 warp.report("synccheck", "it initialises an mbarrier that is in use")
-            _note_object(warp, at)
+            note_object(warp, at)
             warp.block.new_mbarrier(place, int(counts[0]))
 
     return step
@@ -103,23 +117,23 @@ def _invalidate(form: Form) -> Step:
                     f"it invalidates {warp.block.describe_mbarrier(place)} in {barrier.describe()}",
                 )
             barrier.valid = False
-            _note_object(warp, np.array([place - SHARED_BASE]))
+            note_object(warp, np.array([place - SHARED_BASE]))
 
     return step
 
 
-def _note_object(warp: Warp, at: Array) -> None:
+def note_object(warp: Warp, at: Array, size: int = 8) -> None:
     """Record that an object is made or ends here. Both proxies see that: Triton's programs use the
     place for copies of the TMA unit after a barrier, without a fence between the proxies.
     """
     agent = warp.block.agents.engine(Engine.MBARRIER, warp.number)
     warp.view[GENERIC, agent] = warp.clock
-    note_shared_write(warp, at, 8, agent=agent, count=warp.clock)
+    note_shared_write(warp, at, size, agent=agent, count=warp.clock)
 
 
 def _arrive(form: Form) -> Step:
     """9.7.13.15.13, .expect_tx first; each active lane arrives."""
-    expects = form.flag("expect_tx")
+    expects, relaxed = form.flag("expect_tx"), form.flag("relaxed")
     form.hint("noComplete", "shared::cluster")
     has_state = not isinstance(form.operands[0], Address)
     address = form.address(int(has_state), 4)
@@ -137,7 +151,7 @@ def _arrive(form: Form) -> Step:
             states[lane] = find(warp, place).phase
             if expects:
                 expect(warp, place, given)
-            arrive(warp, place, 1 if expects else given)
+            arrive(warp, place, 1 if expects else given, relaxed=relaxed)
         if store is not None:
             store(warp, states, mask)
 
@@ -146,7 +160,7 @@ def _arrive(form: Form) -> Step:
 
 def _transact(form: Form, operation: str) -> Step:
     """9.7.13.15.11 and 9.7.13.15.12."""
-    form.hint("shared::cluster")
+    form.hint("shared::cluster", "relaxed")
     address, number = form.address(0, 4), form.number(1, "u32")
     factor = 1 if operation == "expect_tx" else -1
 
@@ -163,7 +177,7 @@ def _wait(form: Form, *, blocks: bool) -> Step:
     """9.7.13.15.16: whether a phase is complete. try_wait may suspend the warp, and always does
     here until the phase is complete; test_wait lets other warps go on.
     """
-    by_parity = form.flag("parity")
+    by_parity, relaxed = form.flag("parity"), form.flag("relaxed")
     form.hint("shared::cluster")
     write, address = form.store(form.operands[0]), form.address(1, 4)
     wanted = form.number(2, "u32" if by_parity else "u64")
@@ -181,7 +195,10 @@ def _wait(form: Form, *, blocks: bool) -> Step:
             return barrier.phase % 2 != phase & 1 if by_parity else barrier.phase > phase
 
         if done():
-            warp.join(barrier.view)
+            if relaxed:
+                np.maximum(warp.relaxed, barrier.view, out=warp.relaxed)
+            else:
+                warp.join(barrier.view)
             _check_awaited(warp, place, barrier)
             write(warp, ALL, mask)
             return None

@@ -7,7 +7,7 @@ import numpy as np
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.program import Address, Group, Name, Operand, Register
-from flashgen.ptx.types import RAW, TYPE_BYTES, Array
+from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array
 from flashgen.ptx.warp import Mask, Step, Warp
 
 CACHING = (
@@ -38,9 +38,17 @@ def move(form: Form) -> Step:
 
 
 def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
-    reads = [form.bits(part, size // len(parts)) for part in parts]
+    raw, part_size = RAW[size], size // len(parts)
+    reads = [form.bits(part, part_size) for part in parts]
+    undefined = [isinstance(each, Register) and each not in form.program.written for each in parts]
+    if not all(undefined):
+        # LLVM leaves halves that nobody uses undefined: no instruction writes such a register.
+        spoiled = np.full(32, SPOILED % (1 << 8 * part_size), RAW[part_size])
+        reads = [
+            (lambda warp: spoiled) if empty else read
+            for read, empty in zip(reads, undefined, strict=True)
+        ]
     write = form.store(form.operands[0])
-    raw = RAW[size]
     return lambda warp, mask: write(
         warp, np.stack([read(warp) for read in reads], 1).view(raw).reshape(32), mask
     )

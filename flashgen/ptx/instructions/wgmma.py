@@ -195,8 +195,7 @@ def _check_fenced(warp: Warp, register: Register) -> None:
             f"it multiplies {machine.program.names[register.index]}, to which the warp has written "
             "since the last wgmma.fence: ptxas serializes the product"
         )
-        if "synccheck" in machine.checks:
-            machine.report.remark(warp.finding("synccheck", message))
+        warp.remark("synccheck", message)
 
 
 def _join(

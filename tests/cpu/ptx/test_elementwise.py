@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,27 @@ def ordered(a: Array, b: Array) -> Array:
     return ~(np.isnan(a) | np.isnan(b))
 
 
+def directed(exact: Callable[..., Fraction], towards: float | None) -> Callable[..., Array]:
+    """A function of fractions, rounded to the float32 that is next towards -inf or inf; None: 0."""
+
+    def one(*values: np.float32) -> np.float32:
+        true = exact(*(Fraction(float(value)) for value in values))
+        nearest = np.float32(float(true))
+        aim = np.float32((-np.inf if true > 0 else np.inf) if towards is None else towards)
+        over = Fraction(float(nearest)) - true
+        return np.nextafter(nearest, aim) if over and (over > 0) == (aim < 0) else nearest
+
+    return lambda *arrays: np.array([one(*values) for values in zip(*arrays, strict=True)])
+
+
+TINY = (F32 * np.float32(1e-20)).astype(np.float32)
 CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("add.s32 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: a + b),
+    ("add.rm.f32 {d}, {0}, {1};", [F32, TINY], np.float32, directed(lambda a, b: a + b, -np.inf)),
+    ("add.rp.f32 {d}, {0}, {1};", [F32, G32], np.float32, directed(lambda a, b: a + b, np.inf)),
+    ("sub.rz.f32 {d}, {0}, {1};", [F32, TINY], np.float32, directed(lambda a, b: a - b, None)),
+    ("mul.rz.f32 {d}, {0}, {1};", [F32, G32], np.float32, directed(lambda a, b: a * b, None)),
+    ("fma.rm.f32 {d}, {0}, {1}, {2};", [F32, G32, TINY], np.float32, directed(lambda a, b, c: a * b + c, -np.inf)),
     ("add.s64 {d}, {0}, {1};", [U64, V64], np.uint64, lambda a, b: a + b),
     ("sub.s32 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: a - b),
     ("add.sat.s32 {d}, {0}, {1};", [S32, T32], np.int32, lambda a, b: np.clip(a.astype(np.int64) + b, -(2**31), 2**31 - 1).astype(np.int32)),
@@ -240,7 +260,7 @@ def test_an_atomic_of_a_vector_returns_what_was_there() -> None:
     ("text", "named"),
     [
         ("frobnicate.b32 %r1, %r2;", "the instruction frobnicate"),
-        ("add.rz.f32 %r1, %r2, %r3;", "the modifier .rz"),
+        ("add.rz.bf16 %h1, %h2, %h3;", ".rz of bf16"),
         (
             "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d1}, {%d2}, {%d3}, {%d1};",
             "this shape",

@@ -5,30 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashgen.ptx.types import bfloat16_to_float, float8_values, float_to_bfloat16
-from tests.ptx_snippets import Array, kernel, run
-
-RNG = np.random.default_rng(1)
-KINDS = {"f16": (np.float16, 16), "bf16": (np.uint16, 16), "tf32": (np.float32, 8), "e4m3": (np.uint8, 32), "s8": (np.int8, 32)}  # fmt: skip
-
-
-def drawn(kind: str, shape: tuple[int, ...]) -> Array:
-    """Elements of a type as memory has them."""
-    if kind == "s8":
-        return RNG.integers(-9, 9, shape).astype(np.int8)
-    if kind == "e4m3":
-        return RNG.integers(0x20, 0x48, shape).astype(np.uint8)
-    values = RNG.integers(-8, 8, shape).astype(np.float32) / 4
-    return {"bf16": float_to_bfloat16, "f16": lambda x: x.astype(np.float16), "tf32": lambda x: x}[
-        kind
-    ](values)
-
-
-def values(kind: str, array: Array) -> Array:
-    """Numbers of elements."""
-    if kind == "bf16":
-        return bfloat16_to_float(array)
-    return float8_values("e4m3")[array] if kind == "e4m3" else array.astype(np.float32)
+from tests.ptx_snippets import KINDS, RNG, Array, drawn, kernel, run, values
 
 
 def register_rows(matrix: Array) -> Array:

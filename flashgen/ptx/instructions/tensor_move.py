@@ -1,0 +1,154 @@
+"""Moves between tensor memory, registers and shared memory: tcgen05.ld, .st, .wait and .cp
+(PTX ISA 9.7.16.8 and 9.7.16.9).
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from flashgen.ptx.clocks import GENERIC, Engine
+from flashgen.ptx.decode import Form
+from flashgen.ptx.instructions import tensor_work
+from flashgen.ptx.tensor_access import (
+    address_parts,
+    check_region,
+    memory_of,
+    note_read,
+    note_write,
+)
+from flashgen.ptx.tensor_memory import LANES_OF_WARP, Region, fragment
+from flashgen.ptx.warp import Mask, Step, Warp, only_lane, whole_warp
+
+_SHAPES = ("16x64b", "16x128b", "16x256b", "32x32b", "16x32bx2")
+_COUNT = re.compile(r"x(\d+)$")
+
+
+def move(form: Form, *, stores: bool) -> Step:
+    """9.7.16.8.3 and 9.7.16.8.4: a warp moves registers to or from its quarter of the lanes. A load
+    reads at once. A store writes early, or late: when the warp waits for it.
+    """
+    shape = form.choice(*_SHAPES)
+    count = next((found for m in form.modifiers if (found := _COUNT.match(m))), None)
+    if not shape or count is None:
+        form.unknown("a move of this shape")
+    form.modifiers.remove(count[0])
+    form.hint("b32")
+    halves = shape == "16x32bx2"
+    at_address, at_registers = (0, 1 + halves) if stores else (1, 0)
+    split = form.constant(1 if stores else 2) if halves else 0
+    lanes, columns = fragment(shape, int(count[1]), split)
+    address = form.address(at_address, 4)
+    if len(form.group(at_registers)) != len(lanes):
+        form.wrong(f"it moves {len(lanes)} registers")
+    rows, used = np.unique(lanes), np.unique(columns)
+
+    def place(warp: Warp, mask: Mask) -> tuple[Region, int, int]:
+        whole_warp(warp, mask)
+        given = address(warp)
+        if (given != given[0]).any():
+            raise warp.fault("memcheck", "its lanes have different addresses of tensor memory")
+        lane, column = address_parts(int(given[0]))
+        doing = "writes" if stores else "reads"
+        first = warp.number % 4 * LANES_OF_WARP
+        if lane < first or lane + int(rows[-1]) >= first + LANES_OF_WARP:
+            raise warp.fault(
+                "memcheck",
+                f"it {doing} lanes {lane} to {lane + int(rows[-1])} of tensor memory, of which a "
+                f"warp of this number may touch {first} to {first + LANES_OF_WARP - 1}",
+            )
+        region = Region(rows + lane, used + column)
+        check_region(warp, region, doing)
+        return region, lane, column
+
+    if stores:
+        reads = [form.bits(item, 4) for item in form.group(at_registers)]
+
+        def store(warp: Warp, mask: Mask) -> None:
+            region, lane, column = place(warp, mask)
+            values = np.stack([read(warp) for read in reads])
+            queue = warp.queues[Engine.TENSOR_STORE]
+            note_write(warp, region, Engine.TENSOR_STORE, queue.current, warp.view[GENERIC])
+            bits = memory_of(warp.block).bits
+
+            def land() -> None:
+                bits[lanes + lane, columns + column] = values
+
+            if warp.block.coin():
+                land()
+            else:
+                queue.open.append(land)
+
+        return store
+    writes = [form.store(item) for item in form.group(at_registers)]
+
+    def load(warp: Warp, mask: Mask) -> None:
+        region, lane, column = place(warp, mask)
+        group = warp.queues[Engine.TENSOR_LOAD].current
+        note_read(warp, region, Engine.TENSOR_LOAD, group, warp.view[GENERIC])
+        values = memory_of(warp.block).bits[lanes + lane, columns + column]
+        for write, row in zip(writes, values, strict=True):
+            write(warp, row, mask)
+
+    return load
+
+
+def wait(operation: str) -> Step:
+    """9.7.16.8.5: all loads, or all stores, of the warp are complete."""
+    engine = Engine.TENSOR_LOAD if operation == "wait::ld" else Engine.TENSOR_STORE
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        queue = warp.queues[engine]
+        queue.commit()
+        agent = warp.block.agents.engine(engine, warp.number)
+        warp.view[:, agent] = queue.wait(0)
+
+    return step
+
+
+_QUARTERS = {"": ((0,), (1,), (2,), (3,)), "warpx2::02_13": ((0, 2), (1, 3)),
+             "warpx2::01_23": ((0, 1), (2, 3)), "warpx4": ((0, 1, 2, 3),)}  # fmt: skip
+"""Which quarters of the lanes hold the same rows (9.7.16.2.3)."""
+
+_COPIES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
+
+
+def copy(form: Form) -> Step:
+    """9.7.16.9.1: rows of shared memory to lanes, in the order of products."""
+    shape, quarters = form.choice(*_COPIES), form.choice(*_QUARTERS)
+    if not shape or ({"64": 2, "32": 4}.get(shape[:2], 0) == 0) != (quarters == ""):
+        form.unknown("a copy of this shape")
+    rows, bits = map(int, shape[:-1].split("x"))
+    words = bits // 32
+    each = max(rows // len(_QUARTERS[quarters]), 1)
+    lanes = np.array(
+        [
+            [quarter * LANES_OF_WARP + row for row in range(each)]
+            for group in zip(*_QUARTERS[quarters], strict=True)
+            for quarter in group
+        ]
+    ).reshape(-1, rows)
+    address, source = form.address(0, 4), form.bits(form.operands[1], 8)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        lane = only_lane(warp, mask)
+        first, column = address_parts(int(address(warp)[lane]))
+        target = Region(np.sort(lanes.reshape(-1)) + first, column + np.arange(words))
+        check_region(warp, target, "copies to")
+        matrix = tensor_work.Operand(bits=int(source(warp)[lane]), rows=rows, columns=words, size=4)
+        number = tensor_work.issue(warp)
+        matrix.note_read(warp, number)
+        order = warp.block.agents.pipelined(warp.view, warp.number)
+        note_write(warp, target, Engine.TENSOR, number, order)
+        memory, places = memory_of(warp.block), matrix.places(warp)
+
+        def land() -> None:
+            held = warp.block.shared.words.of(4)[places // 4]
+            for one in lanes:
+                memory.bits[(one + first)[:, None], column + np.arange(words)] = held
+
+        tensor_work.start(warp, land)
+
+    return step
