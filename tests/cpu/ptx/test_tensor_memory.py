@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from flashgen.ptx.findings import Report
 from flashgen.ptx.instructions.tensor_product import shape_of
+from tests.blackwell import attention
 from tests.ptx_snippets import KINDS, RNG, Array, drawn, kernel, run, values
 
 ALLOC = "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r61], 128;"
@@ -311,3 +313,9 @@ def test_products_of_two_warps_are_ordered_by_a_fence() -> None:
 def test_a_descriptor_of_what_is_not_modelled_is_refused(bits: int) -> None:
     with pytest.raises(ValueError, match=r"sparsity|accumulator"):
         shape_of("kind::f16", described("f16", 128) | bits)
+
+
+def test_a_schedule_by_hand_is_right() -> None:
+    for seed in range(3):
+        found, expected = attention(seed=seed)
+        torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
