@@ -141,12 +141,12 @@ def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis
     seen = looked.value if isinstance(looked, Done) else nothing
     gpu = None if seen["gpu"] is None else Gpu(**seen["gpu"])
     sections = {
+        "tables": tables(gpu),
         "versions": versions(),
         "environment": environment(),
         "gpu": _of_gpu(seen, gpu),
         "toolchain": toolchain(),
         "folders": folders(out),
-        "tables": tables(gpu),
     }
     facts = [fact for name, section in sections.items() for fact in _read(name, section)]
     return Diagnosis(facts=tuple(facts), abilities=tuple(_abilities(gpu, seen, index, tools)))

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import flashgen
 from flashgen import paths, settings
 from flashgen.runtime import registry
 from flashgen.runtime.selection import relatives
-from flashgen.spec.gpu import Gpu
+from flashgen.spec.gpu import TARGETS, Gpu, product_of
 
 PACKAGES = ("torch", "triton", "numpy", "numba", "optuna", "nvidia-ml-py")
 """Their versions decide what compiles, is estimated, searched and read from the driver."""
@@ -145,31 +145,32 @@ def _shared(path: Path) -> str:
 
 
 def tables(gpu: Gpu | None) -> Iterator[Fact]:
-    """The tables in use, and which of them serve `gpu`."""
+    """Which table serves `gpu`, from where, and the command that makes it better."""
     from flashgen.table.table import load_folders
 
-    folder = settings.generated_override() or paths.shipped_generated_dir()
-    problem = registry.why_not_generated(folder)
-    yield Fact(
-        section="tables",
-        name="serves",
-        value=problem or str(folder),
-        remedy="run flashgen generate" if problem else "",
-    )
     found = load_folders(paths.shipped_configs_dir())
     slug = settings.served_gpu() or (gpu.slug if gpu else None)
+    yield Fact(section="tables", name="table", value=_serving(found, slug, gpu))
+    folder = settings.generated_override() or paths.shipped_generated_dir()
+    problem = registry.why_not_generated(folder)
+    remedy = "run flashgen generate" if problem else ""
+    yield Fact(section="tables", name="serves", value=problem or str(folder), remedy=remedy)
+    command = "flashgen tune --gpu" if gpu else f"flashgen tune --target {slug or 'SLUG'}"
+    yield Fact(section="tables", name="to improve", value=command)
+
+
+def _serving(found: Mapping[str, Any], slug: str | None, gpu: Gpu | None) -> str:
+    """The table of a slug and what it holds; else whose entries serve."""
     if slug is None:
-        yield Fact(section="tables", name="shipped", value=", ".join(found) or "none")
-        return
+        return f"none: there is no GPU; {len(found)} GPUs have one (flashgen targets)"
+    own = next((name for name in (slug, product_of(slug)) if name in found), None)
+    if own is not None:
+        return f"{own}, {_contents(found[own])}"
     archs = {name: table.gpu.arch for name, table in found.items()}
-    served = gpu or (found[slug].gpu if slug in found else None)
-    order = [slug] if slug in found else []
-    order += relatives(archs, slug, served) if served else []
-    remedy = "" if slug in found else "tune for it: flashgen tune --gpu"
-    applied = ", then ".join(order) or "none: default kernels"
-    yield Fact(section="tables", name=f"for {slug}", value=applied, remedy=remedy)
-    for name in order[:1]:
-        yield Fact(section="tables", name=name, value=_contents(found[name]))
+    served = gpu or TARGETS.get(slug)
+    order = relatives(archs, slug, served) if served else []
+    lent = f"the entries of {order[0]} serve" if order else "default kernels serve"
+    return f"none for {slug}: {lent}"
 
 
 def _contents(table: Any) -> str:
@@ -177,4 +178,6 @@ def _contents(table: Any) -> str:
     sources = Counter(entry.result.source for entry in table.entries)
     counts = ", ".join(f"{count} {source}" for source, count in sources.items())
     triton = ", ".join(dict.fromkeys(run.triton for run in table.runs))
-    return f"{len(table.entries)} entries ({counts}), Triton {triton or 'unknown'}"
+    donors = ", ".join(dict.fromkeys(run.donor for run in table.runs if run.donor))
+    lent = f", lent by {donors}" if donors else ""
+    return f"{len(table.entries)} entries ({counts}){lent}, Triton {triton or 'unknown'}"

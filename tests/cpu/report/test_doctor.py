@@ -146,7 +146,7 @@ def test_without_a_gpu_it_compiles_for_an_h200(
     assert made.opened == [("estimated", "nvidia_h200")]
     assert value(bare, "GPU") == "none: torch is a build for the CPU"
     assert any("TRITON_INTERPRET=1" in each for each in bare.remedies)
-    assert "nvidia_l4" in value(bare, "shipped")
+    assert value(bare, "table").startswith("none: there is no GPU; ")
 
 
 def test_a_driver_without_a_torch_for_it_is_told_apart(
@@ -263,15 +263,27 @@ def test_a_probe_that_dies_leaves_the_rest(tmp_path: Path) -> None:
 
 
 def test_which_table_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert value(found(tmp_path), "for nvidia_h200").startswith("nvidia_h200, then nvidia_h100")
-    assert "entries (" in value(found(tmp_path), "nvidia_h200")
-    other = asdict(H200) | {"name": "NVIDIA H20"}
-    one = found(tmp_path, look=Done(SEEN | {"gpu": other}))
-    assert value(one, "for nvidia_h20") == "nvidia_h100_80gb_hbm3, then nvidia_h200"
-    assert remedy(one, "for nvidia_h20") == "tune for it: flashgen tune --gpu"
+    """In the first three lines: the table, its folder, and the command that makes it better."""
+    one = found(tmp_path)
+    assert [fact.name for fact in one.facts[:3]] == ["table", "serves", "to improve"]
+    assert value(one, "table").startswith("nvidia_h200, ")
+    assert "entries (" in value(one, "table")
+    assert value(one, "to improve") == "flashgen tune --gpu"
+    alias = asdict(H200) | {"name": "NVIDIA H200 NVL"}
+    assert value(found(tmp_path, look=Done(SEEN | {"gpu": alias})), "table").startswith(
+        "nvidia_h200, "
+    )
+    unlisted = asdict(H200) | {"name": "NVIDIA H900"}
+    one = found(tmp_path, look=Done(SEEN | {"gpu": unlisted}))
+    assert value(one, "table").startswith("none for nvidia_h900: the entries of nvidia_")
+    nothing_like = asdict(H200) | {"name": "NVIDIA X", "arch": "sm_75"}
+    one = found(tmp_path, look=Done(SEEN | {"gpu": nothing_like}))
+    assert value(one, "table") == "none for nvidia_x: default kernels serve"
+    assert value(found(tmp_path, look=Done(NONE)), "to improve") == "flashgen tune --target SLUG"
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
     one = found(tmp_path, look=Done(NONE))
-    assert value(one, "for nvidia_l4").startswith("nvidia_l4")
+    assert value(one, "table").startswith("nvidia_l4")
+    assert value(one, "to improve") == "flashgen tune --target nvidia_l4"
     assert value(one, "FLASHGEN_GPU") == "nvidia_l4"
 
 
