@@ -1,9 +1,9 @@
 """Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
 
 The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
-entry of a relative, by alias or by architecture; the tile of the entry that the spec has without
-its features, in the textbook schedule; the spec's default kernel. Head dim and dtype never match
-loosely.
+entry of a relative, by alias or by architecture; the config of its twin, the same spec of the other
+16-bit type; the tile of the entry of a plainer spec, without its features or of the next head dim
+that is tuned, in the textbook schedule; the spec's default kernel.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from flashgen.errors import GeneratedError
 from flashgen.runtime.choice import Choice, Choices
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_configs, default_spec, plain_spec
+from flashgen.spec.defaults import default_configs, default_spec, other_half, plainer_specs
 from flashgen.spec.gpu import TARGETS, Gpu, product_of
 from flashgen.spec.legality import may_spill, why_illegal
-from flashgen.spec.problem import BUCKETS, Bucket, bucket_of
+from flashgen.spec.problem import BUCKETS, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from flashgen.spec.whole_rows import MMA_SYNC
 
-Rung = Literal["exact", "nearest_bucket", "relative", "plain_tile", "default"]
+Rung = Literal["exact", "nearest_bucket", "relative", "twin", "plain_tile", "default"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     add(_own(served, slug, spec, seq_k))
     if not rungs:  # or no other table need be read
         add(_of_relatives(served, slug, gpu, spec, seq_k))
+    add(_twins(served, slug, gpu, spec, seq_k))
     add(_plain_tiles(served, slug, gpu, spec, seq_k))
     add(_defaults(slug, gpu, spec))
     if not rungs:
@@ -132,32 +133,57 @@ def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
+def _twins(
+    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
+) -> Iterator[Selection]:
+    """The configs of the entries of the same spec in the other 16-bit type, which takes the same
+    registers and bytes.
+    """
+    twin = other_half(spec)
+    # The fused backward is chosen by its time alone, which is not known here.
+    if twin is None or spec.direction == "backward_fused":
+        return
+    for choice in _nearest_tables(served, slug, gpu, twin, seq_k):
+        reason = (
+            f"no entry for {spec.name} on {slug} or a GPU like it; the config of {twin.name} for "
+            f"seq_k in {choice.bucket} serves, untimed"
+        )
+        yield Selection(
+            choice=_without_entry(spec, choice.config), rung="twin", slug=None, reason=reason
+        )
+
+
 def _plain_tiles(
     served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
 ) -> Iterator[Selection]:
-    """The tiles of the entries that the spec has without its features, nearest bucket first: on
-    this GPU, or, where it has no table, on the nearest relative.
+    """The tiles of the entries of plainer specs, nearest bucket first: on this GPU, or, where it
+    has no table, on the nearest relative.
     """
-    # The gradient of a bias has no plain spec. The fused backward is chosen by its time alone,
-    # which is not known here.
+    # The gradient of a bias has no plain spec. The fused backward as in _twins.
     if spec.direction in ("backward_dbias", "backward_fused"):
         return
-    plain = plain_spec(spec)
-    if plain == spec:
-        return
-    tables = [slug] if slug in served.archs else relatives(served.archs, slug, gpu)[:1]
-    configs: dict[KernelConfig, Bucket | None] = {}
-    for entry in (entry for own in tables for entry in _by_bucket(served, own, plain, seq_k)):
-        config = entry.config.textbook()
-        configs.setdefault(config, entry.bucket)
-        configs.setdefault(config.pointer_twin(), entry.bucket)
-    for config, bucket in configs.items():
+    configs: dict[KernelConfig, Choice] = {}
+    for plain in plainer_specs(spec):
+        for choice in _nearest_tables(served, slug, gpu, plain, seq_k):
+            config = choice.config.textbook()
+            configs.setdefault(config, choice)
+            configs.setdefault(config.pointer_twin(), choice)
+    for config, choice in configs.items():
         reason = (
-            f"no entry for {spec.name} on {slug} or a GPU like it; the tile of {plain.name} for "
-            f"seq_k in {bucket} serves, untimed"
+            f"no entry for {spec.name} on {slug} or a GPU like it; the tile of {choice.spec.name} "
+            f"for seq_k in {choice.bucket} serves, untimed"
         )
-        choice = _without_entry(spec, config)
-        yield Selection(choice=choice, rung="plain_tile", slug=None, reason=reason)
+        yield Selection(
+            choice=_without_entry(spec, config), rung="plain_tile", slug=None, reason=reason
+        )
+
+
+def _nearest_tables(
+    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
+) -> list[Choice]:
+    """_by_bucket of a GPU; where it has no table, of its nearest relative."""
+    tables = [slug] if slug in served.archs else relatives(served.archs, slug, gpu)[:1]
+    return [choice for own in tables for choice in _by_bucket(served, own, spec, seq_k)]
 
 
 def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:

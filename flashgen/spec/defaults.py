@@ -19,6 +19,7 @@ from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import (
     MAX_HEAD_DIM,
     Direction,
+    DType,
     Rotary,
     padded,
     why_no_gradient,
@@ -246,6 +247,37 @@ def plain_spec(spec: AttentionSpec) -> AttentionSpec:
         mask=spec.mask,
         precision=spec.precision,
     )
+
+
+TUNED_HEAD_DIMS = (64, 96, 128, 192, 256)
+"""Head dims that tables have; others take the tile of the next."""
+
+
+def other_half(spec: AttentionSpec) -> AttentionSpec | None:
+    """The same spec in the other 16-bit type; None for what has none."""
+    other: dict[str, DType] = {"float16": "bfloat16", "bfloat16": "float16"}
+    if spec.fp8 or spec.dtype not in other:
+        return None
+    return replace(spec, dtype=other[spec.dtype])
+
+
+def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
+    """Specs whose tiles may serve this one, nearest first: without its features, and of tuned head
+    dims from its own on up that are padded alike, each in both 16-bit types.
+    """
+    plain = plain_spec(spec)
+    widest = max(spec.head_dim, spec.head_dim_v)
+    dims = [dim for dim in TUNED_HEAD_DIMS if dim >= widest]
+    like = [plain, *(replace(plain, head_dim=dim, head_dim_v=dim) for dim in dims[:1])]
+    like += [
+        replace(plain, head_dim=dim, head_dim_v=dim)
+        for dim in dims[1:]
+        if padded(dim) == padded(dims[0])
+    ]
+    for one in dict.fromkeys(like):
+        for near in (one, other_half(one)):
+            if near is not None and near != spec:
+                yield near
 
 
 def default_head_dim(spec: AttentionSpec) -> int:

@@ -24,6 +24,7 @@ from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.space import tuned_default
+from flashgen.spec.vocabulary import Direction
 from tests.makers import make_config, make_spec
 from tests.package import make_choice
 
@@ -68,12 +69,57 @@ def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
     assert [s.slug for s in found.rungs] == ["nvidia_geforce_rtx_4090", "nvidia_l4", None]
 
 
-def test_head_dim_and_dtype_never_match_loosely() -> None:
+def test_float32_and_smaller_head_dims_match_nothing() -> None:
     table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),))
-    other = make_spec("bfloat16", 128, "causal")
-    found = ladder(table, H200, TARGETS[H200], other, 5000)
-    assert [s.rung for s in found.rungs] == ["default"]
-    assert found.rungs[0].choice.spec == other
+    for other in (make_spec("bfloat16", 128, "causal"), make_spec("float32", 64, "causal")):
+        found = ladder(table, H200, TARGETS[H200], other, 5000)
+        assert [s.rung for s in found.rungs] == ["default"]
+        assert found.rungs[0].choice.spec == other
+
+
+class TestTheTwin:
+    """A spec of one 16-bit type takes the config of the other's entry."""
+
+    def test_it_comes_after_relatives_and_before_tiles(self) -> None:
+        half = dataclasses.replace(SPEC, dtype="float16", window=True)
+        twin = dataclasses.replace(half, dtype="bfloat16")
+        table = served(
+            nvidia_h200=(
+                make_choice(twin, BIG, BUCKETS[1]),
+                make_choice(SPEC, SMALL, BUCKETS[2]),
+            )
+        )
+        found = ladder(table, H200, TARGETS[H200], half, 5000)
+        assert [(s.rung, s.choice.config) for s in found.rungs] == [
+            ("twin", BIG),
+            ("plain_tile", SMALL),
+            ("default", default_config(half)),
+        ]
+        assert all(s.choice.spec.dtype == "float16" for s in found.rungs)
+        own = served(
+            nvidia_h100_80gb_hbm3=(make_choice(half, SMALL, BUCKETS[2]),),
+            **{H200: table.choices[H200][twin]},
+        )
+        assert ladder(own, H200, TARGETS[H200], half, 5000).rungs[0].rung == "relative"
+
+    @pytest.mark.parametrize("direction", ["backward_fused"])
+    def test_the_fused_backward_is_chosen_by_its_time_alone(self, direction: Direction) -> None:
+        half = dataclasses.replace(SPEC, dtype="float16").for_direction(direction)
+        entry = make_choice(dataclasses.replace(half, dtype="bfloat16"), BIG, BUCKETS[2])
+        found = ladder(served(nvidia_h200=(entry,)), H200, TARGETS[H200], half, 5000)
+        assert [s.rung for s in found.rungs] == ["default"]
+
+    @pytest.mark.parametrize(("dim", "tuned"), [(40, 64), (48, 64), (80, 96), (112, 128)])
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_a_head_dim_takes_the_tile_of_the_next_that_is_tuned(
+        self, dim: int, tuned: int, dtype: str
+    ) -> None:
+        tile = make_config(64, 32)
+        entry = make_choice(make_spec("bfloat16", tuned, "causal"), tile, BUCKETS[2])
+        asked = make_spec(dtype, dim, "causal")
+        found = ladder(served(nvidia_l4=(entry,)), "nvidia_l4", TARGETS["nvidia_l4"], asked, 5000)
+        assert (found.rungs[0].rung, found.rungs[0].choice.config) == ("plain_tile", tile)
+        assert make_spec("bfloat16", tuned, "causal").name in found.rungs[0].reason
 
 
 def test_no_other_table_is_read_where_the_own_one_serves() -> None:
