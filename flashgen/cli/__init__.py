@@ -74,9 +74,10 @@ for _command in (
 ):
     app.command()(_command)
 
-_tables = typer.Typer(no_args_is_help=True, help="Compare and merge tables.")
+_tables = typer.Typer(no_args_is_help=True, help="Compare, merge and derive tables.")
 _tables.command()(tables.diff)
 _tables.command()(tables.merge)
+_tables.command()(tables.derive)
 app.add_typer(_tables, name="table")
 
 

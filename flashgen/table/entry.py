@@ -58,6 +58,7 @@ def _check_digest(digest: str) -> None:
 class Run:
     """One tuning run of entries; fields that an offline run lacks (driver, clocks) are None.
 
+    donor: the GPU whose table lent the configs (tune/derive.py); None where they were searched.
     Texts are printable and on one line. Raises InvalidArgument.
     """
 
@@ -72,6 +73,7 @@ class Run:
     clocks: str | None = None
     power: str | None = None
     protocol: int
+    donor: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -80,6 +82,11 @@ class Run:
                 raise InvalidArgument(
                     f"{field.name} must be printable text on one line: got {value!r}"
                 )
+
+    @property
+    def derived(self) -> bool:
+        """Whether nobody searched."""
+        return self.donor is not None
 
 
 @dataclass(frozen=True, kw_only=True)
