@@ -190,13 +190,17 @@ def write_global(warp: Warp, addresses: Array, values: Array, mask: Mask) -> Non
         return
     at = (addresses - np.uint64(buffer.address)).astype(np.int64)
     words, places = buffer.words.of(unit), (at // unit)[:, None] + LANES[:count]
-    changes = lambda: bool((words[places] != values).any())  # noqa: E731
+
+    def changes() -> bool:
+        return bool((words[places] != values).any())
+
     note_global(warp, buffer, at, unit * count, writes=True, changes=changes)
     words[places] = values
 
 
 def _one(mask: Mask, which: int) -> Array:
-    chosen: Array = LANES == lanes_of(mask)[which]  # noqa: SIM300
+    chosen = np.zeros(32, bool)
+    chosen[lanes_of(mask)[which]] = True
     return chosen
 
 

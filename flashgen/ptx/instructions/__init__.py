@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 
 def load_all() -> None:
     """Import every module, so that decode.TABLE is complete."""
-    from flashgen.ptx.instructions import (  # noqa: F401
-        arithmetic,
-        atomics,
-        barrier,
-        bits,
-        compare,
-        control,
-        convert,
-        copy,
-        functions,
-        matrix,
-        mbarrier,
-        move,
-        tcgen05,
-        tensor_copy,
-        warpwide,
-        wgmma,
-    )
+    for module in iter_modules(__path__, f"{__name__}."):
+        import_module(module.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def convert(form: Form) -> Step:
             write(warp, flush(result) if flushes else result, mask)
 
         return to_float
-    dtype = np.dtype(f"{'i' if target.signed else 'u'}{target.size}")
+    dtype: np.dtype[np.integer[Any]] = np.dtype(f"{'i' if target.signed else 'u'}{target.size}")
     if not source.floating:
         if not saturated:
             return lambda warp, mask: write(warp, read(warp).astype(dtype), mask)
@@ -62,9 +63,9 @@ def convert(form: Form) -> Step:
     return lambda warp, mask: write(warp, _clamped(to_whole(read(warp)), dtype), mask)
 
 
-def _clamped(values: Array, dtype: np.dtype[np.generic]) -> Array:
+def _clamped(values: Array, dtype: np.dtype[np.integer[Any]]) -> Array:
     """Whole floats as integers; what does not fit becomes the nearest limit, NaN becomes 0."""
-    limits = np.iinfo(dtype)  # type: ignore[type-var]
+    limits = np.iinfo(dtype)
     exact = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
     top = exact >= float(limits.max)
     inside = np.clip(exact, float(limits.min), np.nextafter(float(limits.max), 0))

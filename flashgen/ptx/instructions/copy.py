@@ -6,7 +6,7 @@ import numpy as np
 
 from flashgen.ptx.access import active, find_global, note_global, note_shared_write, shared_offsets
 from flashgen.ptx.clocks import GENERIC, Engine
-from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.decode import Form, Source, instruction
 from flashgen.ptx.instructions import mbarrier, tensor_copy
 from flashgen.ptx.instructions.move import CACHING
 from flashgen.ptx.program import Number, Register
@@ -82,8 +82,7 @@ def _issue(form: Form) -> Step:
     if len(form.operands) > 3:
         last = form.operands[3]
         if isinstance(last, Register) and last.type == "pred":
-            ignored = form.predicate(last)
-            given = lambda warp: np.where(ignored(warp), 0, size)  # noqa: E731
+            given = _unless(form.predicate(last), size)
         else:
             given = form.number(3, "u32")
 
@@ -113,6 +112,11 @@ def _issue(form: Form) -> Step:
         queue.open.append(lambda: None)
 
     return step
+
+
+def _unless(ignored: Source, size: int) -> Source:
+    """The bytes of a source, of which lanes that ignore it have none."""
+    return lambda warp: np.where(ignored(warp), 0, size)
 
 
 def _sources(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
-from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.decode import Form, Store, instruction
 from flashgen.ptx.program import Address, Group, Name, Operand, Register
 from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array
 from flashgen.ptx.warp import Mask, Step, Warp
@@ -125,7 +125,7 @@ def load(form: Form) -> Step:
     return step
 
 
-def _extended(form: Form, target: Operand, kind: str):  # type: ignore[no-untyped-def]
+def _extended(form: Form, target: Operand, kind: str) -> Store:
     """A store of a loaded value, extended to the width of its register (PTX ISA 9.4.1)."""
     store = form.store(target)
     if not isinstance(target, Register) or TYPE_BYTES[target.type] == TYPE_BYTES[kind]:
@@ -139,7 +139,7 @@ def _extended(form: Form, target: Operand, kind: str):  # type: ignore[no-untype
     )
 
 
-def _load_parameter(form: Form, size: int, writes: list) -> Step:  # type: ignore[type-arg]
+def _load_parameter(form: Form, size: int, writes: list[Store]) -> Step:
     operand = form.operands[1]
     if not isinstance(operand, Address) or not isinstance(operand.base, Name):
         form.wrong("a parameter must be loaded by its name")

@@ -147,16 +147,18 @@ _REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
 
+_OF_NUMBERS: dict[str, Callable[[Array, Array], Array]] = {"min": np.fmin, "max": np.fmax}
+"""Of floats: what is no number loses."""
+
 
 @instruction("redux")
 def reduction(form: Form) -> Step:
     """9.7.13.12, "redux.sync": one value of all lanes of the mask."""
     form.flag("sync")
-    function = _REDUCTIONS[form.choice(*_REDUCTIONS)]
+    name = form.choice(*_REDUCTIONS)
     absolute, keeps_nan = form.flag("abs"), form.flag("NaN")
     kind = form.format()
-    if kind.floating and not keeps_nan:
-        function = {np.minimum: np.fmin, np.maximum: np.fmax}.get(function, function)  # type: ignore[call-overload]
+    function = (_OF_NUMBERS if kind.floating and not keeps_nan else _REDUCTIONS)[name]
     value: Source = form.numbers(form.operands[1], kind)
     named, write = members(form, form.operands[2]), form.result(kind)
 
