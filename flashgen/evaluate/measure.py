@@ -93,7 +93,19 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 class CudaStopwatch:
-    """Times launches on a CUDA or ROCm device by its events, on the current stream."""
+    """Times launches on a CUDA or ROCm device by its events, on the current stream.
+
+    Args:
+        index: of the device.
+        l2_bytes: of its L2, which is flushed before each launch.
+
+    Raises:
+        RuntimeError: torch's, if there is no such device.
+
+    Examples:
+        >>> from flashgen.evaluate.measure import CudaStopwatch
+        >>> stopwatch = CudaStopwatch(0, 50 << 20)  # doctest: +SKIP
+    """
 
     SPIN_CYCLES_PER_S = 2.5e9  # above any GPU's clock, so that the wait is never short
     LONGEST_SPIN_S = 0.05
@@ -235,7 +247,17 @@ BUDGETS: dict[Effort, MeasureBudget] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """The work of one launch, and the GPU's peak in TFLOP/s, or None if unknown."""
+    """The work of one launch, which no time may undercut.
+
+    Args:
+        operations: floating-point operations of matrix products.
+        peak_tflops: of the GPU; None if unknown.
+
+    Examples:
+        >>> from flashgen.evaluate.measure import Ceiling
+        >>> Ceiling(operations=1e12, peak_tflops=989.0).operations
+        1000000000000.0
+    """
 
     operations: float
     peak_tflops: float | None

@@ -33,7 +33,21 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Serves attention from `package`.kernels by the choices of each GPU."""
+    """Serves attention by the kernels of a generated package and the choices of each GPU.
+
+    Args:
+        package: the name of the package whose `kernels` are loaded.
+        archs: the architecture of each GPU that has a table, by slug.
+        choices: what its table chose, by slug.
+
+    Examples:
+        >>> from flashgen.runtime import Dispatcher
+        >>> import torch
+        >>> made = Dispatcher(package="generated", archs={}, choices={})
+        >>> q = torch.randn(1, 2, 8, 64)
+        >>> made.attention(q, q, q).shape
+        torch.Size([1, 2, 8, 64])
+    """
 
     def __init__(
         self,

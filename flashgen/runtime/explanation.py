@@ -24,7 +24,22 @@ from flashgen.spec.vocabulary import Direction
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What would serve a call, from where and why; str() gives it as text."""
+    """What would serve a call, from where and why; str() gives it as text.
+
+    Args:
+        spec: what the call asks for.
+        selection: the kernel and its rung; None where torch serves, or nothing.
+        skipped: a sentence for each kernel that does not fit.
+        hint: what would improve it.
+        twin: the kernel for tensors that cannot have descriptors.
+        tables: the folder of the tables that were read.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> q = torch.randn(1, 2, 8, 64)
+        >>> flashgen.explain(q, q, q).spec.name
+        'fwd_fp32_d64'
+    """
 
     spec: AttentionSpec
     selection: Selection | None  # None: CPU tensors, served by torch

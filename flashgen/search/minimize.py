@@ -28,7 +28,17 @@ class NoMinimum(FlashgenError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A point and its value; None if it failed."""
+    """One evaluated point.
+
+    Args:
+        point: each parameter and its value.
+        value: what it cost; None if it failed.
+
+    Examples:
+        >>> from flashgen.search import Evaluation
+        >>> Evaluation(point={"a": 1}, value=2.5).value
+        2.5
+    """
 
     point: Point
     value: float | None
@@ -36,9 +46,19 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Minimum:
-    """The best evaluated point, the first of equals. evaluations: all, in order.
+    """What minimize() returns.
 
-    exhaustive: every point of the space was evaluated, so none is better.
+    Args:
+        point: the best evaluated point, the first of equals.
+        value: what it cost.
+        evaluations: all, in order.
+        exhaustive: whether every point of the space was evaluated, so that none is better.
+
+    Examples:
+        >>> from flashgen.search import Budget, ProductSpace, minimize
+        >>> space = ProductSpace({"a": [1, 2, 3]})
+        >>> minimize(space, lambda point: (point["a"] - 2) ** 2, budget=Budget(trials=9)).point
+        {'a': 2}
     """
 
     point: Point

@@ -173,10 +173,19 @@ class ListedSpace(Space):
 
 
 class ProductSpace(Space):
-    """All combinations of `values` for which `legal` returns True, which is called with a point.
+    """All combinations of values that are legal. Nothing is enumerated, so it may be large.
 
-    Nothing is enumerated, so the space may be large. Numbers ascend with the codes, the first
-    parameter first. Raises InvalidArgument for invalid values.
+    Args:
+        values: the values of each parameter; numbers should ascend.
+        legal: is called with a point, a mapping of each parameter to its value.
+
+    Raises:
+        InvalidArgument: for values that are none, or repeat.
+
+    Examples:
+        >>> from flashgen.search import ProductSpace
+        >>> ProductSpace({"a": [1, 2], "b": [4, 8]}, lambda p: p["a"] * p["b"] < 16) is not None
+        True
     """
 
     def __init__(

@@ -17,9 +17,21 @@ Sampler = Literal["auto", "exhaustive", "random", "tpe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """trials: the maximum of evaluations. seconds: the time after which no new one starts.
+    """When a search ends.
 
     Where a GPU measures configs that have estimates, only configs that get past the compiler count.
+
+    Args:
+        trials: the maximum of evaluations.
+        seconds: the time after which no new one starts; None is no limit.
+
+    Raises:
+        InvalidArgument: if one is out of range.
+
+    Examples:
+        >>> from flashgen.search import Budget
+        >>> Budget(trials=20).seconds is None
+        True
     """
 
     trials: int = 60
@@ -34,12 +46,23 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How candidates are proposed. Raises InvalidArgument.
+    """How candidates are proposed.
 
-    auto is flashgen's own sampler (search/samplers/auto.py); exhaustive takes all, in order,
-    whatever the budget; random and tpe are Optuna's. seed fixes the random choices. likely_first:
-    the order of the space means something: the earlier a point, the likelier it is fast; only auto
-    uses it.
+    Samplers: auto is flashgen's own (search/samplers/auto.py); exhaustive takes all, in order,
+    whatever the budget; random and tpe are Optuna's.
+
+    Args:
+        sampler: auto, exhaustive, random or tpe.
+        seed: fixes the random choices.
+        likely_first: the earlier a point of the space, the likelier it is fast; only auto uses it.
+
+    Raises:
+        InvalidArgument: if the sampler is unknown, or the seed out of range.
+
+    Examples:
+        >>> from flashgen.search import Method
+        >>> Method(seed=1).sampler
+        'auto'
     """
 
     sampler: Sampler = "auto"

@@ -32,17 +32,39 @@ from flashgen.spec.vocabulary import (
 class AttentionSpec:
     """One kind of attention: whatever may change the text of a kernel, and no sizes.
 
-    head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
-    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
-    window, softcap and sink are the features of spec/features.py, each a kernel of its own; how
-    wide the window is and the value of the cap are run-time arguments. varlen: sequences of
-    several lengths are packed one behind the other, as spec/packed.py says. block_mask: tiles are
-    those that a block mask lists, as spec/block_mask.py says. paged: the cache that decode, or a
-    forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
-    and queries; indexed: a tensor says which row of the cache is whose; leftpad: another, where the
-    keys that decode reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it
-    has a scale. fp8: Q, K and V of a forward are float8_e4m3, and dtype is that of O. Raises
-    InvalidArgument, naming the field.
+    Features are on or off; how wide a window is and the value of a cap are arguments of a launch.
+
+    Args:
+        direction: forward, decode, append, combine, or a kernel of the backward.
+        dtype: of Q, K, V and O; with fp8 of O alone.
+        head_dim: the last dimension of Q and K.
+        head_dim_v: the last dimension of V and O.
+        mask: none or causal.
+        precision: how float32 operands are multiplied; 16-bit ones have one way, "ieee".
+        dropout: elements of P are dropped.
+        bias: none, additive or boolean.
+        alibi: slopes of ALiBi.
+        window: a query sees keys near its diagonal.
+        chunk: a query sees the keys of its chunk.
+        softcap: scores are capped by tanh.
+        sink: a row sums a score besides.
+        varlen: sequences of several lengths are packed one behind the other (spec/packed.py).
+        block_mask: tiles are those that a block mask lists (spec/block_mask.py).
+        paged: the cache that is read or written lies in pages.
+        rotary: append rotates new keys, and queries.
+        indexed: a tensor says which row of the cache is whose.
+        leftpad: a tensor says where the keys that decode reads begin.
+        fp8: Q, K and V of a forward are float8_e4m3.
+        kv_dtype: the elements of the cache, if they are others.
+        kv_scales: what of an 8-bit cache has a scale.
+
+    Raises:
+        InvalidArgument: naming the field.
+
+    Examples:
+        >>> from flashgen.spec import AttentionSpec
+        >>> AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal").name
+        'fwd_bf16_d128_causal'
     """
 
     direction: Direction = "forward"

@@ -37,9 +37,19 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockMask:
-    """seq_q and seq_k, the lengths it is for; by_rows: blocks of keys of each block of queries;
-    by_keys: blocks of queries of each block of keys, for dK and dV. tiles: uint8 (T, BLOCK, BLOCK),
-    queries by keys, 1 where a query may attend; 0 beyond the lengths.
+    """What flashgen.block_mask's functions make, and attention(block_mask=...) takes.
+
+    Args:
+        seq_q: the number of queries that it is for.
+        seq_k: the number of keys.
+        by_rows: blocks of keys of each block of queries.
+        by_keys: blocks of queries of each block of keys, for dK and dV.
+        tiles: uint8 (T, BLOCK, BLOCK), queries by keys: 1 where one may attend.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> flashgen.block_mask.prefix_lm(torch.tensor([2]), 4, 8).seq_k
+        8
     """
 
     seq_q: int

@@ -62,28 +62,42 @@ AHEAD = ("forward", "backward_dq", *BY_KEYS)
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    """One way to compute a spec. br rows of Q and bc rows of K/V make a tile, in every direction.
+    """One way to compute a spec.
 
-    schedule: fa2 (textbook order), s_ahead (a product issued before the exp2 that need not wait for
-    it: the next QK^T in the forward, dO V^T of the same tile in the backward), fa1
-    (FlashAttention-1's loops), auto (fa2 in one loop, which Triton's compiler deals out to warps
-    that load and warps that compute), ampere (Gluon: fa2 for mma.sync, 16 rows a warp, its layouts
-    written down; num_stages is 1) or hopper (Gluon: a warp that loads beside num_warps that
-    compute, in warpgroups of 64 rows, or 64 keys where programs own keys; num_stages are the places
-    of its rings). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain,
-    longest_first (within a head), head_reversal (so in every second head, a long tile after a short
-    one) or grouped (longest first, heads whose K and V fit in L2 together). persistent: as many
-    programs as SMs, each takes every n-th tile.
-    head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
-    arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
-    a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
-    spec/grid_rules.py says. widening: how a decode makes 16-bit elements of float8_e4m3 ones: by
-    arithmetic on their bits, which every GPU does, or by its own instruction. v_parts: of a forward
-    or decode, the programs that share a tile of rows, each with a part of the columns of V and O,
-    and all of S. maxnreg: registers that a thread takes at most, Triton's option of that name;
-    0: as many as ptxas wants. whole_rows: products in parts, of which mma.sync gives a warp whole
-    rows; no knob, spec/whole_rows.py derives it. next_s: of schedule hopper's backward_fused, S of
-    the next tile is issued before dQ of this one is added to memory. Raises InvalidArgument.
+    Schedules: fa2 is the textbook order; s_ahead issues a product before the exp2 that need not
+    wait for it (the next QK^T in the forward, dO V^T of the same tile in the backward); fa1 has
+    FlashAttention-1's loops; auto is fa2 in one loop, which Triton deals out to warps that load and
+    warps that compute; ampere (Gluon) is fa2 for mma.sync, 16 rows a warp, its layouts written
+    down, of one stage; hopper (Gluon) has a warp that loads beside num_warps that compute, in
+    warpgroups of 64 rows, or 64 keys where programs own keys.
+
+    Orders: plain; longest_first within a head; head_reversal, so in every second head, which puts a
+    long tile after a short one; grouped, longest first over heads whose K and V fit in L2 together.
+
+    Args:
+        br: rows of Q in a tile, in every direction.
+        bc: rows of K and V in a tile.
+        num_warps: warps that compute.
+        num_stages: tiles of loads under way; of schedule hopper, the places of its rings.
+        schedule: the order of products, exp2 and loads in the loop.
+        loads: pointer, or descriptor (TMA).
+        order: the order in which tiles of Q are computed.
+        head_dims: exact (known when compiling), or padded (arguments: serves all up to the spec's).
+        split_keys: of a decode, the least keys of a split; 1 is the rule of spec/grid_rules.py.
+        persistent: as many programs as SMs, each of which takes every n-th tile.
+        widening: how a decode widens float8_e4m3: on their bits, or by the GPU's own instruction.
+        v_parts: programs that share a tile of rows, each with a part of the columns of V and O.
+        maxnreg: registers that a thread takes at most; 0 is as many as ptxas wants.
+        whole_rows: of mma.sync, a warp has whole rows. No knob: spec/whole_rows.py derives it.
+        next_s: of hopper's fused backward, S of the next tile comes before dQ of this one is added.
+
+    Raises:
+        InvalidArgument: naming the field.
+
+    Examples:
+        >>> from flashgen.spec import KernelConfig
+        >>> KernelConfig(br=128, bc=64, num_warps=8, num_stages=3, schedule="s_ahead").label
+        'br128_bc64_w8_s3_s_ahead_ptr'
     """
 
     br: int

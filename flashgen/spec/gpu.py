@@ -21,9 +21,30 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU product. Bytes are bytes, clocks MHz, bandwidth GB/s (1e9 bytes a second).
+    """One GPU product.
 
-    Raises InvalidArgument, naming the field.
+    Args:
+        name: as NVML and torch give it.
+        arch: as Triton names it, sm_90 or gfx942.
+        sms: streaming multiprocessors, or compute units.
+        shared_per_block: bytes of shared memory that a block may have.
+        shared_per_sm: bytes of shared memory of an SM.
+        registers_per_sm: registers of 32 bits.
+        warps_per_sm: warps that an SM holds at most.
+        blocks_per_sm: blocks that an SM holds at most.
+        warp_size: threads of a warp.
+        l2_bytes: bytes of L2.
+        clock_mhz: MHz under load; None if unknown.
+        bandwidth_gbs: GB/s (1e9 bytes a second) of its memory; None if unknown.
+        matrix_flops_per_clock: of an SM, dense, 16-bit operands; None if unknown.
+
+    Raises:
+        InvalidArgument: naming the field.
+
+    Examples:
+        >>> from flashgen.spec import TARGETS
+        >>> TARGETS["nvidia_h200"].sms
+        132
     """
 
     name: str

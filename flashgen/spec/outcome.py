@@ -104,8 +104,37 @@ class CheckResult:
 class Outcome:
     """One record of the log: the result of one stage for one config.
 
-    timing is the result of the stage; estimate is the estimate of the same config at the same
-    problem, or None if there is none.
+    Args:
+        spec: what was computed.
+        problem: its sizes.
+        config: how.
+        stage: compile, check, rough, timed or final.
+        status: what became of it.
+        source: measured, estimated or untimed.
+        gpu: the slug.
+        triton: its version.
+        digest: of the kernel's text; "" if none was rendered.
+        protocol: the version of what the stage does.
+        timing: the result of the stage, if it timed.
+        estimate: of the same config at the same problem, if there is one.
+        check: the errors, if the stage checked.
+        registers: of a thread.
+        spill_bytes: of a thread.
+        shared_bytes: of a block.
+        tensor_columns: of tensor memory (sm_100).
+        residents: blocks on an SM.
+        shortcomings: how many the compiler left in the main loop.
+        sdpa_us: torch's SDPA in the same round, in microseconds.
+        passes_us: each pass of a final round.
+        detail: a sentence on a failure.
+        created: ISO 8601, UTC.
+
+    Raises:
+        InvalidArgument: naming the field.
+
+    Examples:
+        >>> from flashgen.search.history import outcomes_of
+        >>> [o.status for o in outcomes_of(log)]  # doctest: +SKIP
     """
 
     spec: AttentionSpec

@@ -18,7 +18,23 @@ from flashgen.spec.vocabulary import DECODING, PRODUCTS
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The sizes one run has. Any may be 0; kv_heads must divide heads."""
+    """The sizes one run has. Any may be 0.
+
+    Args:
+        batch: sequences.
+        heads: of Q.
+        kv_heads: of K and V; they divide heads.
+        seq_q: queries of a sequence.
+        seq_k: keys of a sequence.
+
+    Raises:
+        InvalidArgument: naming the field.
+
+    Examples:
+        >>> from flashgen.spec import Problem
+        >>> Problem(batch=2, heads=8, kv_heads=2, seq_q=1, seq_k=4096).seq_k
+        4096
+    """
 
     batch: int
     heads: int

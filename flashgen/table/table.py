@@ -64,7 +64,19 @@ KEPT = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All entries of one GPU, sorted by spec and bucket, and the runs they come from."""
+    """All entries of one GPU, sorted by spec and bucket, and the runs they come from.
+
+    Args:
+        gpu: the GPU.
+        runs: the tuning runs.
+        entries: what was chosen.
+
+    Examples:
+        >>> from flashgen import paths
+        >>> from flashgen.table import load
+        >>> len(load(paths.shipped_table("nvidia_l4")).entries)
+        440
+    """
 
     gpu: Gpu
     runs: tuple[Run, ...] = ()

@@ -10,9 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A call of `function` ("module:function") with a JSON payload and a limit of limit_s seconds.
+    """A call in a child process.
 
-    pool.Limits may extend the limit.
+    Args:
+        function: "module:function", which takes the payload.
+        payload: its arguments, as JSON.
+        limit_s: how long it may take, in seconds; pool.Limits may extend it.
+
+    Examples:
+        >>> from flashgen.evaluate.workers.answers import Task
+        >>> Task(function="mine:compile_one", payload={"bc": 64}, limit_s=60.0).limit_s
+        60.0
     """
 
     function: str
@@ -22,7 +30,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """The function returned this."""
+    """The answer of a task that did not fail.
+
+    Args:
+        value: what the function returned.
+
+    Examples:
+        >>> from flashgen.evaluate.workers.answers import Done
+        >>> Done({"us": 1.5}).value
+        {'us': 1.5}
+    """
 
     value: dict[str, Any]
 

@@ -63,11 +63,23 @@ def _base(task: Task, first: bool) -> float:
 
 
 class Workers:
-    """A pool of `count` children, started when first needed, with `env` added to this environment.
+    """A pool of child processes that may crash or hang; they start when first needed.
 
-    A value of None in `env` removes the variable. A child may hold memory_bytes, by default
-    memory.share of this machine, and take as long as Limits allow. close() kills the children, and
-    so does the end of this process.
+    close() kills the children, and so does the end of this process. A child may take as long as
+    Limits allow.
+
+    Args:
+        count: how many children.
+        env: is added to their environment; None removes a variable.
+        memory_bytes: what each may hold; by default memory.share of this machine.
+
+    Raises:
+        ToolchainError: from a result, if a child cannot be started.
+
+    Examples:
+        >>> from flashgen.evaluate.workers.answers import Task
+        >>> with Workers(1) as workers:  # doctest: +SKIP
+        ...     workers.submit(Task(function="mine:compile_one", payload={}, limit_s=60)).result()
     """
 
     def __init__(

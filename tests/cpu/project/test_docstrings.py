@@ -1,9 +1,10 @@
-"""help() of a public function: Args, one line each and all of them, Returns, Raises and an example that runs."""
+"""help() of a public name: Args, one line each and all of them, Returns, Raises and an example that runs."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
+import pkgutil
 import re
 
 import pytest
@@ -15,6 +16,13 @@ FUNCTIONS = {
     f"{found.__module__}.{found.__qualname__}": found
     for name in LISTED
     if (found := function_of(name)) is not None
+}
+
+
+CLASSES = {
+    f"{found.__module__}.{found.__qualname__}": found
+    for name in LISTED
+    if inspect.isclass(found := pkgutil.resolve_name(name)) and not issubclass(found, BaseException)
 }
 
 
@@ -30,9 +38,19 @@ def test_a_public_docstring_has_its_sections(name: str) -> None:
     assert ">>> " in sections["Examples"][-1] or len(sections["Examples"]) > 1
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_public_class_says_what_it_is_made_of(name: str) -> None:
+    """What it raises too, unless nothing."""
+    made = CLASSES[name]
+    sections = sections_of(inspect.getdoc(made) or "")
+    assert list(sections) in (["Args", "Raises", "Examples"], ["Args", "Examples"])
+    named = [re.match(r"(\w+): \S", line)[1] for line in sections["Args"]]  # type: ignore[index]
+    assert named == list(inspect.signature(made).parameters)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS | CLASSES)
 def test_the_example_of_a_public_docstring_runs(name: str) -> None:
-    function = FUNCTIONS[name]
+    function = (FUNCTIONS | CLASSES)[name]
     examples = doctest.DocTestParser().get_doctest(
         inspect.getdoc(function) or "", {}, name, inspect.getsourcefile(function), 0
     )
