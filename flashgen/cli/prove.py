@@ -14,6 +14,7 @@ import typer
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
 from flashgen.errors import InvalidArgument, ToolchainError, printable
 from flashgen.files import temporary_folder
+from flashgen.spec.gpu import known_target
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
@@ -141,6 +142,9 @@ def paper(
     claim: Annotated[
         list[str] | None, typer.Argument(help="Claims to show, by name; all if none is given.")
     ] = None,
+    target: Annotated[
+        str, typer.Option(help="A known GPU by slug, for the claims about memories and programs.")
+    ] = "nvidia_a100_sxm4_40gb",
     out: Annotated[Path, typer.Option(help="The page to write, an .html file.")] = Path(
         "paper.html"
     ),
@@ -151,10 +155,10 @@ def paper(
 
     check_file(out)
     shown = []
-    for one in show(named(claim or [])):
+    for one in show(named(claim or []), known_target(target)):
         shown.append(one)
-        held = "holds" if one.holds else "FAILS" if one.finding else "not shown"
-        print(f"{one.claim.name:15} {held:9} {one.claim.title}", flush=True)
+        held = one.verdict.upper() if one.finding and not one.holds else one.verdict
+        print(f"{one.claim.name:15} {held:17} {one.claim.title}", flush=True)
         for check in one.finding.checks if one.finding else ():
             if not check.holds:
                 print(printable(f"  fails: {check.text}"))

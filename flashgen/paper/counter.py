@@ -1,8 +1,10 @@
-"""Counts the bytes that kernels load and store, in Triton's interpreter.
+"""Counts the bytes that kernels load and store and the operations that they do, in Triton's
+interpreter.
 
 Every load, store and atomic of Triton 3.7's interpreter, those of block pointers and descriptors
-too, ends in one of four methods of its builder. They are wrapped while a Counter is open. Bytes are
-counted as a kernel requests them: a GPU's L2 serves part of them, so HBM may see fewer.
+too, ends in one of four methods of its builder; arithmetic ends in three others and in reductions.
+They are wrapped while a Counter is open. Bytes are counted as a kernel requests them: a GPU's L2
+serves part of them, so HBM may see fewer.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 
 from flashgen.errors import ToolchainError
+from flashgen.kernels import interpreter
 
 Traffic = dict[str, tuple[int, int]]
 """Bytes loaded from and stored to each tensor of a kernel; an atomic update is both."""
@@ -44,6 +47,11 @@ class Counter:
     kernel: str | None = None
     tallies: dict[str, dict[str, Tally]] = field(default_factory=lambda: defaultdict(dict))
     programs: int = 0
+    matrix_flops: int = 0
+    """Of tl.dot: two for each product of elements, one of them an addition."""
+    other_flops: int = 0
+    """All other floating-point operations but selections and comparisons: one for each element of
+    a result, and of what a maximum or a sum reduces."""
     tensors: dict[int, int] = field(default_factory=dict)
     """Bytes of every tensor that a launch was given, by address; they must stay alive."""
     _ranges: dict[tuple[int, int], Tally] = field(default_factory=dict)
@@ -63,10 +71,15 @@ class Counter:
         }
 
     def __enter__(self) -> Counter:
-        from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+        from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, ReduceOps
 
+        interpreter.prepare()  # before its methods are wrapped: what it repairs must stay so
         hooks = {(InterpreterBuilder, name): self._access(name) for name in _METHODS}
         hooks[InterpreterBuilder, "set_grid_idx"] = self._program
+        hooks[InterpreterBuilder, "create_dot"] = self._dot
+        hooks[InterpreterBuilder, "binary_op"] = self._elementwise
+        hooks[InterpreterBuilder, "unary_op"] = self._elementwise
+        hooks[ReduceOps, "apply_impl"] = self._reduced
         hooks[GridExecutor, "_init_args_hst"] = self._launch
         for (owner, name), hook in hooks.items():
             method = getattr(owner, name, None)
@@ -107,6 +120,21 @@ class Counter:
     def _program(self, method: Any, builder: Any, *index: Any) -> Any:
         self.programs += 1
         return method(builder, *index)
+
+    def _dot(self, method: Any, builder: Any, a: Any, b: Any, *args: Any) -> Any:
+        self.matrix_flops += 2 * int(a.data.size) * int(b.data.shape[-1])
+        return method(builder, a, b, *args)
+
+    def _elementwise(self, method: Any, builder: Any, *args: Any) -> Any:
+        found = method(builder, *args)
+        # Pointers, indices and masks are whole numbers.
+        self.other_flops += int(found.data.size) * (found.data.dtype.kind == "f")
+        return found
+
+    def _reduced(self, method: Any, reduction: Any, operands: Any) -> Any:
+        data = operands[0].handle.data
+        self.other_flops += int(data.size) * (data.dtype.kind == "f")
+        return method(reduction, operands)
 
     def _access(self, name: str) -> Any:
         masked_at = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}

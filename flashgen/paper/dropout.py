@@ -10,14 +10,15 @@ from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.paper import forms, runs
 from flashgen.paper.counter import Counter, Traffic
-from flashgen.paper.finding import Check, Finding, powers
-from flashgen.report.charts import Chart, Line, Scale
+from flashgen.paper.finding import Check, Figure, Finding, powers
+from flashgen.report.charts import Cell, Chart, Line, Matrices, Matrix, Scale
 from flashgen.spec.features import Features
 
 N = 64
 """Keys, and the head dim: V and dO are the identity."""
 TILE = 16
 DROPPED = 0.1
+DRAWN = 24
 
 
 def remade() -> Finding:
@@ -64,34 +65,42 @@ def remade() -> Finding:
             Check(
                 text=f"{int(first.sum())} of {N * N:,} elements dropped, {differing} differ in the "
                 "backward",
+                how="computed",
                 holds=differing == 0 and 0 < int(first.sum()) < N * N // 4,
             ),
             Check(
                 text="loads and stores are those without dropout, but for the generator's state",
+                how="counted",
                 holds=all(found == form for found, form in pairs),
             ),
         ),
-        charts=(
-            Chart(
-                title="Which elements of P are dropped",
-                caption="Forward: zeros of O with V the identity. Backward: zeros of dV with dO "
-                "the identity. Each mark of one lies on one of the other.",
-                x=Scale(name="key", log=False, low=0.0),
-                y=Scale(name="query", log=False, low=0.0),
-                lines=(
-                    Line(name="forward", points=_places(first), scattered=True),
-                    Line(name="backward", points=_places(second), scattered=True),
+        figures=(
+            Figure(
+                how=("computed",),
+                matrices=Matrices(
+                    title=f"Dropped elements of P, the first {DRAWN} queries and keys",
+                    caption="With the identity for V, the zeros of O are the dropped elements; "
+                    "with the identity for dO, those of dV. The two patterns are the same.",
+                    matrices=(_drawn("forward", first), _drawn("backward", second)),
+                    across=2,
                 ),
             ),
-            Chart(
-                title="Bytes that dropout adds, forward and backward",
-                caption="One head, fp16. Standard attention writes P once more and a mask of a "
-                "byte an element, and reads both; flashgen reads a seed. By closed form.",
-                x=Scale(name="N, keys", at=tuple(map(float, lengths))),
-                y=Scale(name="HBM accesses, MB", log=False, low=0.0),
-                lines=(
-                    Line(name="standard", points=stored),
-                    Line(name="flashgen", points=tuple((float(n), 0.0) for n in lengths)),
+            Figure(
+                how=("closed form",),
+                chart=Chart(
+                    title="Bytes that dropout adds, forward and backward",
+                    caption="One head, 16 bits. Standard attention writes P once more and a mask "
+                    "of a byte an element, and reads both; flashgen reads a seed.",
+                    x=Scale(name="N, keys", at=tuple(map(float, lengths))),
+                    y=Scale(name="HBM accesses, MB", log=False, low=0.0),
+                    lines=(
+                        Line(name="standard", points=stored, closed=True),
+                        Line(
+                            name="flashgen",
+                            points=tuple((float(n), 0.0) for n in lengths),
+                            closed=True,
+                        ),
+                    ),
                 ),
             ),
         ),
@@ -102,8 +111,11 @@ def _without_state(traffic: Traffic) -> Traffic:
     return {name: moved for name, moved in traffic.items() if name != "rng"}
 
 
-def _places(dropped: Tensor) -> tuple[tuple[float, float], ...]:
-    return tuple((float(key), float(query)) for query, key in dropped.nonzero().tolist())
+def _drawn(name: str, dropped: Tensor) -> Matrix:
+    corner = dropped[:DRAWN, :DRAWN].tolist()
+    return Matrix(
+        name=name, cells=tuple(tuple(Cell(text="", shade=float(x)) for x in row) for row in corner)
+    )
 
 
 def _added_by_dropout(n: int) -> int:

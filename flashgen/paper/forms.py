@@ -1,4 +1,5 @@
-"""Closed forms of the bytes that attention kernels load and store, for one head.
+"""Closed forms of the bytes that attention kernels load and store and of the operations that they
+do, for one head.
 
 n: queries, as many as keys; d: the head dim of Q, K and V; br, bc: the tile; element: bytes of an
 element of Q, K, V and O. Row statistics are float32. Sources: Algorithms 0, 1, 3 and 4 of the
@@ -153,3 +154,43 @@ def lean_algorithms(n: int, d: int, bc: int, element: int = 2) -> int:
     forward = 2 + tiles + tiles + (tiles - 1)
     backward = 4 + 2 * tiles + tiles + (tiles - 1) + 1
     return element * n * d * (forward + backward)
+
+
+def matrix_flops(n: int, d: int, br: int, bc: int, causal: bool = False, products: int = 2) -> int:
+    """The operations of matrix products by tiles: two for each pair of a row and a key that a tile
+    holds, for each element of a head, in each of `products`. Tiles divide n.
+    """
+    return 2 * products * d * br * keys_seen(n, br, bc, causal)
+
+
+def other_flops_fa2(n: int, d: int, bc: int) -> int:
+    """All other floating-point operations of FlashAttention-2's forward; tiles divide n."""
+    tiles = n // bc
+    scores = 5 * n * n  # maximum, times scale, minus maximum, exp2, sum
+    rows = 6 * n * tiles + 4 * n  # maximum and sum of a row; LSE and 1 / sum at the end
+    return scores + rows + n * d * (tiles + 1)  # O is rescaled once a tile, and divided at the end
+
+
+def other_flops_fa1(n: int, d: int, bc: int) -> int:
+    """The same of FlashAttention-1's forward as flashgen writes it: O is rescaled, added to and
+    divided in every tile. As printed, P V is rescaled too.
+    """
+    tiles = n // bc
+    return 5 * n * n + 7 * n * tiles + 3 * n + 3 * n * d * tiles
+
+
+def shared_by_rows(warps: int, br: int, bc: int, d: int, element: int = 2) -> int:
+    """Bytes that pass through shared memory in one tile of keys where each warp owns rows (split-Q,
+    FlashAttention-2): it reads its rows of Q, and all of K and V.
+    """
+    return element * d * (br + 2 * bc * warps)
+
+
+def shared_by_keys(warps: int, br: int, bc: int, d: int, element: int = 2) -> int:
+    """The same where each warp owns keys (split-K, FlashAttention-1): it reads its keys of K and V
+    and all of Q, and writes its part of O with a maximum and a sum of each row (float32), which are
+    read once to be added. Maxima are read by every warp before.
+    """
+    inputs = element * d * (br * warps + 2 * bc)
+    parts = 2 * ROW * br * warps * (d + 1)
+    return inputs + parts + ROW * br * warps * (1 + warps)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
+
+from markupsafe import Markup
 
 import flashgen
 from flashgen.errors import InvalidArgument
@@ -16,9 +19,10 @@ from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
 from flashgen.paper.claims import Claim
-from flashgen.paper.finding import Finding
+from flashgen.paper.finding import MEANINGS, Figure, Find, Finding
 from flashgen.report import charts
 from flashgen.report.html import environment
+from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import record_of
 
 LIMIT_S = 300.0
@@ -38,9 +42,14 @@ class Shown:
         """Whether it was shown, and every check holds."""
         return self.finding is not None and self.finding.holds
 
+    @property
+    def verdict(self) -> str:
+        """holds, holds at 20 of 21, fails, or not shown."""
+        return "not shown" if self.finding is None else self.finding.verdict
 
-def show(claims: Sequence[Claim]) -> Iterator[Shown]:
-    """Show claims, each in a child process, in their order."""
+
+def show(claims: Sequence[Claim], gpu: Gpu) -> Iterator[Shown]:
+    """Show claims, each in a child process, in their order; `gpu` for those of a GPU."""
     one_thread = {name: value for name, value in INTERPRET_ENV.items() if name.endswith("THREADS")}
     with (
         Workers(min(2, cpu_count()), env=INTERPRET_ENV) as interpreting,
@@ -51,7 +60,7 @@ def show(claims: Sequence[Claim]) -> Iterator[Shown]:
             pools[claim.process].submit(
                 Task(
                     function="flashgen.paper.finding:find",
-                    payload={"shows": claim.shows},
+                    payload=asdict(Find(shows=claim.shows, gpu=gpu if claim.of_gpu else None)),
                     limit_s=LIMIT_S,
                 )
             )
@@ -86,8 +95,18 @@ def page(shown: Sequence[Shown]) -> str:
     template = environment(Path(__file__).parent).get_template("paper.html.jinja")
     return template.render(
         shown=shown,
-        draw=charts.lines,
+        chapters=[(name, list(some)) for name, some in groupby(shown, lambda s: s.claim.chapter)],
+        meanings=MEANINGS,
+        draw=_drawn,
         version=flashgen.__version__,
         triton=version("triton"),
         python=platform.python_version(),
     )
+
+
+def _drawn(figure: Figure) -> Markup:
+    """The SVG of a figure that is no table."""
+    if figure.matrices is not None:
+        return charts.matrices(figure.matrices)
+    assert figure.chart is not None
+    return charts.lines(figure.chart)

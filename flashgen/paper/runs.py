@@ -92,11 +92,15 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, bc: int | None = None) 
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """A run: its bytes, those of each tensor, and how far the result is from float64."""
+    """A run: its bytes, those of each tensor, its operations, and how far the result is from
+    float64.
+    """
 
     bytes: int
     traffic: Traffic
     programs: int
+    matrix_flops: int
+    other_flops: int
     verdict: Comparison | None = None
     extra: int = 0
     """Bytes of tensors other than Q, K, V and O."""
@@ -184,6 +188,8 @@ def _counted(counter: Counter, kernel: str, verdict: Comparison | None = None) -
         bytes=counter.bytes,
         traffic=counter.traffic(kernel),
         programs=counter.programs,
+        matrix_flops=counter.matrix_flops,
+        other_flops=counter.other_flops,
         verdict=verdict,
         extra=sum(extra.values()),
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from flashgen.paper import forms, runs
 from flashgen.paper import standard as standard_attention
 from flashgen.paper.counter import Traffic
-from flashgen.paper.finding import Check, Finding, Row, Table, powers
+from flashgen.paper.finding import Check, Figure, Finding, How, Row, Table, powers
 from flashgen.report.charts import Chart, Line, Scale
 
 HEADS = 64 * 16
@@ -18,10 +18,6 @@ BR, BC = 128, 64
 """The tile of FlashAttention-2 in charts over other things."""
 BLOCK = 256
 """The block of keys of FlashAttention-1 in them: the paper's in Figure 2."""
-COUNTED = (
-    "Counted: what the kernels request, in Triton's interpreter. A GPU's L2 serves part of it, so "
-    "its HBM may see fewer bytes."
-)
 
 
 def gigabytes(of_a_head: float) -> float:
@@ -35,6 +31,7 @@ def _agree(counted: Iterable[tuple[Traffic | int, Traffic | int]], what: str) ->
     equal = sum(found == form for found, form in pairs)
     return Check(
         text=f"{what}: {equal} of {len(pairs)} counts equal their closed forms, to the byte",
+        how="counted",
         holds=equal == len(pairs),
     )
 
@@ -61,7 +58,9 @@ def accesses() -> Finding:
     over_n, pairs = _over([(n, D) for n in lengths], lambda n, d: float(n))
     over_d, more = _over([(512, d) for d in dims], lambda n, d: float(d))
     table = Table(
-        caption="Bytes of FlashAttention-2's forward by tensor, N 1,024, d 64, tile 128 x 64",
+        title="Bytes of FlashAttention-2, by tensor",
+        caption="Forward of one head, N 1,024, d 64, tiles of 128 rows and 64 keys. K and V are "
+        "loaded once for each of the 8 tiles of rows.",
         columns=("tensor", "loaded", "stored"),
         rows=tuple(
             Row(name=name, cells=(f"{loaded:,}", f"{stored:,}"))
@@ -73,14 +72,18 @@ def accesses() -> Finding:
     return Finding(
         checks=(
             _agree([*pairs, *more], "three kernels over N and d"),
-            Check(text=f"at N 2,048 standard moves {times:.1f} times as much", holds=times > 3),
+            Check(
+                text=f"at N 2,048 standard attention moves {times:.1f} times as many bytes",
+                how="closed form",
+                holds=times > 3,
+            ),
         ),
-        charts=(
-            _over_chart("Forward of one head, over N", "N, keys", lengths, over_n, "d 64."),
-            _over_chart("Forward of one head, over d", "d, elements", dims, over_d, "N 512."),
+        figures=(
+            _over_figure("Forward of one head, over N", "N, keys", lengths, over_n, "d 64."),
+            _over_figure("Forward of one head, over d", "d, elements", dims, over_d, "N 512."),
+            Figure(how=("counted",), table=table),
         ),
-        tables=(table,),
-        notes=(COUNTED, "Both grow with N^2 here: SRAM, and so the tile, stays the same."),
+        notes=("All three grow with N^2 here, because the tile stays the same.",),
     )
 
 
@@ -105,15 +108,18 @@ def _over(
     return tuple(Line(name=name, points=tuple(of)) for name, of in points.items()), pairs
 
 
-def _over_chart(
+def _over_figure(
     title: str, name: str, at: tuple[int, ...], lines: tuple[Line, ...], where: str
-) -> Chart:
-    return Chart(
-        title=title,
-        caption=f"{where} Loads and stores of one head, both axes logarithmic.",
-        x=Scale(name=name, at=tuple(map(float, at))),
-        y=Scale(name="HBM accesses, MB"),
-        lines=lines,
+) -> Figure:
+    return Figure(
+        how=("counted",),
+        chart=Chart(
+            title=title,
+            caption=f"{where} Lower is better. Both axes are logarithmic.",
+            x=Scale(name=name, at=tuple(map(float, at))),
+            y=Scale(name="HBM accesses, MB"),
+            lines=lines,
+        ),
     )
 
 
@@ -146,24 +152,35 @@ def sram() -> Finding:
     return Finding(
         checks=(
             _agree(pairs, "FlashAttention-1 over N, d and M"),
-            Check(text="all counts lie above 40 N^2 d^2 / M", holds=min(ratios) > 40),
-            Check(text=f"at N 65,536 by closed form: {far:.2f} N^2 d^2 / M", holds=far < 42),
+            Check(
+                text=f"all {len(ratios)} counts lie above 40 N^2 d^2 / M",
+                how="counted",
+                holds=min(ratios) > 40,
+            ),
+            Check(
+                text=f"at N 65,536 the factor has come down to {far:.2f}",
+                how="closed form",
+                holds=far < 42,
+            ),
         ),
-        charts=(
-            Chart(
-                title="Accesses over N^2 d^2 / M",
-                caption="One head; N 256 and 512, M 8,192 to 32,768 elements, B_c = M / 4d. All "
-                "sizes fall on one line, and approach the bound from above as N grows.",
-                x=Scale(name="N^2 d^2 / M, thousands"),
-                y=Scale(name="HBM accesses, MB"),
-                lines=(*lines, form),
+        figures=(
+            Figure(
+                how=("counted", "closed form"),
+                chart=Chart(
+                    title="Accesses over N^2 d^2 / M",
+                    caption="One head; N 256 and 512, M 8,192 to 32,768 elements, B_c = M / 4d. "
+                    "Different d, N and M fall on one line. The longer the sequence, the nearer it "
+                    "comes to the dashed bound.",
+                    x=Scale(name="N^2 d^2 / M, thousands"),
+                    y=Scale(name="HBM accesses, MB"),
+                    lines=(*lines, form),
+                ),
             ),
         ),
         notes=(
-            COUNTED,
-            "The factor is that of this project's kernel: for each of N / B_c = 4 N d / M blocks "
-            "of keys it reads Q (2 bytes an element), and reads and writes O in float32 (8 bytes). "
-            "With a 16-bit O, as the algorithm is printed, it is 24.",
+            "Why 40: there are N / B_c = 4 N d / M blocks of keys. For each, this project's kernel "
+            "reads Q, 2 bytes an element, and reads and writes O in float32, 8 bytes. With a "
+            "16-bit O, as the algorithm is printed, the factor is 24.",
         ),
     )
 
@@ -200,34 +217,41 @@ def block_size() -> Finding:
             Check(
                 text=f"accesses of FlashAttention-1 fall at every step, to "
                 f"{gigabytes(falling[-1]):.2f} GB at 1,024",
+                how="counted",
                 holds=falling == sorted(falling, reverse=True),
             ),
             Check(
                 text="those of FlashAttention-2 are the same at B_c 64 and 256",
+                how="counted",
                 holds=narrow == fa2[64].bytes,
             ),
         ),
-        charts=(
-            Chart(
-                title="FlashAttention-1 over B_c",
-                caption="Forward, batch 64, 16 heads, N 1,024, d 64: counted at one head, times "
-                "1,024. This project's kernel keeps O in float32, the printed one in 16 bits.",
-                x=Scale(name="B_c, keys", at=tuple(map(float, blocks))),
-                y=Scale(name="HBM accesses, GB"),
-                lines=lines,
+        figures=(
+            Figure(
+                how=("counted", "closed form"),
+                chart=Chart(
+                    title="FlashAttention-1 over B_c",
+                    caption="Forward, batch 64, 16 heads, N 1,024, d 64: counted at one head, "
+                    "times 1,024. This project's kernel keeps O in float32, the printed one in 16 "
+                    "bits.",
+                    x=Scale(name="B_c, keys in a block", at=tuple(map(float, blocks))),
+                    y=Scale(name="HBM accesses, GB"),
+                    lines=lines,
+                ),
             ),
-            Chart(
-                title="FlashAttention-2 over B_r",
-                caption="The same; B_c 256. Q and O pass once, K and V once a tile of rows.",
-                x=Scale(name="B_r, rows", at=tuple(map(float, tiles))),
-                y=Scale(name="HBM accesses, GB"),
-                lines=(over_rows,),
+            Figure(
+                how=("counted",),
+                chart=Chart(
+                    title="FlashAttention-2 over B_r",
+                    caption="The same sizes, B_c 256. Q and O pass once, K and V once for each "
+                    "tile of rows.",
+                    x=Scale(name="B_r, rows in a tile", at=tuple(map(float, tiles))),
+                    y=Scale(name="HBM accesses, GB"),
+                    lines=(over_rows,),
+                ),
             ),
         ),
-        notes=(
-            COUNTED,
-            "B_c 512 and 1,024 fit no tuned config; they are put into the kernel's text.",
-        ),
+        notes=("B_c 512 and 1,024 fit no tuned config; they are put into the kernel's text.",),
     )
 
 
@@ -275,33 +299,39 @@ def figure_2() -> Finding:
     return Finding(
         checks=(
             _agree(pairs, "standard attention and four kernels of flashgen"),
-            _near("standard, with mask and dropout", full, 40.3),
-            _near("FlashAttention, by closed form", ours, 4.4),
+            _near("standard attention with mask and dropout", "counted", full, 40.3),
+            _near("FlashAttention without needless reads", "closed form", ours, 4.4),
         ),
-        tables=(
-            Table(
-                caption="GB moved, forward and backward: batch 64, 16 heads, N 1,024, d 64, fp16",
-                columns=("attention", "GB", "how"),
-                rows=tuple(
-                    Row(name=name, cells=(f"{gigabytes(count):.2f}", how), bar=count / most)
-                    for name, count, how in rows
+        figures=(
+            Figure(
+                how=("counted", "closed form"),
+                table=Table(
+                    title="GB moved, forward and backward",
+                    caption="Batch 64, 16 heads, N 1,024, d 64, 16-bit elements: counted at one "
+                    "head, times 1,024.",
+                    columns=("attention", "GB", "how"),
+                    rows=tuple(
+                        Row(name=name, cells=(f"{gigabytes(count):.2f}", how), bar=count / most)
+                        for name, count, how in rows
+                    ),
                 ),
             ),
         ),
         notes=(
-            COUNTED,
-            "The paper prints 40.3 GB without saying what was run; mask and dropout, as in its "
-            "authors' benchmark, account for it. Needless reads are those of zeros in O and dQ, of "
-            "O for every block of the backward, and of row statistics. flashgen's backward walks "
-            "its tiles twice, for dK and dV and for dQ, so that results do not vary.",
+            "The paper prints 40.3 GB and does not say what was run. Standard attention with mask "
+            "and dropout, as in its authors' benchmark, moves as much.",
+            "Needless reads are those of zeros in O and dQ, of O for every block of the backward, "
+            "and of row statistics. flashgen's backward walks its tiles twice, once for dQ and "
+            "once for dK and dV, so that results do not vary from run to run.",
         ),
     )
 
 
-def _near(what: str, found: float, printed: float) -> Check:
+def _near(what: str, how: How, found: float, printed: float) -> Check:
     off = abs(found / printed - 1)
     return Check(
         text=f"{what}: {found:.3f} GB, {off:.1%} from the {printed} GB printed",
+        how=how,
         holds=off < 0.01,
     )
 
@@ -323,14 +353,17 @@ def memory() -> Finding:
             extra.setdefault(name, []).append((float(n), size / 1024))
     return Finding(
         checks=(_agree(agree, "S and P: 4 N^2; O, l, m and LSE: 4 N d + 12 N; LSE alone: 4 N"),),
-        charts=(
-            Chart(
-                title="Memory beyond Q, K, V and O",
-                caption="Forward of one head, d 64, fp16. Twice the keys: standard attention needs "
-                "four times the memory, FlashAttention twice.",
-                x=Scale(name="N, keys", at=tuple(map(float, lengths))),
-                y=Scale(name="memory, KiB"),
-                lines=tuple(Line(name=name, points=tuple(of)) for name, of in extra.items()),
+        figures=(
+            Figure(
+                how=("counted",),
+                chart=Chart(
+                    title="Memory beyond Q, K, V and O",
+                    caption="Forward of one head, d 64, 16-bit elements. For twice the keys "
+                    "standard attention needs four times the memory, FlashAttention twice.",
+                    x=Scale(name="N, keys", at=tuple(map(float, lengths))),
+                    y=Scale(name="memory, KiB"),
+                    lines=tuple(Line(name=name, points=tuple(of)) for name, of in extra.items()),
+                ),
             ),
         ),
     )
@@ -360,31 +393,48 @@ def decode() -> Finding:
     return Finding(
         checks=(
             _agree(pairs, "decode and the kernel that merges"),
-            Check(text="every number of splits is within two floors of float64", holds=passed),
-            Check(text=f"16 programs instead of one, for {more:.0%} more bytes", holds=more < 0.2),
-        ),
-        charts=(
-            Chart(
-                title="Programs that run in parallel",
-                caption="One token of 4 query heads that share K and V, 1,024 keys, d 64.",
-                x=Scale(name="splits of the keys", at=at),
-                y=Scale(name="programs"),
-                lines=(Line(name="programs", points=tuple(programs)),),
+            Check(
+                text="every number of splits is within two floors of float64",
+                how="computed",
+                holds=passed,
             ),
-            Chart(
-                title="Bytes, those of merging included",
-                caption="K and V pass once, whatever the splits; parts of O are written and read.",
-                x=Scale(name="splits of the keys", at=at),
-                y=Scale(name="HBM accesses, KiB", log=False, low=0.0),
-                lines=(Line(name="decode and merging", points=tuple(moved)),),
-            ),
-            Chart(
-                title="Bytes of one token over N",
-                caption="One split: each key and value is read once, so a token costs O(N d).",
-                x=Scale(name="N, keys", at=tuple(x for x, _ in over_n)),
-                y=Scale(name="HBM accesses, KiB"),
-                lines=(Line(name="decode", points=tuple(over_n)),),
+            Check(
+                text=f"16 programs instead of one, for {more:.0%} more bytes",
+                how="counted",
+                holds=more < 0.2 and programs[0][1] == 1 and programs[-1][1] == 16,
             ),
         ),
-        notes=(COUNTED,),
+        figures=(
+            Figure(
+                how=("counted",),
+                chart=Chart(
+                    title="Programs that run in parallel",
+                    caption="One token of 4 query heads that share K and V, 1,024 keys, d 64.",
+                    x=Scale(name="splits of the keys", at=at),
+                    y=Scale(name="programs"),
+                    lines=(Line(name="programs", points=tuple(programs)),),
+                ),
+            ),
+            Figure(
+                how=("counted",),
+                chart=Chart(
+                    title="Bytes, those of merging included",
+                    caption="K and V pass once, whatever the splits. Only parts of O are written "
+                    "and read again.",
+                    x=Scale(name="splits of the keys", at=at),
+                    y=Scale(name="HBM accesses, KiB", log=False, low=0.0),
+                    lines=(Line(name="decode and merging", points=tuple(moved)),),
+                ),
+            ),
+            Figure(
+                how=("counted",),
+                chart=Chart(
+                    title="Bytes of one token over N",
+                    caption="One split. Each key and value is read once, so bytes grow with N.",
+                    x=Scale(name="N, keys", at=tuple(x for x, _ in over_n)),
+                    y=Scale(name="HBM accesses, KiB"),
+                    lines=(Line(name="decode", points=tuple(over_n)),),
+                ),
+            ),
+        ),
     )

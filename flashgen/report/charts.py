@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 PANEL_INCHES, PANELS_A_ROW = 5.0, 3
 WIDTH, HEIGHT = 340, 220
+LONGEST_OF_TWO = 24
+"""Characters of a line's name that fit half the width."""
 
 INK, SOFT, GRID, BEST, WINNER = "#1b1f24", "#57606a", "#d0d7de", "#0072b1", "#d55e01"
 COLOURS = (
@@ -101,6 +103,78 @@ class Chart:
     lines: tuple[Line, ...]
     limits: tuple[Limit, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(self.lines) > len(COLOURS):
+            raise InvalidArgument(
+                f"a chart has at most {len(COLOURS)} lines, each with a colour and a marker of its "
+                f"own: {self.title!r} has {len(self.lines)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """An element of a matrix: its text, a colour of COLOURS by number, and how strong, 0 to 1."""
+
+    text: str
+    colour: int = 0
+    shade: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Cells by row under a name. tile: rows and columns between the thick lines, if any."""
+
+    name: str
+    cells: tuple[tuple[Cell, ...], ...]
+    tile: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrices:
+    """Matrices of one size, side by side in `across` columns. caption: what to see."""
+
+    title: str
+    caption: str
+    matrices: tuple[Matrix, ...]
+    across: int = 3
+
+
+def matrices(picture: Matrices) -> Markup:
+    """The SVG of matrices, with the number in each cell."""
+    rows, columns = len(picture.matrices[0].cells), len(picture.matrices[0].cells[0])
+    width = WIDTH / picture.across
+    height = (width - 12) * rows / columns + 22
+
+    def draw(*panels: Axes) -> None:
+        for axes, matrix in zip(panels, picture.matrices, strict=True):
+            _matrix(axes, matrix)
+
+    label = f"{picture.title}: {', '.join(matrix.name for matrix in picture.matrices)}"
+    size = WIDTH, round(height * -(-len(picture.matrices) // picture.across))
+    return _svg(draw, label, size, count=len(picture.matrices), across=picture.across)
+
+
+def _matrix(axes: Axes, matrix: Matrix) -> None:
+    from matplotlib.patches import Rectangle
+
+    rows, columns = len(matrix.cells), len(matrix.cells[0])
+    for row, cells in enumerate(matrix.cells):
+        for column, cell in enumerate(cells):
+            if cell.shade:
+                fill, strength = COLOURS[cell.colour], 0.1 + 0.4 * cell.shade
+                axes.add_patch(Rectangle((column, row), 1, 1, lw=0, fc=fill, alpha=strength))
+            axes.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=10)
+    tile = matrix.tile or (rows, columns)
+    for row in range(rows + 1):
+        width = 1.2 if row % tile[0] == 0 else 0.3
+        axes.plot((0, columns), (row, row), color=SOFT, linewidth=width)
+    for column in range(columns + 1):
+        width = 1.2 if column % tile[1] == 0 else 0.3
+        axes.plot((column, column), (0, rows), color=SOFT, linewidth=width)
+    axes.set(xlim=(-0.1, columns + 0.1), ylim=(rows + 0.1, -0.1), aspect="equal")
+    axes.set_axis_off()
+    axes.set_title(matrix.name, fontsize="medium", color=SOFT)
+
 
 def lines(chart: Chart) -> Markup:
     """The SVG of a chart, with its legend. On a logarithmic axis all points are above 0."""
@@ -124,8 +198,9 @@ def lines(chart: Chart) -> Markup:
         _scale(axes, "x", chart.x)
         _scale(axes, "y", chart.y)
 
-    rows = -(-len(chart.lines) // 2)
-    return _svg(draw, label, (WIDTH, HEIGHT + 14 * rows), columns=2)
+    columns = 1 if max(len(line.name) for line in chart.lines) > LONGEST_OF_TWO else 2
+    rows = -(-len(chart.lines) // columns)
+    return _svg(draw, label, (WIDTH, HEIGHT + 14 * rows), columns=columns)
 
 
 def history(
@@ -343,9 +418,15 @@ _STYLE: dict[Any, Any] = {
 
 
 def _svg(
-    draw: Callable[[Axes], None], label: str, points: tuple[int, int], columns: int = 0
+    draw: Callable[..., None],
+    label: str,
+    points: tuple[int, int],
+    columns: int = 0,
+    count: int = 1,
+    across: int = 1,
 ) -> Markup:
-    """What `draw` draws, as an element of a page; columns: of the legend above it, 0 for none.
+    """What `draw` draws on `count` Axes, `across` of them in a row, as an element of a page;
+    columns: of the legend above it, 0 for none.
 
     Raises ToolchainError if matplotlib is missing.
     """
@@ -353,10 +434,12 @@ def _svg(
     from matplotlib import rc_context
 
     with rc_context({**_STYLE, "svg.hashsalt": label}):
-        figure, (axes,) = panels(1, inches=(points[0] / 72, points[1] / 72))
+        down = -(-count // across)
+        inches = points[0] / 72 / across, points[1] / 72 / down
+        figure, found = panels(count, across, inches=inches)
         engine: Any = figure.get_layout_engine()  # of panels()
         engine.set(w_pad=0.04, h_pad=0.04)
-        draw(axes)
+        draw(*found)
         if columns:
             figure.legend(loc="outside upper left", ncols=columns, frameon=False)
         written = io.StringIO()

@@ -42,3 +42,26 @@ def test_the_bound_is_approached_from_above() -> None:
 def test_a_causal_mask_walks_about_half() -> None:
     assert forms.keys_seen(N, 128, 128, True) == 128 * 36  # 8 tiles of rows: 1 + 2 + ... + 8
     assert forms.rows_seen(N, 128, 128, True) == 128 * 36
+
+
+def test_a_causal_mask_saves_half_of_the_operations_but_for_the_diagonal() -> None:
+    whole = forms.matrix_flops(N, D, 128, 128)
+    assert whole == 4 * N * N * D
+    assert forms.matrix_flops(N, D, 128, 128, causal=True) == whole * 36 // 64
+    assert forms.matrix_flops(N, D, 128, 128, products=7) == 14 * N * N * D
+
+
+def test_operations_outside_products_on_two_tiles_by_hand() -> None:
+    # N 2, d 1, tiles of one key: 4 scores of 5 operations; rows and O of 2 tiles, and the end.
+    assert forms.other_flops_fa2(2, 1, 1) == 4 * 5 + 2 * (2 * 6 + 4) + 2 * (2 + 1)
+    assert forms.other_flops_fa1(2, 1, 1) == 4 * 5 + 2 * (2 * 7 + 3) + 2 * 2 * 3
+
+
+def test_bytes_through_shared_memory_by_hand() -> None:
+    # 2 warps, 2 rows, 2 keys, d 1, 2 bytes: Q once, K and V twice.
+    assert forms.shared_by_rows(2, 2, 2, 1) == 2 * 2 + 2 * 2 * 2 * 2
+    # Q twice, K and V once; parts of O and sums (4 bytes) written and read; maxima written, read by both.
+    parts, maxima = 2 * 2 * 2 * 4, 2 * 2 * 4
+    assert (
+        forms.shared_by_keys(2, 2, 2, 1) == 2 * 2 * 2 + 2 * 2 * 2 + 2 * parts + maxima + 2 * maxima
+    )

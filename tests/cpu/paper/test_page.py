@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
@@ -15,30 +16,35 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.paper.claims import CLAIMS, named
-from flashgen.paper.finding import Check, Finding, Row, Table
+from flashgen.paper.finding import MEANINGS, Check, Figure, Find, Finding, Row, Table, find
 from flashgen.paper.page import Shown, page, write_page
-from flashgen.report.charts import Chart, Line, Scale
+from flashgen.report.charts import Cell, Chart, Line, Matrices, Matrix, Scale
+from flashgen.spec.records import record_of
 from tests.programs import ROOT
 
 POINTS = ((1.0, 2.0), (2.0, 8.0), (4.0, 9.0))
 
 
-def finding(*, holds: bool = True) -> Finding:
+def finding(*, holds: bool = True, points: tuple[int, int] | None = None) -> Finding:
     scale = Scale(name="N, <keys>")
     lines = (Line(name="counted", points=POINTS), Line(name="form", points=POINTS, closed=True))
+    chart = Chart(title="A chart", caption="What to see.", x=scale, y=Scale(name="MB"), lines=lines)
+    cells = ((Cell(text="7", shade=0.5), Cell(text="8<")),)
+    picture = Matrices(
+        title="A picture", caption="Of a matrix.", matrices=(Matrix(name="A", cells=cells),) * 2
+    )
+    table = Table(
+        title="A table",
+        caption="Its caption.",
+        columns=("kernel", "GB", "how"),
+        rows=(Row(name="k", cells=("1", "counted"), bar=0.5),),
+    )
     return Finding(
-        checks=(Check(text="a check", holds=holds),),
-        charts=(
-            Chart(
-                title="A chart", caption="What to see.", x=scale, y=Scale(name="MB"), lines=lines
-            ),
-        ),
-        tables=(
-            Table(
-                caption="A table",
-                columns=("kernel", "GB"),
-                rows=(Row(name="k", cells=("1",), bar=0.5),),
-            ),
+        checks=(Check(text="a check", how="counted", holds=holds, points=points),),
+        figures=(
+            Figure(how=("counted", "closed form"), chart=chart),
+            Figure(how=("computed",), matrices=picture),
+            Figure(how=("looked up",), table=table),
         ),
         notes=("A note.",),
     )
@@ -48,10 +54,16 @@ def test_the_page_has_every_claim_with_its_sentence_command_and_picture() -> Non
     text = page([Shown(claim=claim, finding=finding()) for claim in CLAIMS])
     for claim in CLAIMS:
         assert claim.command in text
+        assert escape(claim.plain, quote=True).replace("&#x27;", "&#39;") in text
         assert escape(claim.sentence, quote=True).replace("&#x27;", "&#39;") in text
-    assert text.count('<svg class="chart"') == len(CLAIMS)
+    assert text.count('<svg class="chart"') == 2 * len(CLAIMS)
+    assert all(meaning.replace("'", "&#39;") in text for meaning in MEANINGS.values())
+    assert '<span class="how">closed form</span>' in text
     assert f"{len(CLAIMS)} of {len(CLAIMS)} claims hold" in text
     assert "N, &lt;keys&gt;" in text
+    assert re.search(r">8&lt;<", text)
+    assert '<td class="num">1</td>' in text
+    assert "<td>counted</td>" in text
     assert not re.search(r"(src|href)=\"(?!#)", text)
 
 
@@ -64,8 +76,34 @@ def test_the_page_says_what_fails_and_what_was_not_shown() -> None:
         ]
     )
     assert "0 of 2 claims hold" in text
-    assert "FAILS: a check" in text
+    assert '<li class="fails"><b>fails</b>' in text
     assert "Not shown: numba is missing" in text
+
+
+def test_the_page_says_what_holds_at_some_points_only() -> None:
+    shown = [
+        Shown(claim=CLAIMS[0], finding=finding()),
+        Shown(claim=CLAIMS[1], finding=finding(points=(20, 21))),
+    ]
+    text = page(shown)
+    assert "1 of 2 claims hold at every point" in text
+    assert text.count("holds at 20 of 21") == 3  # on top, in the list, and at the check
+
+
+def test_a_chart_has_at_most_eight_lines_each_with_colour_and_marker_of_its_own() -> None:
+    axis = Scale(name="N")
+    many = tuple(Line(name=str(n), points=POINTS) for n in range(9))
+    chart = Chart(title="A chart", caption="", x=axis, y=axis, lines=many[:8])
+    assert len(chart.lines) == 8
+    with pytest.raises(InvalidArgument, match=r"at most 8 lines, .*'A chart' has 9"):
+        Chart(title="A chart", caption="", x=axis, y=axis, lines=many)
+
+
+def test_a_task_is_typed_and_refuses_what_is_none() -> None:
+    with pytest.raises(InvalidArgument, match="the task lacks the key 'gpu'"):
+        find({"shows": "flashgen.paper.tiles:tile_softmax"})
+    found = find(asdict(Find(shows="flashgen.paper.tiles:tile_softmax", gpu=None)))
+    assert record_of(Finding, found).holds
 
 
 def test_every_claim_names_a_function_and_has_a_name_of_its_own() -> None:
@@ -73,12 +111,15 @@ def test_every_claim_names_a_function_and_has_a_name_of_its_own() -> None:
     for claim in CLAIMS:
         module, function = claim.shows.split(":")
         source = Path(importlib.util.find_spec(module).origin).read_text()  # type: ignore[union-attr, arg-type]
-        assert f"\ndef {function}() -> Finding:" in source
+        takes = "gpu: Gpu" if claim.of_gpu else ""
+        assert f"\ndef {function}({takes}) -> Finding:" in source
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
     assert [claim.name for claim in named(["memory", "sram", "memory"])] == ["memory", "sram"]
-    with pytest.raises(InvalidArgument, match=r"CLAIM must be one of figure-2, .*: got 'figure'"):
+    with pytest.raises(
+        InvalidArgument, match=r"CLAIM must be one of block-matmul, .*: got 'figure'"
+    ):
         named(["figure"])
     with pytest.raises(InvalidArgument, match=r"--out must name an .html file"):
         write_page([], tmp_path / "paper.png")
@@ -92,10 +133,10 @@ def test_all_claims_hold_within_two_minutes_of_a_core(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for claim in CLAIMS:
-        assert re.search(rf"^{claim.name} +holds", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{claim.name} +holds ", done.stdout, re.MULTILINE)
     text = (tmp_path / "paper.html").read_text()
     assert "40.265 GB" in text
-    assert "FAILS" not in text
+    assert "<b>fails</b>" not in text
     assert 5 < cpu_seconds() - before < 120
 
 

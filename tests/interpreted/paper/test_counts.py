@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder
 
-from flashgen.paper import dropout, forms, runs, softmax
+from flashgen.kernels import interpreter
+from flashgen.paper import dropout, forms, gradients, runs, scan, softmax, tiles
 from flashgen.paper import standard as standard_attention
 from flashgen.paper.counter import Counter
 
@@ -102,6 +103,60 @@ def test_standard_attention_requests_the_bytes_of_the_closed_form_and_is_right(
     assert (o - run.o.double()).abs().max() < 5e-3
     for got, want in zip(run.gradients, torch.autograd.grad(o, wide, do.double()), strict=True):
         assert (got.double() - want).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernels_do_the_operations_of_the_closed_forms(causal: bool) -> None:
+    n, d, br, bc = 128, 32, 32, 64
+    fa1, fa2 = (runs.forward(each, br, bc, n, d, causal=causal) for each in ("fa1", "fa2"))
+    assert fa2.matrix_flops == forms.matrix_flops(n, d, br, bc, causal)
+    if not causal:
+        assert fa1.matrix_flops == fa2.matrix_flops
+        assert fa1.other_flops == forms.other_flops_fa1(n, d, bc)
+        assert fa2.other_flops == forms.other_flops_fa2(n, d, bc)
+    products = {"backward_fused": 5, "backward_dkv": 4, "backward_dq": 3}
+    for direction, count in products.items():
+        run = runs.backward(direction, 32, 32, n, d)  # type: ignore[arg-type]
+        assert run.matrix_flops == forms.matrix_flops(n, d, 32, 32, products=count)
+
+
+def test_programs_are_counted_over_the_sequence() -> None:
+    assert runs.forward("fa1", 32, 32, 128, 16).programs == 1
+    assert runs.forward("fa2", 32, 32, 128, 16).programs == 4
+    assert runs.backward("backward_dkv", 32, 64, 128, 16).programs == 2
+
+
+def test_three_kernels_give_the_exact_gradients() -> None:
+    assert gradients.backward().holds
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = gradients.steps(gradients.Q, gradients.K, gradients.V, gradients.DO)
+    monkeypatch.setattr(gradients, "SCALE", 1.0)  # the kernels' scale no longer that of the case
+    found = gradients.by_kernels(exact)
+    assert max(float((got - gradients.tensor(want)).abs().max()) for got, want in zip(
+        found, (exact.dq, exact.dk, exact.dv), strict=True
+    )) > 1e-2  # fmt: skip
+
+
+def test_merging_and_block_products_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scan.scan().holds
+    monkeypatch.setattr(tiles, "LARGE", 32)
+    assert tiles.block_matmul().holds
+
+
+def test_a_repair_of_the_interpreter_outlives_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first load of a kernel repairs, a Counter that is open must not undo."""
+    repaired, before = object(), InterpreterBuilder.create_dot
+    monkeypatch.setattr(
+        interpreter, "prepare", lambda: setattr(InterpreterBuilder, "create_dot", repaired)
+    )
+    try:
+        with Counter():
+            assert InterpreterBuilder.create_dot is not repaired  # wrapped
+        assert InterpreterBuilder.create_dot is repaired
+    finally:
+        InterpreterBuilder.create_dot = before
 
 
 def test_the_backward_makes_the_masks_of_the_forward_again() -> None:

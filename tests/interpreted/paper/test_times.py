@@ -40,7 +40,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_times_stand_beside_the_bytes() -> None:
-    chart, table = timing.measured(TARGETS["nvidia_h200"], "cpu", MadeUp())
+    drawn, listed = timing.measured(TARGETS["nvidia_h200"], "cpu", MadeUp())
+    chart, table = drawn.chart, listed.table
+    assert chart is not None
+    assert table is not None
     (line,) = chart.lines
     assert line.points == ((16.0, 1.0), (32.0, 2.0), (64.0, 3.0), (128.0, 4.0), (256.0, 5.0))
     assert [limit.y for limit in chart.limits] == [6.0, 7.0]
