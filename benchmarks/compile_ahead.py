@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.first_checks import Pair, kernels
 from flashgen.bench import ladder
 from flashgen.evaluate.build import Builder, cpu_count
-from flashgen.evaluate.tasks import Tasks
+from flashgen.evaluate.tasks import COMPILE_ENV, Tasks
+from flashgen.evaluate.workers.pool import Workers
 from flashgen.search.goal import goal_for
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
@@ -78,8 +79,8 @@ def compile_all(
     wanted: Iterable[Pair], gpu: Gpu, state: Path, *, jobs: int, tasks: Tasks | None = None
 ) -> Iterator[str]:
     """Compile kernels into the cache of STATE, and yield a line for each."""
-    builder = Builder(gpu, state, jobs, tasks or Tasks())
-    try:
+    with Workers(jobs, env=COMPILE_ENV) as workers:
+        builder = Builder(gpu, state, workers, tasks or Tasks())
         # The problem decides which variant of a decode is compiled, and nothing of these.
         started = [
             (builder.start(spec, config, workload(spec, TUNED_SEQ)), spec, config)
@@ -87,8 +88,6 @@ def compile_all(
         ]
         for build, spec, config in started:
             yield f"{spec.name} {config.label} {build.verdict().status.value}"
-    finally:
-        builder.close()
 
 
 def main(arguments: Sequence[str]) -> int:

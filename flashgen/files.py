@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -47,13 +48,14 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     cut. If the folder cannot be written, raises ToolchainError and leaves the old file.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+    writer = f"{os.getpid()}-{threading.get_native_id()}"
+    temporary = path.with_name(f".{path.name[:200]}.{writer}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A symbolic link under this name is not followed.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()  # left behind by a killed process of this number
+            temporary.unlink()  # left behind by a killed writer of this number
         with open(os.open(temporary, flags, 0o666), "wb") as file:
             file.write(data)
             if durable:

@@ -32,9 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="rewrite tests/golden from the templates"
     )
     parser.addoption(
-        "--need-postgres", action="store_true", help="fail, not skip, where there is no PostgreSQL"
-    )
-    parser.addoption(
         "--why-slow",
         action="store_true",
         help="run nothing; list the slow tests with their reasons",

@@ -275,59 +275,6 @@ def session(draw: random.Random, folder: Path) -> None:
         assert begun().found == found.found  # it resumes
 
 
-def journal(draw: random.Random, folder: Path) -> None:
-    """The journal that workers share, with claims and an answer."""
-    from flashgen.tune.shared import Ledger, Pace
-
-    lines = _journal().splitlines(keepends=True)
-    for place in draw.sample(range(len(lines)), draw.choice((1, 1, 2))):
-        lines[place] = text_of(draw, json.loads(lines[place])) + b"\n"
-    path = folder / "run.journal"
-    write_whole(path, b"".join(lines))
-    pace = Pace(patience_s=0.0, look_s=0.0)
-
-    def opened() -> None:
-        with Ledger(
-            f"journal://{path}",
-            gpu=H200.slug,
-            request={"seed": 1},
-            pace=pace,
-            notice=demand_printable,
-        ) as run:
-            page = run.page("timed", SPEC, OUTCOME.problem)
-            state = page.state()
-            for unit in _units():
-                state.answer(unit.key)
-            claims = page.claim(_units())
-            page.release(claims)
-
-    read(opened)
-
-
-def _units() -> list[Any]:
-    from flashgen.tune.shared import Unit
-
-    return [Unit(key=config.label, configs=(config,)) for config in (FA2, AHEAD)]
-
-
-_JOURNAL: list[bytes] = []
-
-
-def _journal() -> bytes:
-    """The journal of a run in which one config was answered and another is claimed."""
-    from flashgen.tune.shared import Answer, Ledger
-
-    if not _JOURNAL:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "run.journal"
-            with Ledger(f"journal://{path}", gpu=H200.slug, request={"seed": 1}) as run:
-                page = run.page("timed", SPEC, OUTCOME.problem)
-                claims = page.claim(_units())
-                page.record(claims[0], Answer(outcomes=(OUTCOME,), conditions={"sm_mhz": 1980}))
-                _JOURNAL.append(path.read_bytes())
-    return _JOURNAL[0]
-
-
 def manifest(draw: random.Random, folder: Path) -> None:
     """A folder of binaries; what is offered to Triton's cache is what the manifest says."""
     import triton
@@ -510,7 +457,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("tune", "--target", "nvidia_h200", "--head-dim", "64", "--seq", "512", "--trials", "4", "--dtype", "bf16"),
     ("tune", "--workload", "OUT/workload.yaml", "--seed", "3", "--sampler", "tpe", "--jobs", "1"),
     ("tune", "--hf-config", "OUT/config.json", "--time-budget", "60", "--max-regret", "0.1", "--gpus", "0"),
-    ("tune", "--direction", "decode", "--feature", "window", "--kv", "int8", "--storage", "journal:OUT/run.journal"),
+    ("tune", "--direction", "decode", "--feature", "window", "--kv", "int8", "--shard", "1/2"),
     ("generate", "--check"), ("aot", "--target", "nvidia_h200"), ("calibrate", "OUT/log.jsonl", "--plot", "OUT/p.png"),
     ("verify", "--target", "nvidia_h200"), ("bench", "--head-dim", "64", "--seq", "33", "--batch", "1", "--smoke"),
     ("warmup", "--jobs", "2"), ("--version",), ("explain", "--help"),
@@ -518,8 +465,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 ARGUMENTS = (
     "", "-", "--", "-1", "0", "1", "2", "x", "nan", "inf", "1e999", HUGE, "9" * 400, "a" * 5000, "\x1b[2J", "\udcff", "é",
     "\u202e", "../../planted", "/dev/null", "/dev/full", "/nonexistent/a", "all", "0,1", "0,0", "--out", "--target", "--gpu",
-    "--debug", "--causal", "--feature", "nvidia_h200", "64x64x64", "x".join(["64"] * 50), "postgresql://u:p@/d", "sqlite:///",
-    "journal:", "cmaes", "backward_dbias", "OUT", "OUT/configs", "OUT/configs/nvidia_h200.yaml", "$(id)", "%s%n", "{0}", "\n",
+    "--debug", "--causal", "--feature", "nvidia_h200", "64x64x64", "x".join(["64"] * 50), "1/0",
+    "all", "cmaes", "backward_dbias", "OUT", "OUT/configs", "OUT/configs/nvidia_h200.yaml", "$(id)", "%s%n", "{0}", "\n",
 )  # fmt: skip
 
 
@@ -637,10 +584,9 @@ def _plain(value: Any) -> Any:
 Target = Callable[[random.Random, Path], None]
 TARGETS: dict[str, tuple[Target, int]] = {
     "table": (table, 70),
-    "log": (log, 40),
+    "log": (log, 55),
     "quarantine": (quarantine, 35),
-    "session": (session, 35),
-    "journal": (journal, 30),
+    "session": (session, 50),
     "manifest": (manifest, 40),
     "model": (model, 30),
     "workload": (workload_file, 30),
@@ -668,13 +614,12 @@ def environment(**changes: str) -> Iterator[None]:
 def programs() -> Iterator[None]:
     """The command line without what compiles, searches and measures: options arrive, nothing is done."""
     import flashgen.bench.run
-    import flashgen.tune.devices
     import flashgen.tune.precompile
     import flashgen.tune.tune
     import flashgen.tune.verify
 
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("tune.tune.tune", "tune.devices.run", "bench.run.run"):
+        for place in ("tune.tune.tune", "bench.run.run"):
             patch.setattr(f"flashgen.{place}", lambda *_: None)
         for place in ("precompile", "package"):
             patch.setattr(flashgen.tune.precompile, place, lambda *_, **__: iter(()))

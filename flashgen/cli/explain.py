@@ -80,7 +80,7 @@ def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
     slug = slug or settings.served_gpu()
     if slug is None:
         from flashgen.kernels.launch import device_gpu
-        from flashgen.tune.tune import OFFLINE_TARGET
+        from flashgen.tune.places import OFFLINE_TARGET
 
         try:
             return device_gpu(0), True

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from flashgen.table.table import Table
 
 COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=())
-"""The arguments after `flashgen`: the workers of a fleet get the same."""
+"""The arguments after `flashgen`."""
 
 Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
 UseGpu = Annotated[bool, typer.Option("--gpu", help="Use the GPU of this machine.")]
 Target = Annotated[str | None, typer.Option(help="A known GPU by slug; it need not be present.")]
+TuneTarget = Annotated[
+    str | None, typer.Option(help="A known GPU by slug, or all of them; none need be present.")
+]
 DTypes = Annotated[list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32. Repeatable.")]
 HeadDims = Annotated[
     list[str] | None, typer.Option(help="64; or 192x128 if that of V differs. Repeatable.")
@@ -80,12 +83,9 @@ ImproveOnly = Annotated[
 RetryQuarantined = Annotated[
     bool, typer.Option("--retry-quarantined", help="Retry kernels that killed a process before.")
 ]
-Gpus = Annotated[
-    str | None, typer.Option(help="Several GPUs of this host, one worker each: all, or 0,2.")
-]
-StorageUrl = Annotated[
-    str | None,
-    typer.Option("--storage", help="Share the work: postgresql+psycopg://..., or a journal file."),
+Gpus = Annotated[str | None, typer.Option(help="GPUs of this host: all, or 0,2.")]
+Shard = Annotated[
+    str, typer.Option(help="2/8: tune the second of eight parts; merge their tables afterwards.")
 ]
 Jobs = Annotated[int | None, typer.Option(help="Child processes; one per core by default.")]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashgen.cli.options import (
-    COMMAND_LINE,
     Causal,
     Directions,
     DTypes,
@@ -26,9 +26,9 @@ from flashgen.cli.options import (
     Seconds,
     Seed,
     Seqs,
-    StorageUrl,
-    Target,
+    Shard,
     Trials,
+    TuneTarget,
     UseGpu,
     WorkloadFile,
     check_least,
@@ -47,7 +47,7 @@ from flashgen.spec.problem import Problem
 
 def tune(
     gpu: UseGpu = False,
-    target: Target = None,
+    target: TuneTarget = None,
     direction: Directions = None,
     dtype: DTypes = None,
     head_dim: HeadDims = None,
@@ -68,7 +68,7 @@ def tune(
     improve_only: ImproveOnly = False,
     retry_quarantined: RetryQuarantined = False,
     gpus: Gpus = None,
-    storage: StorageUrl = None,
+    shard: Shard = "1/1",
 ) -> None:
     """Find the fastest correct config of each spec and bucket, write the table and the kernels.
 
@@ -88,11 +88,10 @@ def tune(
         *(direction, paged or None, kv),
         listed=(dtype, head_dim, causal, seq, feature),
     )
-    if target is not None:
+    if target not in (None, "all"):
         known_target(target)  # before the imports below, which take seconds
-
-    if gpus is not None and target is not None:
-        raise InvalidArgument("--gpus and --target exclude each other: name one")
+    if sum((gpu, target is not None, gpus is not None)) > 1:
+        raise InvalidArgument("--gpu, --gpus and --target exclude each other: name one")
 
     from flashgen.search.space import Budget, Method
 
@@ -102,16 +101,8 @@ def tune(
     specs = in_pages(specs) if paged else specs
     specs = in_8_bits(specs, kv) if kv is not None else specs
     cache = ({"paged": True} if paged else {}) | (fields_of_kv(kv) if kv is not None else {})
-    if gpus is not None and not gpus.isdecimal():
-        if time_budget is not None:
-            raise InvalidArgument(
-                "--time-budget does not go with several --gpus: workers that share a run must all "
-                "stop at the same place; say --trials in its place"
-            )
-        _fleet(gpus, storage, jobs, out)
-        return
-
     from flashgen.table.show import console
+    from flashgen.tune.places import Wanted
     from flashgen.tune.tune import DEFAULT_SEQ, TuneOptions
     from flashgen.tune.tune import tune as run
 
@@ -120,34 +111,24 @@ def tune(
         specs=specs,
         seqs=tuple(seq or (DEFAULT_SEQ,)),
         pieces=_pieces(workload, hf_config, direction, cache, screen.print),
-        gpu=gpu or gpus is not None,
-        device=int(gpus or 0),
-        storage=storage,
-        target=target,
+        where=Wanted(gpu=gpu, target=target, gpus=gpus, jobs=jobs),
+        shard=_shard(shard),
         budget=budget,
         method=method,
         out=out,
         improve_only=improve_only,
         retry_quarantined=retry_quarantined,
         max_regret=max_regret,
-        jobs=jobs,
     )
     run(options, screen)
 
 
-def _fleet(gpus: str, storage: str | None, jobs: int | None, out: Path) -> None:
-    """Run the command on each of these GPUs, with one worker per GPU."""
-    from flashgen.table.show import console
-    from flashgen.tune import devices
-
-    options = devices.FleetOptions(
-        arguments=COMMAND_LINE.get(),
-        devices=devices.chosen(gpus, devices.devices()),
-        out=out,
-        storage=storage,
-        jobs=jobs,
-    )
-    devices.run(options, console())
+def _shard(text: str) -> tuple[int, int]:
+    """The numbers of "i/n"."""
+    part, _, parts = text.partition("/")
+    if not (re.fullmatch(r"[0-9]{1,9}", part) and re.fullmatch(r"[0-9]{1,9}", parts)):
+        raise InvalidArgument(f"--shard must be like 2/8: got {text!r}")
+    return int(part), int(parts)
 
 
 def _demand_one_source(

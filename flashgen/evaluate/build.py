@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,17 @@ from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay, streams
 from flashgen.estimate.trip_counts import tuned_stream
 from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Compile, Tasks, task
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, TimedOut, finite
-from flashgen.evaluate.workers.pool import Workers
+from flashgen.evaluate.pools import Once
+from flashgen.evaluate.tasks import COMPILE_LIMIT_S, Compile, Tasks, task
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Done,
+    Failure,
+    Pool,
+    Raised,
+    TimedOut,
+    finite,
+)
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, in_place, render
 from flashgen.spec.attention import AttentionSpec
@@ -114,7 +123,7 @@ Key = tuple[str, bool]
 
 
 class Build:
-    """One config in progress. whole: it serves a decode of one split."""
+    """One config in progress. whole: it serves a decode of one split; rank as Task has it."""
 
     def __init__(
         self,
@@ -124,7 +133,9 @@ class Build:
         drafted: BuildResult,
         *,
         whole: bool,
+        rank: int,
     ) -> None:
+        self.rank = rank
         self._builder = builder
         self._spec = spec
         self.config = config
@@ -146,57 +157,67 @@ class Build:
 class Builder:
     """Builds for one GPU. start() queues, verdict() waits; everything under the folder `cache`.
 
-    measures: as judge has it.
+    Several threads may use it; a kernel that is being built for one is not built for another.
+    measures: as judge has it. compilers: stays open.
     """
 
     def __init__(
-        self, gpu: Gpu, cache: Path, jobs: int, tasks: Tasks, *, measures: bool = False
+        self, gpu: Gpu, cache: Path, compilers: Pool, tasks: Tasks, *, measures: bool = False
     ) -> None:
         self._measures = measures
         self._gpu = gpu
         self._cache = cache
         self._tasks = tasks
-        self._workers = Workers(jobs, env=COMPILE_ENV)
+        self._compilers = compilers
         self._built: dict[Key, Built] = {}
-        self._answers: dict[Key, Future[Answer]] = {}
+        self._answers = Once()
 
-    def start(self, spec: AttentionSpec, config: KernelConfig, problem: Problem) -> Build:
+    def start(
+        self, spec: AttentionSpec, config: KernelConfig, problem: Problem, rank: int = 0
+    ) -> Build:
         """Draft a config and, if it is legal and not compiled yet for this problem, queue it for
-        the compiler.
+        the compiler; rank as Task has it.
         """
         whole = (
             spec.direction == "decode"
             and splits_of(config, tuned_stream(spec, problem), self._gpu.sms) == 1
         )
-        build = Build(self, spec, config, draft(spec, config, self._gpu), whole=whole)
-        if build.drafted.rendered is not None:
-            self._queue(spec, build)
+        drafted = draft(spec, config, self._gpu)
+        build = Build(self, spec, config, drafted, whole=whole, rank=rank)
+        if drafted.rendered is not None and not self._recalled(spec, build):
+            self._answers.start(build.key, partial(self._submit, spec, build))
         return build
 
-    def _queue(self, spec: AttentionSpec, build: Build) -> None:
-        known = self._answers.get(build.key)
-        if build.key in self._built or (known is not None and not known.cancelled()):
-            return
+    def _recalled(self, spec: AttentionSpec, build: Build) -> bool:
+        """Whether a kernel is built, now or in an earlier run."""
+        if build.key in self._built:
+            return True
         folder, (digest, whole) = self._cache / "compiled", build.key
         compiled = recall(digest, self._gpu.arch, triton_version(), folder, whole=whole)
-        if compiled is not None:
-            replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))
-            if replayed is not None:
-                self._built[build.key] = Built(compiled, replayed)
-                return
+        if compiled is None:
+            return False
+        replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))
+        if replayed is None:
+            return False
+        self._built[build.key] = Built(compiled, replayed)
+        return True
+
+    def _submit(self, spec: AttentionSpec, build: Build) -> Future[Answer]:
         asked = Compile(
-            spec=spec, config=build.config, gpu=self._gpu, cache=str(folder), whole=whole
+            spec=spec,
+            config=build.config,
+            gpu=self._gpu,
+            cache=str(self._cache / "compiled"),
+            whole=build.whole,
         )
-        self._answers[build.key] = self._workers.submit(
-            task(self._tasks.compile, asked, COMPILE_LIMIT_S)
-        )
+        return self._compilers.submit(task(self._tasks.compile, asked, COMPILE_LIMIT_S, build.rank))
 
     def verdict(self, spec: AttentionSpec, build: Build) -> BuildResult:
         """Wait for a queued kernel, which was rendered. Raises ToolchainError."""
         rendered = build.drafted.rendered
         assert rendered is not None
         if build.key not in self._built:
-            answer = finite(self._answers[build.key].result())
+            answer = finite(self._answers.result(build.key, partial(self._submit, spec, build)))
             if not isinstance(answer, Done):
                 return _failed(answer, rendered, self._cache)
             self._built[build.key] = Built.from_json(answer.value)
@@ -216,13 +237,7 @@ class Builder:
     def drop(self, builds: list[Build]) -> None:
         """Remove these from the queue, if they are still queued."""
         for build in builds:
-            future = self._answers.get(build.key)
-            if future is not None:
-                future.cancel()
-
-    def close(self) -> None:
-        """End the children. May be called again."""
-        self._workers.close()
+            self._answers.drop(build.key)
 
 
 def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:

@@ -115,6 +115,19 @@ class Request:
         )
 
 
+class Ranks:
+    """The rank of each search, in the order in which they begin: its tasks go before those of
+    later ones, so that searches end one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[AttentionSpec, Problem], int] = {}
+
+    def of(self, request: Request) -> int:
+        """The rank of the tasks of a request."""
+        return self._known.setdefault((request.spec, request.problem), len(self._known))
+
+
 def protocol_of(stage: Stage, source: Source) -> int:
     """The protocol version of this stage: outcomes of other versions are not reused."""
     if stage == "compile":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
+from flashgen.evaluate.workers.answers import WorkerLost
 
 SMI_LIMIT_S = 20.0
 
@@ -184,8 +185,10 @@ class ClockChanged(FlashgenError, RuntimeError):
     """The GPU's clock changed during a run and stayed changed."""
 
 
-class DeviceLost(FlashgenError, RuntimeError):
+class DeviceLost(WorkerLost):
     """The GPU no longer answers, to a new process either."""
+
+    blames = False
 
 
 class Clock:

@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
 from flashgen.evaluate.build import Builder, BuildResult, cpu_count, draft, estimated, kept
-from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Check, Tasks, task
+from flashgen.evaluate.evaluator import Ranks, Request, triton_version
+from flashgen.evaluate.pools import Children, Once, Pools
+from flashgen.evaluate.tasks import CHECK_LIMIT_S, Check, Tasks, task
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, TimedOut
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY
-from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
 from flashgen.spec.attention import AttentionSpec
@@ -35,20 +36,30 @@ CHECK_SEED = 0
 
 class OfflineEvaluator:
     """Evaluates for `gpu` without a GPU. It stores everything under `cache`; `jobs` children per
-    pool.
+    pool. Several threads may use it.
+
+    pools: those of others, which stay open. tasks: for tests.
     """
 
     source: Source = "estimated"
 
     def __init__(
-        self, gpu: Gpu, cache: Path, jobs: int | None = None, *, tasks: Tasks | None = None
+        self,
+        gpu: Gpu,
+        cache: Path,
+        jobs: int | None = None,
+        *,
+        tasks: Tasks | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self.gpu = gpu
         self._cache = cache
         self._tasks = tasks or Tasks()
-        jobs = jobs or cpu_count()
-        self._builder = Builder(gpu, cache, jobs, self._tasks)
-        self._interpreters = Workers(jobs, env=INTERPRET_ENV)
+        self._own = None if pools else Pools(cpu=Children(jobs or cpu_count()))
+        self._cpu = (pools or self._own).cpu  # type: ignore[union-attr]  # one is there
+        self._builder = Builder(gpu, cache, self._cpu, self._tasks)
+        self._interpreted = Once()
+        self._ranks = Ranks()
 
     def evaluate(
         self,
@@ -64,7 +75,8 @@ class OfflineEvaluator:
         if stage == "check":
             yield from self._check(request, configs)
             return
-        builds = [self._builder.start(spec, config, problem) for config in configs]
+        rank = self._ranks.of(request)
+        builds = [self._builder.start(spec, config, problem, rank) for config in configs]
         try:
             for config, build in zip(configs, builds, strict=True):
                 yield self._estimated(request, config, build.verdict())
@@ -93,30 +105,32 @@ class OfflineEvaluator:
     def _check(self, request: Request, configs: Sequence[KernelConfig]) -> Iterator[Outcome]:
         """Interpret all configs that are legal and have no result yet, in parallel."""
         drafts = [draft(request.spec, config, self.gpu) for config in configs]
-        pending: dict[str, Future[Answer]] = {}
+        pending: dict[str, Callable[[], Future[Answer]]] = {}
         for config, drafted in zip(configs, drafts, strict=True):
             digest = drafted.digest
             if config.needs_gpu:
                 continue
             if digest and digest not in pending and self._recall(digest) is None:
-                pending[digest] = self._submit(request.spec, config)
+                pending[digest] = partial(self._submit, request, config)
+                self._interpreted.start(digest, pending[digest])
         try:
             for config, drafted in zip(configs, drafts, strict=True):
                 yield self._checked(request, config, drafted, pending)
         finally:
-            for future in pending.values():
-                future.cancel()
+            for digest in pending:
+                self._interpreted.drop(digest)
 
-    def _submit(self, spec: AttentionSpec, config: KernelConfig) -> Future[Answer]:
-        asked = Check(spec=spec, config=config, device="cpu", seed=CHECK_SEED)
-        return self._interpreters.submit(task(self._tasks.check, asked, CHECK_LIMIT_S))
+    def _submit(self, request: Request, config: KernelConfig) -> Future[Answer]:
+        asked = Check(spec=request.spec, config=config, device="cpu", seed=CHECK_SEED)
+        rank = self._ranks.of(request)
+        return self._cpu.submit(task(self._tasks.check, asked, CHECK_LIMIT_S, rank))
 
     def _checked(
         self,
         request: Request,
         config: KernelConfig,
         drafted: BuildResult,
-        pending: dict[str, Future[Answer]],
+        pending: Mapping[str, Callable[[], Future[Answer]]],
     ) -> Outcome:
         rendered = drafted.rendered
         if rendered is None:
@@ -126,7 +140,7 @@ class OfflineEvaluator:
             return request.outcome(config, Status.UNCHECKABLE, why, digest=rendered.digest)
         result = self._recall(rendered.digest)
         if result is None:
-            answer = pending[rendered.digest].result()
+            answer = self._interpreted.result(rendered.digest, pending[rendered.digest])
             if not isinstance(answer, Done):
                 status, detail = check_failed(answer, rendered, self._cache)
                 return request.outcome(config, status, detail, digest=rendered.digest)
@@ -161,8 +175,8 @@ class OfflineEvaluator:
 
     def close(self) -> None:
         """As Evaluator.close."""
-        self._builder.close()
-        self._interpreters.close()
+        if self._own is not None:
+            self._own.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,27 +1,31 @@
-"""GpuEvaluator: compiles ahead on all cores; checks and times on one GPU, one kernel at a time.
-
-One child owns the device. A kernel that hangs or faults costs that child and nothing else.
-"""
+"""GpuEvaluator: compiles ahead on all cores; checks and times on GPUs, one kernel at a time."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from flashgen.evaluate.build import Builder, BuildResult, cpu_count, estimate_or_none, kept
-from flashgen.evaluate.evaluator import SLOW, Request
-from flashgen.evaluate.gpu_state import Clock, DeviceLost
+from flashgen.evaluate.build import (
+    Build,
+    Builder,
+    BuildResult,
+    cpu_count,
+    estimate_or_none,
+    kept,
+)
+from flashgen.evaluate.evaluator import SLOW, Ranks, Request
+from flashgen.evaluate.gpu_state import Clock
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import check_failed, check_verdict, sound, unsteady
+from flashgen.evaluate.pools import Children, Device, Pools
 from flashgen.evaluate.tasks import (
-    ANSWER_LIMIT_S,
     CHECK_LIMIT_S,
-    DEVICE_ENV,
     FINAL_LIMIT_PER_CONFIG_S,
     MEASURE_LIMIT_S,
-    Answers,
     Asked,
     Check,
     Final,
@@ -30,16 +34,8 @@ from flashgen.evaluate.tasks import (
     Tasks,
     task,
 )
-from flashgen.evaluate.workers.answers import (
-    Answer,
-    Died,
-    Done,
-    Failure,
-    Raised,
-    TimedOut,
-    finite,
-)
-from flashgen.evaluate.workers.pool import Workers
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, finite
+from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -50,13 +46,47 @@ SEED = 0
 """Seed of the timed inputs: the same for all candidates."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """A kernel that is built, and the answer to come; None where it is not asked for."""
+
+    config: KernelConfig
+    built: BuildResult
+    answer: Future[Answer] | None
+
+
+class Clocks:
+    """A Clock for each search of a run, all of which expect that of the first measurement."""
+
+    def __init__(self, usual_mhz: float | None) -> None:
+        self._usual_mhz = usual_mhz
+        self._known: dict[tuple[AttentionSpec, Problem], Clock] = {}
+
+    def why_unsteady(self, request: Request, mhz: float | None) -> str:
+        """As Clock.why_unsteady, for the search that a request is of."""
+        clock = self._known.setdefault((request.spec, request.problem), Clock())
+        clock.usual_mhz = self._usual_mhz
+        why = clock.why_unsteady(mhz)
+        self._usual_mhz = clock.usual_mhz
+        return why
+
+
+def _pools_here(index: int, jobs: int | None, tasks: Tasks) -> Pools:
+    """The cores of this machine and one GPU."""
+    # One core is for the child that launches: a late launch would show in short kernels' times.
+    jobs = jobs or max(1, cpu_count() - 1)
+    return Pools(cpu=Children(jobs), device=Crew([Device(index, tasks.answers)]))
+
+
 class GpuEvaluator:
-    """Evaluates on CUDA device `index`, which is `gpu`. It stores everything under `cache`.
+    """Evaluates on CUDA device `index`, which is `gpu`, or on all GPUs of pools.device, which are
+    of its product. It stores everything under `cache`. Several threads may use it.
 
     conditions are clocks and power of the latest final round, None before the first. clock_mhz is
     the GPU's clock in the run so far, if known: measurements at another clock are UNSTEADY. Raises
-    ClockChanged if the clock stays changed, and DeviceLost if the GPU no longer answers: then the
-    kernel that ran last is to blame, if any, and not those after it.
+    ClockChanged if the clock stays changed, and DeviceLost if no GPU answers any more: then the
+    kernel that ran last is to blame, if any, and not those after it. pools: those of others, which
+    stay open.
     """
 
     source: Source = "measured"
@@ -70,19 +100,21 @@ class GpuEvaluator:
         *,
         tasks: Tasks | None = None,
         clock_mhz: float | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self.gpu = gpu
         self.conditions: Conditions | None = None
-        self._clock = Clock(clock_mhz)
-        self._ended = ""  # how the child ended, if the last task ended it
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
-        # One core is for the child that launches: a late launch would show in short kernels'
-        # times.
-        jobs = jobs or max(1, cpu_count() - 1)
-        self._builder = Builder(gpu, cache, jobs, self._tasks, measures=True)
-        self._owner = Workers(1, env=DEVICE_ENV)
+        self._own = None if pools else _pools_here(index, jobs, self._tasks)
+        used = pools or self._own
+        assert used is not None
+        assert used.device is not None
+        self._gpus = used.device
+        self._builder = Builder(gpu, cache, used.cpu, self._tasks, measures=True)
+        self._clocks = Clocks(clock_mhz)
+        self._ranks = Ranks()
 
     def evaluate(
         self,
@@ -95,45 +127,71 @@ class GpuEvaluator:
         request = Request(
             stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
         )
-        builds = [self._builder.start(spec, config, problem) for config in configs]
+        rank = self._ranks.of(request)
+        builds = [self._builder.start(spec, config, problem, rank) for config in configs]
         try:
             if stage == "final":
                 yield from self._final(request, configs, [build.verdict() for build in builds])
-                return
-            for config, build in zip(configs, builds, strict=True):
-                built = build.verdict()
-                if stage == "check" and built.status in (Status.OK, *SLOW):
-                    yield self._checked(request, config, built)
-                elif stage in ("compile", "check") or built.status is not Status.OK:
-                    yield self._outcome(request, config, built, built.status, built.detail)
-                else:
-                    yield self._timed(request, config, built)
+            else:
+                yield from self._each(request, configs, builds)
         finally:
             self._builder.drop(builds)
 
-    def _ask(self, function: str, asked: Asked, limit_s: float) -> Answer:
-        if self._ended:
-            self._make_sure()
-        answer = self._owner.submit(task(function, asked, limit_s)).result()
-        if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
-            self._ended = str(answer).splitlines()[0]
-        return answer if function == self._tasks.check else finite(answer)
+    def _each(
+        self, request: Request, configs: Sequence[KernelConfig], builds: Sequence[Build]
+    ) -> Iterator[Outcome]:
+        """The outcomes of configs that are evaluated by themselves, each on one GPU: as many at
+        once as there are GPUs.
+        """
+        sent: deque[_Sent] = deque()
+        try:
+            for config, build in zip(configs, builds, strict=True):
+                if len(sent) >= self._gpus.size:
+                    yield self._received(request, sent.popleft())
+                sent.append(self._send(request, config, build.verdict()))
+            while sent:
+                yield self._received(request, sent.popleft())
+        finally:
+            for each in sent:
+                if each.answer is not None:
+                    each.answer.cancel()
 
-    def _make_sure(self) -> None:
-        """Raise DeviceLost unless the GPU answers a new child."""
-        asked = task(self._tasks.answers, Answers(device=self._device), ANSWER_LIMIT_S)
-        answer = self._owner.submit(asked).result()
-        if not isinstance(answer, Done):
-            raise DeviceLost(
-                f"{self._device} no longer answers, since a kernel ended its process "
-                f"({self._ended}): nothing is lost; see what `nvidia-smi` and the kernel log say, "
-                f"reset the GPU, and run the same command again"
-            )
-        self._ended = ""
+    def _send(self, request: Request, config: KernelConfig, built: BuildResult) -> _Sent:
+        """Have a kernel checked or timed, if it is fit for that."""
+        answer = None
+        if request.stage == "check" and built.status in (Status.OK, *SLOW):
+            check = Check(spec=request.spec, config=config, device=self._device, seed=SEED)
+            answer = self._submit(request, self._tasks.check, check, CHECK_LIMIT_S)
+        elif request.stage in ("rough", "timed") and built.status is Status.OK:
+            answer = self._submit_alone(request, config)
+        return _Sent(config=config, built=built, answer=answer)
 
-    def _checked(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
-        asked = Check(spec=request.spec, config=config, device=self._device, seed=SEED)
-        answer = self._ask(self._tasks.check, asked, CHECK_LIMIT_S)
+    def _received(self, request: Request, sent: _Sent) -> Outcome:
+        """The outcome of a kernel that was sent, once it is known."""
+        config, built = sent.config, sent.built
+        if sent.answer is None:
+            return self._outcome(request, config, built, built.status, built.detail)
+        answer = sent.answer.result()
+        if request.stage == "check":
+            return self._checked(request, config, built, answer)
+        return self._timed(request, config, built, finite(answer))
+
+    def _submit(
+        self, request: Request, function: str, asked: Asked, limit_s: float
+    ) -> Future[Answer]:
+        return self._gpus.submit(task(function, asked, limit_s, self._ranks.of(request)))
+
+    def _submit_alone(self, request: Request, config: KernelConfig) -> Future[Answer]:
+        asked = Measure(
+            launches=self._launches(request),
+            config=config,
+            effort="rough" if request.stage == "rough" else "timed",
+        )
+        return self._submit(request, self._tasks.measure, asked, MEASURE_LIMIT_S)
+
+    def _checked(
+        self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
+    ) -> Outcome:
         if not isinstance(answer, Done):
             return self._blamed(request, config, built, answer)
         assert built.rendered is not None  # it compiled
@@ -142,18 +200,14 @@ class GpuEvaluator:
         check = result if sound(result) else None
         return self._outcome(request, config, built, status, detail, check=check)
 
-    def _timed(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
-        """Time one kernel by itself."""
-        asked = Measure(
-            launches=self._launches(request),
-            config=config,
-            effort="rough" if request.stage == "rough" else "timed",
-        )
-        answer = self._ask(self._tasks.measure, asked, MEASURE_LIMIT_S)
+    def _timed(
+        self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
+    ) -> Outcome:
+        """The outcome of a kernel that was timed by itself."""
         if not isinstance(answer, Done):
             return self._blamed(request, config, built, answer)
         timing = Timing(**answer.value)
-        if why := self._clock.why_unsteady(timing.clock_mhz):
+        if why := self._clocks.why_unsteady(request, timing.clock_mhz):
             return self._outcome(request, config, built, Status.UNSTEADY, why)
         return self._outcome(request, config, built, timing=timing)
 
@@ -170,7 +224,9 @@ class GpuEvaluator:
         ready = [i for i, verdict in enumerate(built) if verdict.status is Status.OK]
         answer = self._round(request, [configs[i] for i in ready])
         if not isinstance(answer, Done) and not unsteady(answer):
-            outcomes |= {i: self._timed(request, configs[i], built[i]) for i in ready}
+            for i in ready:
+                alone = finite(self._submit_alone(request, configs[i]).result())
+                outcomes[i] = self._timed(request, configs[i], built[i], alone)
             ready = [i for i in ready if outcomes[i].ok]
             answer = self._round(request, [configs[i] for i in ready])
         if isinstance(answer, Done):
@@ -192,7 +248,7 @@ class GpuEvaluator:
         whole.
         """
         timings = [Timing(**each) for each in value["timings"]]
-        why = self._clock.why_unsteady(timings[0].clock_mhz) if timings else ""
+        why = self._clocks.why_unsteady(request, timings[0].clock_mhz) if timings else ""
         sdpa = value["sdpa"]
         for (config, built), timing, passes in zip(racing, timings, value["passes"], strict=True):
             if why:
@@ -210,7 +266,7 @@ class GpuEvaluator:
         asked = Final(launches=self._launches(request), configs=tuple(configs))
         with_sdpa = len(configs) + 1
         limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * with_sdpa
-        answer = self._ask(self._tasks.final, asked, limit_s)
+        answer = finite(self._submit(request, self._tasks.final, asked, limit_s).result())
         if isinstance(answer, Done):
             self.conditions = Conditions(**answer.value["conditions"])
         return answer
@@ -275,8 +331,8 @@ class GpuEvaluator:
 
     def close(self) -> None:
         """As Evaluator.close."""
-        self._owner.close()
-        self._builder.close()
+        if self._own is not None:
+            self._own.close()
 
     def __enter__(self) -> Self:
         return self

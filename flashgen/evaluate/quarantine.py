@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -88,6 +89,7 @@ class Quarantine:
         self.path = path
         self._triton = triton
         self._held: dict[Key, QuarantineRecord] = {}
+        self._lock = threading.Lock()  # of those who add and remove
         with disk_errors(path):
             for record in self._read(notice):
                 self._take(record)
@@ -95,7 +97,7 @@ class Quarantine:
 
     def __len__(self) -> int:
         """The number of quarantined kernels, without those to be retried."""
-        return len(self._held.keys() - self._retried)
+        return sum(key not in self._retried for key in tuple(self._held))
 
     def reason(self, digest: str, source: Source) -> str | None:
         """Why the kernel of this digest is quarantined for evaluators of `source`; None if it is
@@ -114,18 +116,20 @@ class Quarantine:
         It passed if the stage that stopped it has ended otherwise, at the same problem if that
         matters. The record is on disk when this returns.
         """
-        if outcome.status in KILLERS:
-            record = _record(outcome, outcome.status)
-            self._append(record)
-            self._retried.discard(record.key)
-        elif outcome.status not in PASSING:
-            record = _record(outcome, Status.OK)
-            if any(record.settles(held) for held in self._of(outcome.digest, outcome.source)):
+        with self._lock:
+            if outcome.status in KILLERS:
+                record = _record(outcome, outcome.status)
                 self._append(record)
+                self._retried.discard(record.key)
+            elif outcome.status not in PASSING:
+                record = _record(outcome, Status.OK)
+                if any(record.settles(held) for held in self._of(outcome.digest, outcome.source)):
+                    self._append(record)
 
     def _of(self, digest: str, source: Source) -> list[QuarantineRecord]:
         keys: list[Key] = [(digest, ""), (digest, source)]
-        return [self._held[key] for key in keys if key in self._held]
+        found = map(self._held.get, keys)  # another thread may remove one
+        return [record for record in found if record is not None]
 
     def _take(self, record: QuarantineRecord) -> None:
         """Later records replace earlier ones."""
@@ -191,7 +195,7 @@ def _record(outcome: Outcome, status: Status) -> QuarantineRecord:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file, open for appending and locked: the workers of one host share it."""
+    """The file, open for appending and locked."""
     descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

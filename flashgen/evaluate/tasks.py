@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
-from flashgen.evaluate.workers.answers import Task
+from flashgen.evaluate.workers.answers import Kind, Task
 from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -152,9 +152,31 @@ Payload = dict[str, Any]
 T = TypeVar("T")
 
 
-def task(function: str, asked: Asked, limit_s: float) -> Task:
-    """The task for a child to call this function with what is asked."""
-    return Task(function=function, payload=asdict(asked), limit_s=limit_s)
+def task(function: str, asked: Asked, limit_s: float, rank: int = 0) -> Task:
+    """The task for a worker to call this function with what is asked; rank as Task has it."""
+    kind: Kind = "device"
+    if isinstance(asked, Compile | Precompile):
+        kind = "compile"
+    elif isinstance(asked, Check) and asked.device == "cpu":
+        kind = "interpret"
+    payload = asdict(asked)
+    return Task(function=function, payload=payload, limit_s=limit_s, kind=kind, rank=rank)
+
+
+def placed(asked: Task, *, device: str | None = None, cache: Path | None = None) -> Task:
+    """The same task for another device, or with another folder for its files."""
+
+    def moved(payload: Payload) -> Payload:
+        changes: Payload = {}
+        if device is not None and "device" in payload:
+            changes["device"] = device
+        if cache is not None and "cache" in payload:
+            changes["cache"] = str(cache)
+        if "launches" in payload:
+            changes["launches"] = moved(payload["launches"])
+        return payload | changes
+
+    return replace(asked, payload=moved(asked.payload))
 
 
 def _answering(

@@ -1,6 +1,6 @@
 """JSON from files, as values of the right types.
 
-Logs, quarantines, sessions, journals and caches hold dataclasses as JSON objects of their fields.
+Logs, quarantines, sessions and caches hold dataclasses as JSON objects of their fields.
 Nothing in such a file is trusted: a missing or unknown key, a value of another type, a number that
 is not finite and nesting without end are ValueErrors, whose message names the place.
 """

@@ -1,1 +1,1 @@
-"""One tuning run: workloads, resume, shared runs."""
+"""One tuning run: workloads, resume, many searches at once."""

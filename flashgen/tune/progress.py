@@ -42,12 +42,16 @@ class _Bar(Bar):
 
 
 class Screen:
-    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search."""
+    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search.
+
+    A search is named by its title while it is under way; several may be. Threads may share it.
+    """
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
-        self._number = 0
+        self._done = 0
+        self._running: dict[str, Progress | None] = {}
         self._begun = time.monotonic()
         self._bar = _Bar(
             BarColumn(),
@@ -59,28 +63,33 @@ class Screen:
         )
         self._task = self._bar.add_task("", total=total, stage="")
 
-    def begin(self, number: int, title: str) -> None:
-        """Start the search of this number, from 0."""
-        self._number = number
-        where = f"{number + 1}/{self._total} {title}"
-        self._bar.update(self._task, completed=number, description=where, stage="")
+    def begin(self, title: str) -> None:
+        """A search begins."""
+        self._running[title] = None
+        self._update()
 
-    def wind_up(self, title: str) -> None:
-        """All searches have ended, and some work is left."""
-        self._number = self._total
-        self._bar.update(self._task, completed=self._total, description=title, stage="")
+    def show(self, title: str, progress: Progress) -> None:
+        """Show the progress of a search."""
+        self._running[title] = progress
+        self._update()
 
-    def show(self, progress: Progress) -> None:
-        """Show the progress of the current search."""
-        self._bar.update(
-            self._task,
-            completed=min(self._total, self._number + progress.done / progress.total),
-            stage=", ".join([progress.stage, *_best(progress)]),
-        )
-
-    def finished(self, sentence: str) -> None:
-        """The current search has ended with this line."""
+    def finished(self, title: str, sentence: str) -> None:
+        """A search has ended with this line."""
+        self._running.pop(title, None)
+        self._done += 1
         self._console.print(sentence + self._still_to_come())
+        self._update()
+
+    def _update(self) -> None:
+        """Show how far all are, and what the earliest that is under way does."""
+        running = tuple(self._running.items())
+        shares = (progress.done / progress.total for _, progress in running if progress)
+        title, progress = running[0] if running else ("", None)
+        where = f"{min(self._done + 1, self._total)}/{self._total} {title}"
+        others = f" and {len(running) - 1} more" if len(running) > 1 else ""
+        stage = ", ".join([progress.stage, *_best(progress)]) if progress else ""
+        done = min(self._total, self._done + sum(shares))
+        self._bar.update(self._task, completed=done, description=where + others, stage=stage)
 
     def say(self, sentence: str) -> None:
         """Print a line above the bar."""
@@ -88,7 +97,7 @@ class Screen:
 
     def _still_to_come(self) -> str:
         """Without a bar: how many are done, and about how long the others will take."""
-        done = self._number + 1
+        done = self._done
         if self._console.is_terminal or self._total == 1:
             return ""
         spent = time.monotonic() - self._begun

@@ -20,11 +20,10 @@ import flashgen
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.files import content_of, write_whole
-from flashgen.spec.records import parsed, record_of, value_of
+from flashgen.spec.records import parsed, record_of
 from flashgen.table.entry import Run
 from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.table import Table, dump, parse
-from flashgen.tune.shared import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +47,8 @@ class Session:
         run: Run,
         table: Table,
         notice: Callable[[str], None],
-        ledger: Ledger | None = None,
     ) -> Self:
         """Resume the run stored at `path` if its request is the same, otherwise start one.
-
-        Workers that share a storage all have the run and the table of the first of them.
 
         request: all that decides the path of the run, as JSON. run and table: those of a run that
         starts now. A file that cannot be read is ignored with a notice: only the order of finalists
@@ -68,8 +64,6 @@ class Session:
         resumed = kept is not None and kept.request == begin.request
         if kept is not None and resumed:
             begin = kept
-        if ledger is not None:
-            begin = _agreed(ledger, begin)
         if not resumed:
             write_whole(path, json.dumps(asdict(begin), indent=1) + "\n", durable=True)
         found = _parsed(begin, table.gpu.slug)
@@ -80,21 +74,9 @@ class Session:
         self.path.unlink(missing_ok=True)
 
 
-def _agreed(ledger: Ledger, begin: _Kept) -> _Kept:
-    """What all workers start from. Raises StorageError if the storage holds something else."""
-    record = asdict(begin)
-    request = record.pop("request")
-    said = ledger.agree("session", record)
-    try:
-        shared = value_of(dict[str, Any], said, "session")
-        return record_of(_Kept, shared | {"request": request}, "session")
-    except ValueError as error:
-        raise ledger.spoiled(error) from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """What the file holds: the request, and what a run starts from, which its workers share."""
+    """What the file holds: the request, and what a run starts from."""
 
     request: dict[str, Any]
     run: Run
@@ -122,16 +104,17 @@ def _parsed(kept: _Kept, slug: str) -> Table:
     return replace(table, entries=entries)
 
 
-def run_now(evaluator: Evaluator) -> Run:
-    """A run that starts now. What only a final round can tell is None so far."""
+def run_now(evaluator: Evaluator, shard: tuple[int, int] = (1, 1)) -> Run:
+    """A run that starts now, of shard (i, n). What only a final round can tell is None so far."""
     now = datetime.now(UTC)
+    part = "" if shard == (1, 1) else f"-{shard[0]}of{shard[1]}"
     cuda = None
     if evaluator.source == "measured":
         import torch
 
         cuda = torch.version.cuda
     return Run(
-        id=f"{now:%Y%m%dT%H%M%SZ}-{evaluator.source}",
+        id=f"{now:%Y%m%dT%H%M%SZ}-{evaluator.source}{part}",
         date=f"{now:%Y-%m-%dT%H:%M:%SZ}",
         source=evaluator.source,
         flashgen=flashgen.__version__,

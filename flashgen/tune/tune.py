@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from flashgen import paths
-from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
-from flashgen.estimate.estimate import estimable, require_estimator
+from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.evaluate.evaluator import protocol_of, triton_version
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method, NothingRight, goal_for
+from flashgen.search.log import alone_in
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.known_bugs import warnings_here
+from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Source, Stage
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
@@ -27,9 +28,11 @@ from flashgen.table import emit as generate
 from flashgen.table.entry import Entry
 from flashgen.table.evidence import evidence_text
 from flashgen.table.show import entries_grid
-from flashgen.table.table import Table, dump, load_folders, load_with_evidence, save
-from flashgen.tune import evaluators
+from flashgen.table.table import Table, dump, load_with_evidence, save
+from flashgen.tune import evaluators, places
+from flashgen.tune.driver import Interruptible, Job, Line, Stop, drive
 from flashgen.tune.evaluators import Site, Workplace
+from flashgen.tune.places import Wanted
 from flashgen.tune.progress import (
     Screen,
     entry_of,
@@ -45,9 +48,7 @@ from flashgen.tune.transfer import elsewhere, neighbours
 WINDING_DOWN = "Interrupted: saving the best results so far. Press Ctrl-C again to end at once."
 
 Key = tuple[AttentionSpec, Bucket]
-
-OFFLINE_TARGET = "nvidia_h200"
-"""The target if there is no GPU and none is named."""
+Piece = tuple[AttentionSpec, Problem]
 
 DEFAULT_SEQ = 4096
 
@@ -56,34 +57,24 @@ DEFAULT_SEQ = 4096
 class TuneOptions:
     """The options of `flashgen tune`. Raises InvalidArgument.
 
-    gpu: require the GPU of this machine; target: tune offline for that slug; neither: a GPU if
-    there is one. seqs: lengths to run, at most one per bucket; pieces: those of a workload instead.
-    budget.seconds is for all specs together.
+    where: the GPUs. seqs: lengths to run, at most one per bucket; pieces: those of a workload
+    instead. budget.seconds is for all specs together. shard: (i, n) for the i-th of n parts of the
+    specs, from 1.
     """
 
     specs: tuple[AttentionSpec, ...] = ()
     seqs: tuple[int, ...] = (DEFAULT_SEQ,)
-    gpu: bool = False
-    target: str | None = None
+    where: Wanted = field(default_factory=Wanted)
     budget: Budget = field(default_factory=Budget)
     method: Method = field(default_factory=lambda: Method(likely_first=True))
     out: Path = Path()
     improve_only: bool = False
     retry_quarantined: bool = False
     max_regret: float = MAX_REGRET
-    storage: str | None = None
-    device: int = 0
-    jobs: int | None = None
-    pieces: tuple[tuple[AttentionSpec, Problem], ...] = ()
+    shard: tuple[int, int] = (1, 1)
+    pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.storage is not None and self.budget.seconds is not None:
-            raise InvalidArgument(
-                "time-budget does not go with storage: workers that share a run must all stop at "
-                "the same place; say --trials in the place of --time-budget"
-            )
-        if self.gpu and self.target is not None:
-            raise InvalidArgument("gpu and target exclude each other: name one of --gpu, --target")
         for number, seq in enumerate(self.seqs):
             for other in self.seqs[:number]:
                 if bucket_of(seq) == bucket_of(other):
@@ -91,170 +82,249 @@ class TuneOptions:
                         f"seq must name at most one length a bucket: "
                         f"got {other} and {seq} of {bucket_of(seq)}"
                     )
-        _ = self.work  # raises for a length that cannot be
+        specs = len({spec for spec, _ in self.work})  # raises for a length that cannot be
+        part, parts = self.shard
+        if not 1 <= part <= parts <= specs:
+            raise InvalidArgument(
+                f"shard must be i/n, i from 1 to n, and n at most the number of specs, "
+                f"{specs}: got {part}/{parts}"
+            )
 
     @property
-    def work(self) -> tuple[tuple[AttentionSpec, Problem], ...]:
-        """What is searched, in order."""
+    def work(self) -> tuple[Piece, ...]:
+        """What all shards search together, in order."""
         if self.pieces:
             return self.pieces
         specs = dict.fromkeys(self.specs)
         return tuple((spec, workload(spec, seq)) for spec in specs for seq in sorted(self.seqs))
 
+    @property
+    def searches(self) -> tuple[Piece, ...]:
+        """What this shard searches, in order: specs are dealt out, with all their lengths."""
+        part, parts = self.shard
+        mine = tuple(dict.fromkeys(spec for spec, _ in self.work))[part - 1 :: parts]
+        return tuple(piece for piece in self.work if piece[0] in mine)
 
-def tune(options: TuneOptions, console: Console) -> Table:
-    """Search all specs and lengths, write DIR/configs/<slug>.yaml and DIR/generated; return the
-    table.
 
-    The table is saved after each search, and every outcome is logged, so an interrupt loses only
+def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
+    """Search all specs and lengths, for each GPU product of options.where; write
+    DIR/configs/<slug>.yaml of each and DIR/generated; return the tables.
+
+    A table is saved after each search, and every outcome is logged, so an interrupt loses only
     what was in progress. Raises FlashgenError, also at the end if a spec had no correct config.
     """
     generate.refuse_foreign(paths.generated_dir(options.out))
-    gpu, here = _choose_gpu(options, console)
-    failures: list[str] = []
-    site = Site(
-        gpu=gpu,
-        device=options.device if here else None,
-        out=options.out,
-        jobs=options.jobs,
-        storage=options.storage,
-        request=_request(options, "measured" if here else "estimated"),
-        retry=options.retry_quarantined,
-        notice=console.print,
-    )
-    with evaluators.opened(site) as place:
-        story = _Story(options, console, place, site.request)
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(places.opened(options.where, console.print))
+        stack.enter_context(alone_in(paths.state_dir(options.out)))
+        screen = Screen(console, len(found) * len(options.searches))
+        stop = Stop(lambda: screen.say(WINDING_DOWN))
+        stories = []
+        for place in found:
+            site = Site(
+                gpu=place.gpu,
+                pools=place.pools,
+                out=options.out,
+                retry=options.retry_quarantined,
+                notice=console.print,
+            )
+            work = stack.enter_context(evaluators.opened(site))
+            stories.append(_Story(options, screen, work, stop))
+        _tell_of_others(stories, options)
         try:
-            for spec, problem in story.searches():
-                try:
-                    story.search(spec, problem)
-                except NothingRight as error:
-                    failures.append(str(error))
-                    console.print(str(error))
-            story.share_kernels()
+            with screen:
+                drive([Line(story.jobs(), story.pools) for story in stories], stop)
         except (KeyboardInterrupt, FlashgenError):
-            story.emit_what_there_is()
+            _emit_what_there_is(stories, options, console)
             raise
-        story.end()
-    story.report()
-    if failures:
+        _emit(options)
+        for story in stories:
+            story.end()
+    for story in stories:
+        story.report(console)
+    _raise_failures(stories, options)
+    return tuple(story.table for story in stories)
+
+
+def _tell_of_others(stories: Sequence[_Story], options: TuneOptions) -> None:
+    """Show each story the tables of other GPUs: of those that this run tunes, as it found them."""
+    tables: dict[str, Table] = dict(generate.tables_for(options.out))
+    tables |= {story.slug: story.began_with for story in stories}
+    for story in stories:
+        story.tables = tuple(tables.values())
+        story.several = len(stories) > 1
+
+
+def _emit(options: TuneOptions) -> None:
+    """Generate DIR/generated from the tables."""
+    generate.write(generate.tables_for(options.out), paths.generated_dir(options.out))
+
+
+def _emit_what_there_is(stories: Sequence[_Story], options: TuneOptions, console: Console) -> None:
+    """Generate after an error, if a table has changed; a second error does not hide the first."""
+    try:
+        if any(story.changed for story in stories):
+            _emit(options)
+    except FlashgenError as error:
+        console.print(f"generated/ is not what the table says, {error}")
+
+
+def _raise_failures(stories: Sequence[_Story], options: TuneOptions) -> None:
+    """Raise FlashgenError if a search found nothing right."""
+    failed = [story for story in stories if story.failures]
+    if failed:
+        logs = ", ".join(str(paths.log_file(options.out, story.slug)) for story in failed)
         raise FlashgenError(
-            f"{len(failures)} of {len(options.work)} searches found no right config: "
-            f"{paths.log_file(options.out, gpu.slug)} says what became of each; "
-            f"all other results are saved"
+            f"{sum(story.failures for story in failed)} of "
+            f"{len(stories) * len(options.searches)} searches found no right config: "
+            f"{logs} says what became of each; all other results are saved"
         )
-    return story.table
 
 
 class _Story:
-    """One run of the tuner: the table it writes and the progress it shows.
+    """One run of the tuner for one GPU product: the table it writes, and its jobs.
 
-    Searches see the table that the run found and what it has chosen since. After a kill, the
-    written table already has more: what the same run chose before.
+    Searches are independent: they see the table that the run found, less what the run searches.
+    Jobs run in threads; all that changes the story is done in the driver's.
     """
 
-    def __init__(
-        self,
-        options: TuneOptions,
-        console: Console,
-        place: Workplace,
-        request: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, options: TuneOptions, screen: Screen, place: Workplace, stop: Stop) -> None:
         self.options = options
-        self.console = console
         self.log = place.log
+        self.pools = place.pools
         self.evaluator = evaluator = place.evaluator
+        self.slug = evaluator.gpu.slug
+        self.failures = 0
+        self._screen = screen
+        self._stop = stop
         self.table = self._held = _held_table(options.out, evaluator.gpu)
-        self._tables = _tables(options)
+        self.tables: tuple[Table, ...] = ()
+        self.several = False
         self.found: dict[Key, Entry] = {}
         self._session = Session.begin(
-            paths.session_file(options.out, evaluator.gpu.slug),
-            request=request,
-            run=run_now(evaluator),
+            paths.session_file(options.out, self.slug),
+            request=_request(options, evaluator.source),
+            run=run_now(evaluator, options.shard),
             table=self.table,
-            notice=console.print,
-            ledger=place.ledger,
+            notice=screen.say,
         )
-        self._walked = self._session.found
+        self._walked = self.began_with = self._session.found
         # What a round before the kill told of clocks and power stands in the table it wrote.
         written = {run.id: run for run in self.table.runs}
         self._run = written.get(self._session.run.id, self._session.run)
         if self._session.resumed:
-            console.print(f"Resuming the run of {self._run.date}.")
-        self._begun = time.monotonic()
-        self._done = 0
-        self._screen = Screen(console, len(options.work))
+            screen.say(f"Resuming the run of {self._run.date}.")
+        self._start = time.monotonic()
+        self._begun = 0  # searches, of which _left have not ended
+        self._left = list(options.searches)
 
-    def searches(self) -> Iterator[tuple[AttentionSpec, Problem]]:
-        """The searches to run, with the progress on the screen."""
-        with self._screen:
-            for number, (spec, problem) in enumerate(self.options.work):
-                self._done = number
-                self._screen.begin(number, title_of(spec, problem))
-                yield spec, problem
+    @property
+    def changed(self) -> bool:
+        """Whether the table is another than the run found."""
+        return self.table != self._held
 
-    def search(self, spec: AttentionSpec, problem: Problem) -> None:
-        """Search one spec at one length; put the result into the table and save it."""
+    def jobs(self) -> list[Job]:
+        """The searches; each spec's last is followed by the sharing of its kernels."""
+        return [
+            Job(
+                run=partial(self._search, piece),
+                done=partial(self._searched, piece),
+                failed=partial(self._search_failed, piece),
+            )
+            for piece in self.options.searches
+        ]
+
+    def _title(self, spec: AttentionSpec, problem: Problem) -> str:
+        return title_of(spec, problem) + f" on {self.slug}" * self.several
+
+    def _search(self, piece: Piece) -> Found:
+        """Search one spec at one length."""
+        spec, problem = piece
         gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
-        held = self._walked.find(spec, bucket)
+        title, budget = self._title(*piece), self._budget()
+        self._screen.begin(title)
+        held = self.began_with.find(spec, bucket)
         incumbent = held.config if held and why_illegal(spec, held.config, gpu) is None else None
-        to_come = [(s, bucket_of(p.seq_k)) for s, p in self.options.work[self._done :]]
-        alike = neighbours(self._walked, spec, bucket, leave_out=to_come)
-        found = search(
+        searched = [(s, bucket_of(p.seq_k)) for s, p in self.options.work]
+        return search(
             goal_for(
                 spec,
                 problem,
                 gpu,
                 incumbent,
-                neighbours=alike,
-                elsewhere=elsewhere(self._tables, gpu, spec, bucket),
+                neighbours=neighbours(self.began_with, spec, bucket, leave_out=searched),
+                elsewhere=elsewhere(self.tables, gpu, spec, bucket),
                 on_gpu=self.evaluator.source == "measured",
             ),
-            self.evaluator,
+            Interruptible(self.evaluator, self._stop),
             self.log,
-            budget=self._budget(),
+            budget=budget,
             method=self.options.method,
-            notify=self._screen.show,
-            on_interrupt=lambda: self._screen.say(WINDING_DOWN),
+            notify=partial(self._screen.show, title),
+            on_interrupt=self._stop.ask,
         )
+
+    def _searched(self, piece: Piece, found: Found) -> list[Job]:
+        """Put the result of a search into the table and save it."""
+        spec, problem = piece
         self._run = with_conditions(self._run, self.evaluator)
         entry = entry_of(spec, problem, found, self._run.id)
+        held = self.began_with.find(*entry.key)
         self.found[entry.key] = entry
-        self._screen.finished(sentence(entry, found))
+        self._screen.finished(self._title(*piece), sentence(entry, found))
         stays = self._why_held_stays(held, entry, found)
         if stays:
             self._screen.say(f"  the table's entry stays: {stays}")
         else:
             self._put(entry)
         if found.interrupted:
-            raise KeyboardInterrupt
+            self._stop.ask()
+        return self._then(piece)
 
-    def share_kernels(self) -> None:
-        """Let the buckets of a spec share kernels if that costs no more than allowed.
+    def _search_failed(self, piece: Piece, error: FlashgenError) -> list[Job]:
+        if not isinstance(error, NothingRight):
+            raise error
+        self.failures += 1
+        self._screen.finished(self._title(*piece), str(error))
+        return self._then(piece)
 
-        Not with --improve-only.
+    def _then(self, piece: Piece) -> list[Job]:
+        """After the last search of a spec, its buckets share kernels if that costs no more than
+        allowed. Not with --improve-only.
         """
-        if self.options.improve_only:
-            return
-        self._screen.wind_up("sharing kernels")
-        for spec in dict.fromkeys(spec for spec, _ in self.options.work):
-            entries = [entry for entry in self._walked.entries if entry.spec == spec]
-            shared = consolidate(
-                entries,
-                self.evaluator,
-                self.log,
-                max_regret=self.options.max_regret,
-                run=self._run.id,
-                notify=self._screen.show,
+        self._left.remove(piece)
+        spec = piece[0]
+        if self.options.improve_only or spec in [other for other, _ in self._left]:
+            return []
+        entries = [entry for entry in self._walked.entries if entry.spec == spec]
+        return [
+            Job(
+                run=partial(self._share_kernels, entries),
+                done=partial(self._shared, entries),
+                failed=_raised,
             )
-            for old, new in zip(entries, shared, strict=True):
-                if new == old:
-                    continue
-                if new.config != old.config:
-                    self._screen.say(shared_sentence(old, new))
-                self._put(new)
-                if new.key in self.found or new.config != old.config:
-                    self.found[new.key] = new
+        ]
+
+    def _share_kernels(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+        return consolidate(
+            entries,
+            Interruptible(self.evaluator, self._stop),
+            self.log,
+            max_regret=self.options.max_regret,
+            run=self._run.id,
+        )
+
+    def _shared(self, entries: Sequence[Entry], shared: Sequence[Entry]) -> list[Job]:
+        """Put what changed into the table."""
+        for old, new in zip(entries, shared, strict=True):
+            if new == old:
+                continue
+            if new.config != old.config:
+                self._screen.say(shared_sentence(old, new))
+            self._put(new)
+            if new.key in self.found or new.config != old.config:
+                self.found[new.key] = new
+        return []
 
     def _put(self, entry: Entry) -> None:
         """Put an entry into the table and save it."""
@@ -262,58 +332,42 @@ class _Story:
         run = self._run if mine else self._walked.run_of(entry)
         self._walked = self._walked.with_entry(entry, run)
         self.table = self.table.with_entry(entry, run)
-        save(self.table, paths.table_file(self.options.out, self.evaluator.gpu.slug))
+        save(self.table, paths.table_file(self.options.out, self.slug))
 
     def end(self) -> None:
-        """All is searched: generate the kernels and delete the session."""
-        self.emit()
+        """All is searched and generated: delete the session."""
         self._session.end()
 
-    def emit(self) -> None:
-        """Generate DIR/generated from the tables."""
-        folder = paths.generated_dir(self.options.out)
-        generate.write(generate.tables_for(self.options.out), folder)
-
-    def emit_what_there_is(self) -> None:
-        """Generate after an error, if the table has changed; a second error does not hide the
-        first.
-        """
-        try:
-            if self.table != self._held:
-                self.emit()
-        except FlashgenError as error:
-            self.console.print(f"generated/ is not what the table says, {error}")
-
-    def report(self) -> None:
+    def report(self, console: Console) -> None:
         """Print the results, where they are, and what to try next."""
-        out, slug = self.options.out, self.evaluator.gpu.slug
+        out, slug = self.options.out, self.slug
         elsewhere = "" if out == Path() else shlex.quote(str(out))
         option = elsewhere and f" --out {elsewhere}"
         shipped = paths.generated_dir(out).resolve() == paths.shipped_generated_dir().resolve()
         served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
         proof = "--gpu" if self.evaluator.source == "measured" else f"--target {slug}"
-        self.console.print()
-        self.console.print(entries_grid(self.found.values()))
-        self.console.print(
+        keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.searches]
+        order = sorted(self.found, key=lambda key: keys.index(key) if key in keys else len(keys))
+        console.print()
+        console.print(entries_grid(self.found[key] for key in order))
+        console.print(
             f"\nWritten: {paths.table_file(out, slug)} and {paths.generated_dir(out)}. Try next:"
         )
-        keys = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
-        mine = (entry for entry in reversed(self.found.values()) if entry.key in keys)
-        last = next(mine, None)  # sharing kernels touches other buckets, too
-        if last is not None:
-            self.console.print(
-                f"  flashgen explain {explain_options(last)} --target {slug}{option}"
-            )
-        self.console.print(f"  flashgen verify {proof}{option}")
-        self.console.print(f"  {served}python -c 'from flashgen import attention; help(attention)'")
+        mine = [self.found[key] for key in keys if key in self.found]
+        if mine:  # sharing kernels touches other buckets, too
+            console.print(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
+        console.print(f"  flashgen verify {proof}{option}")
+        console.print(f"  {served}python -c 'from flashgen import attention; help(attention)'")
 
     def _budget(self) -> Budget:
-        """The share of the remaining time for the current search."""
-        budget = self.options.budget
+        """The share of the remaining time for a search that begins now, beside those that run."""
+        budget, unfinished = self.options.budget, len(self._left)
+        self._begun += 1
         if budget.seconds is None:
             return budget
-        left = max(0.0, budget.seconds - (time.monotonic() - self._begun))
-        return replace(budget, seconds=left / (len(self.options.work) - self._done))
+        running = self._begun - (len(self.options.searches) - unfinished)
+        left = max(0.0, budget.seconds - (time.monotonic() - self._start))
+        return replace(budget, seconds=left * running / unfinished)
 
     def _why_held_stays(self, held: Entry | None, entry: Entry, found: Found) -> str | None:
         """Why the new entry is not written, if it is not."""
@@ -324,7 +378,7 @@ class _Story:
             return f"it is {old}, and {new} never replaces that"
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
-        run = self._walked.run_of(held)
+        run = self.began_with.run_of(held)
         named = replace(entry, evidence=replace(entry.evidence, run=held.evidence.run))
         same = _text(self.table.gpu, named) == _text(self.table.gpu, held)
         if same and run and run.protocol == self._run.protocol:
@@ -332,38 +386,8 @@ class _Story:
         return None
 
 
-def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
-    """The GPU to tune for, and whether it is present; prints which, and why nothing is measured."""
-    if options.target is None:
-        from flashgen.kernels.launch import device_gpu
-
-        try:
-            gpu = device_gpu(options.device)
-        except NoGpuError:
-            if options.gpu:
-                raise
-        else:
-            console.print(f"Tuning for {gpu.name} ({gpu.slug}), measuring on it.")
-            _warn(console, gpu)
-            return gpu, True
-    gpu = known_target(options.target or OFFLINE_TARGET)
-    why = "--target uses no GPU" if options.target else "there is no GPU here"
-    result = "the results are estimates"
-    if estimable(gpu.arch):
-        require_estimator()
-    else:
-        result = f"the estimator does not know {gpu.arch}, so configs are chosen by rule"
-    console.print(
-        f"Tuning offline for {gpu.name} ({gpu.slug}): {result}; nothing is measured, because {why}."
-    )
-    _warn(console, gpu)
-    return gpu, False
-
-
-def _warn(console: Console, gpu: Gpu) -> None:
-    """Say what is known to be wrong with this Triton on the GPU."""
-    for warning in warnings_here(gpu.arch):
-        console.print(f"Warning: {warning}")
+def _raised(error: FlashgenError) -> list[Job]:
+    raise error
 
 
 def _request(options: TuneOptions, source: Source) -> dict[str, Any]:
@@ -373,6 +397,7 @@ def _request(options: TuneOptions, source: Source) -> dict[str, Any]:
     stages: tuple[Stage, ...] = ("compile", "check", "timed", "final")
     return {
         "work": [[asdict(spec), asdict(problem)] for spec, problem in options.work],
+        "shard": options.shard,
         "trials": options.budget.trials,
         "method": asdict(options.method),
         "improve_only": options.improve_only,
@@ -391,15 +416,6 @@ def _held_table(out: Path, gpu: Gpu) -> Table:
         if path.exists():
             return replace(load_with_evidence(path), gpu=gpu)
     return Table(gpu=gpu)
-
-
-def _tables(options: TuneOptions) -> tuple[Table, ...]:
-    """The tables of other GPUs that a search starts with. Workers that share a storage must see
-    the same: those that ship.
-    """
-    if options.storage is not None:
-        return tuple(load_folders(paths.shipped_configs_dir()).values())
-    return tuple(generate.tables_for(options.out).values())
 
 
 def _text(gpu: Gpu, entry: Entry) -> str:

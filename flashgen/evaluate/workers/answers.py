@@ -1,11 +1,17 @@
-"""Requests to a child process, and the possible answers."""
+"""Requests to a worker, the possible answers, and Pool, whatever gives the ones for the others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
+
+from flashgen.errors import FlashgenError
+
+Kind = Literal["compile", "interpret", "device"]
+"""What a task needs: Triton's compiler, Triton's interpreter, or a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +22,8 @@ class Task:
         function: "module:function", which takes the payload.
         payload: its arguments, as JSON.
         limit_s: how long it may take, in seconds; pool.Limits may extend it.
+        kind: what the child must be able to do.
+        rank: where tasks wait, those of the least rank go first.
 
     Examples:
         >>> from flashgen.evaluate.workers.answers import Task
@@ -26,6 +34,8 @@ class Task:
     function: str
     payload: dict[str, Any]
     limit_s: float
+    kind: Kind = "compile"
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,33 @@ class TimedOut:
 
 Failure = Raised | Died | TimedOut
 Answer = Done | Failure
+
+
+class WorkerLost(FlashgenError, RuntimeError):
+    """A worker is gone for good, and the task that it had may run elsewhere.
+
+    blames: whether the task may be what ended it.
+    """
+
+    blames = True
+
+
+class Pool(Protocol):
+    """Evaluates tasks: child processes here (Workers, Device), an actor elsewhere, or a Crew of
+    these.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many tasks it evaluates at once."""
+
+    def submit(self, task: Task) -> Future[Answer]:
+        """Evaluate a task; its future raises only ToolchainError, where the machine is at fault,
+        and WorkerLost.
+        """
+
+    def close(self) -> None:
+        """End the workers, and what they do. May be called again."""
 
 
 def finite(answer: Answer) -> Answer:

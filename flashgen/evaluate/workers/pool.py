@@ -89,6 +89,7 @@ class Workers:
         env: Mapping[str, str | None] | None = None,
         memory_bytes: int | None = None,
     ) -> None:
+        self.size = count
         self._env = child_environment(env or {})
         self._memory_bytes = memory_bytes or memory.share(count)
         self._limits = Limits()

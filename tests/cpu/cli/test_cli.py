@@ -32,6 +32,7 @@ from flashgen.table import show as showing
 from flashgen.table.table import load, load_with_evidence, save
 from flashgen.tune import precompile, workloads
 from flashgen.tune import verify as verifying
+from flashgen.tune.places import Wanted
 from flashgen.tune.progress import explain_options
 from flashgen.tune.tune import TuneOptions
 from tests import programs
@@ -121,7 +122,11 @@ class TestBadInput:
             ("tune --seed -1", 2, "seed must be 0 to 4294967295: got -1"),
             ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("tune --sampler lucky", 2, "sampler must be one of auto"),
-            ("tune --gpu --target nvidia_l4", 2, "name one of --gpu, --target"),
+            (
+                "tune --gpu --target nvidia_l4",
+                2,
+                "--gpus and --target exclude each other: name one",
+            ),
             ("tune --max-regret -0.1", 2, "--max-regret must be 0 or more, and less than 1: got -"),
             ("tune --max-regret nan", 2, "--max-regret must be 0 or more, and less than 1: got n"),
             ("tune --workload w.yaml --hf-config c.json", 2, "exclude each other: name one"),
@@ -131,9 +136,10 @@ class TestBadInput:
             ("tune --hf-config c.json --causal", 2, "--hf-config says what to tune: leave out"),
             ("tune --hf-config absent.json", 2, "absent.json"),
             ("tune --gpus all --target nvidia_l4", 2, "--gpus and --target exclude each other"),
-            ("tune --gpus all --time-budget 9", 2, "does not go with several --gpus"),
+            ("tune --shard 3", 2, "--shard must be like 2/8: got '3'"),
+            ("tune --shard 0/2", 2, "shard must be i/n, i from 1 to n"),
+            ("tune --shard 5/5", 2, "at most the number of specs, 4: got 5/5"),
             ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
-            ("tune --storage a.journal --time-budget 9", 2, "time-budget does not go with storage"),
             ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
             ("tune --gpus all", 3, "without one, type: flashgen tune --target nvidia_h200"),
             ("tune --gpus 0", 3, "without one, type: flashgen tune --target nvidia_h200"),
@@ -200,14 +206,6 @@ class TestBadInput:
         assert errors.count("\n") == 1
         assert output == ""
 
-    def test_a_storage_of_another_kind_shows_no_password(self, run, tables_alone: Path) -> None:
-        line = "tune --target nvidia_l4 --storage redis://me:secret@here"
-        code, _, errors = run(*line.split(), "--out", tables_alone)
-        assert code == 2
-        assert errors.startswith("flashgen: --storage must be like postgresql+psycopg://")
-        assert errors.count("\n") == 1
-        assert "secret" not in errors
-
     @pytest.mark.parametrize(
         "line", ["frobnicate", "show", "explain --head-dim 64", "explain --seq x", "show a --no"]
     )
@@ -271,7 +269,7 @@ class TestTune:
         names = [spec.name for spec in found.specs]
         assert names == [f"fwd_bf16_d{d}{m}" for d in (64, 128) for m in ("", "_causal")]
         assert found.seqs == (4096,)
-        assert (found.gpu, found.target, found.out) == (False, None, Path())
+        assert (found.where, found.out, found.shard) == (Wanted(), Path(), (1, 1))
         assert (found.budget.trials, found.budget.seconds, found.improve_only) == (60, None, False)
 
     def test_every_option_arrives(self, options) -> None:
@@ -284,15 +282,15 @@ class TestTune:
         assert names == [
             f"fwd_{t}_{d}_causal" for t in ("fp16", "tf32") for d in ("d64", "d192v128")
         ]
-        assert (found.gpu, found.target, found.seqs) == (False, "nvidia_l4", (512, 2048))
-        assert (found.budget.trials, found.budget.seconds, found.jobs) == (7, 90.0, 2)
+        assert (found.where, found.seqs) == (Wanted(target="nvidia_l4", jobs=2), (512, 2048))
+        assert (found.budget.trials, found.budget.seconds) == (7, 90.0)
         assert (found.method.sampler, found.method.seed) == ("random", 3)
         assert (found.out, found.improve_only) == (Path("here"), True)
 
     def test_every_option_of_a_long_run_arrives(self, options) -> None:
-        found = options("--max-regret 0.05 --retry-quarantined --gpus 3 --storage /x/y.journal")
+        found = options("--max-regret 0.05 --retry-quarantined --gpus 3 --shard 2/4")
         assert (found.max_regret, found.retry_quarantined) == (0.05, True)
-        assert (found.gpu, found.device, found.storage) == (True, 3, "/x/y.journal")
+        assert (found.where, found.shard) == (Wanted(gpus="3"), (2, 4))
 
     def test_a_workload_says_what_and_in_which_order(self, options, tmp_path: Path) -> None:
         path = ROOT / "examples" / "workloads" / "llama-3-8b.yaml"
@@ -348,7 +346,7 @@ class TestTune:
             replace(plain.with_features(["varlen"]), paged=True),
         ):
             found = options(tune_command(spec, 5000).removeprefix("flashgen tune "))
-            assert (found.specs, found.seqs, found.gpu) == ((spec,), (5000,), True)
+            assert (found.specs, found.seqs, found.where.gpu) == ((spec,), (5000,), True)
 
 
 class TestGenerate:

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import tempfile
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +18,14 @@ from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.evaluate.pools import Device
 from flashgen.evaluate.tasks import (
     FINAL_LIMIT_PER_CONFIG_S,
     INTERPRET_ENV,
     MEASURE_LIMIT_S,
-    Asked,
     Tasks,
 )
-from flashgen.evaluate.workers.answers import Answer
+from flashgen.evaluate.workers.answers import Answer, Task
 from flashgen.spec.gpu import known_target
 from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import Problem, flops, workload
@@ -295,7 +296,7 @@ class TestOffline:
         names = ["TRITON_INTERPRET", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"]
         with offline_evaluator(tmp_path) as evaluator:
             seen = []
-            for workers in (evaluator._builder._workers, evaluator._interpreters):
+            for workers in evaluator._cpu._workers.values():
                 seen.append([workers._env.get(name) for name in names])
         assert seen == [[None, "1", ""], ["1", "1", ""]]
 
@@ -313,13 +314,13 @@ class TestGpu:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         limits: list[float] = []
-        ask = GpuEvaluator._ask
+        submit = Device.submit
 
-        def noted(self: GpuEvaluator, function: str, asked: Asked, limit_s: float) -> Answer:
-            limits.append(limit_s)
-            return ask(self, function, asked, limit_s)
+        def noted(self: Device, task: Task) -> Future[Answer]:
+            limits.append(task.limit_s)
+            return submit(self, task)
 
-        monkeypatch.setattr(GpuEvaluator, "_ask", noted)
+        monkeypatch.setattr(Device, "submit", noted)
         with gpu_evaluator(tmp_path) as evaluator:
             list(evaluator.evaluate("final", SPEC, PROBLEM, GOOD))
         assert limits == [MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * (len(GOOD) + 1)]
@@ -424,7 +425,7 @@ def test_the_tasks_of_a_gpu_in_the_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real tasks, payloads and launches, on CPU tensors: all of the GPU evaluator but the GPU."""
-    monkeypatch.setattr("flashgen.evaluate.on_gpu.DEVICE_ENV", INTERPRET_ENV)
+    monkeypatch.setattr("flashgen.evaluate.pools.DEVICE_ENV", INTERPRET_ENV)
     tasks = Tasks(
         compile="tests.worker_faults:compile_one",
         check="tests.worker_faults:check_interpreted",

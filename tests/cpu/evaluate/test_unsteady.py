@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashgen.evaluate import tasks
 from flashgen.evaluate.gpu_state import SAME_WITHIN, WAITS_S, Clock, ClockChanged
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.tasks import Tasks
-from flashgen.evaluate.workers.answers import Answer, Done, Raised
+from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task
 from flashgen.search.evidence import steadily
 from flashgen.search.goal import Found, NothingRight
 from flashgen.spec.attention import AttentionSpec
@@ -287,22 +287,28 @@ GOOD = (make_config(64, 32), make_config(64, 64))
 
 @dataclass
 class Asked:
-    """Stands in for a GpuEvaluator's child: the clock after each task, or what it raised."""
+    """Stands in for a GpuEvaluator's GPU: the clock after each task, or what it raised."""
 
     clocks: Iterator[float | Answer]
     functions: list[str] = field(default_factory=list)
+    size: int = 1
 
-    def __call__(self, function: str, asked: tasks.Asked, limit_s: float) -> Answer:
-        self.functions.append(function.partition(":")[2])
+    def submit(self, task: Task) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        future.set_result(self._answer(task))
+        return future
+
+    def _answer(self, task: Task) -> Answer:
+        self.functions.append(task.function.partition(":")[2])
         clock = next(self.clocks)
         if isinstance(clock, Raised):
             return clock
         timing = {
             "median_us": 9.0, "low_us": 8.0, "high_us": 10.0, "samples": 5, "clock_mhz": clock
         }  # fmt: skip
-        if not isinstance(asked, tasks.Final):
+        if "configs" not in task.payload:
             return Done(timing)
-        count = len(asked.configs)
+        count = len(task.payload["configs"])
         passes = [[9.0, 9.0 + number] for number in range(count)]
         return Done({"timings": [timing] * count, "passes": passes, "sdpa": None, "conditions": {}})
 
@@ -319,7 +325,7 @@ class TestGpuEvaluator:
 
             def evaluate(stage: Stage, *clocks: float | Answer) -> tuple[list[Outcome], list[str]]:
                 asked = Asked(iter(clocks))
-                monkeypatch.setattr(evaluator, "_ask", asked)
+                monkeypatch.setattr(evaluator, "_gpus", asked)
                 return list(evaluator.evaluate(stage, SPEC, PROBLEM, GOOD)), asked.functions
 
             yield evaluate

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from flashgen.evaluate.quarantine import Quarantine
 from flashgen.files import temporary_folder
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.search.history import outcomes_of
-from flashgen.search.log import Log
+from flashgen.search.log import Log, alone_in
 from flashgen.spec.config import config_of
 from flashgen.spec.features import check_softcap
 from flashgen.spec.outcome import Timing
@@ -41,7 +40,6 @@ from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.show import console, wrapped
 from flashgen.table.table import dump, parse
 from flashgen.tune import hf_config, workloads
-from flashgen.tune.shared import Answer, Ledger, Pace, StorageError
 from tests import fuzz
 from tests.tables import H200, made_table
 
@@ -146,27 +144,6 @@ def test_a_model_that_is_nested_without_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000)
     with pytest.raises(InvalidArgument, match="nested over 64 deep"):
         hf_config.from_hf_config(tmp_path)
-
-
-def test_a_trial_of_another_shape(tmp_path: Path) -> None:
-    """Optuna takes a number for the attributes of a trial, and any text for a worker's name."""
-    url = f"journal://{tmp_path}/run.journal"
-    with Ledger(url, gpu=H200.slug, request={}, pace=Pace(patience_s=0.0)) as ledger:
-        for attributes in (0.5, {}, {"worker": 5}):
-            with pytest.raises(StorageError, match="is not as this run left it"):
-                ledger._storage.said(SimpleNamespace(user_attrs=attributes), "worker")  # type: ignore[arg-type]
-        with pytest.raises(StorageError, match=r"a worker is called '../planted'"):
-            ledger._roster._token(SimpleNamespace(user_attrs={"worker": "../planted"}))  # type: ignore[arg-type]
-
-
-def test_an_answer_of_other_configs(tmp_path: Path) -> None:
-    from flashgen.tune.shared.evaluator import _checked
-
-    unit, other = fuzz._units()
-    answer = Answer(outcomes=(fuzz.OUTCOME,))
-    assert _checked(answer, other) is answer
-    with pytest.raises(InvalidArgument, match="must be of its configs"):
-        _checked(answer, unit)
 
 
 @pytest.mark.parametrize("folder", ["a\0b", "a" * 5000])
@@ -296,7 +273,7 @@ class TestPlantedFiles:
         victim.write_text("precious")
         (tmp_path / "s").mkdir()
         (tmp_path / "s" / name).symlink_to(victim)
-        with pytest.raises(FlashgenError, match="cannot be written"):
+        with pytest.raises(FlashgenError, match="cannot be written"), alone_in(tmp_path / "s"):
             Log(tmp_path / "s" / "nvidia_h200.jsonl", gpu=H200.slug, triton="3")
         assert victim.read_text() == "precious"
 
@@ -307,17 +284,6 @@ class TestPlantedFiles:
         with pytest.raises(FlashgenError, match="cannot be written"):
             Quarantine(tmp_path / "q", triton="3")
         assert victim.read_text() == "torn"
-
-    def test_a_journal_follows_no_link(self, tmp_path: Path) -> None:
-        """Whether its target is missing, empty or a journal."""
-        url, victim = f"journal://{tmp_path}/run.journal", tmp_path / "victim"
-        (tmp_path / "run.journal").symlink_to(victim)
-        for content in (None, b"", fuzz._journal()):
-            if content is not None:
-                victim.write_bytes(content)
-            with pytest.raises(StorageError, match=r"run\.journal cannot be opened as a journal"):
-                Ledger(url, gpu=H200.slug, request={"seed": 1})
-            assert (victim.read_bytes() if victim.exists() else None) == content
 
     def test_compiled_python_beside_a_kernel_is_not_run(self, tmp_path: Path) -> None:
         """A .pyc with the time and size of its .py is what Python itself would run."""

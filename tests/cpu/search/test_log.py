@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,7 @@ from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.evaluate.evaluator import protocol_of
 from flashgen.search.history import outcomes_of
-from flashgen.search.log import Log
-from flashgen.spec.config import KernelConfig
+from flashgen.search.log import Log, alone_in
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import workload
 from tests.makers import make_config, make_spec
@@ -319,25 +319,25 @@ def test_a_log_of_another_gpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        with pytest.raises(FlashgenError, match=rf"another flashgen .*process {os.getpid()}"):
-            Log(tmp_path / "nvidia_l4.jsonl", gpu="nvidia_l4", triton="3.7.1")
-        log.append(outcome())  # and the first goes on
-    open_log(tmp_path).close()
+    with alone_in(tmp_path):
+        said = rf"another flashgen tunes in .* \(process {os.getpid()}\): wait .* --out"
+        with pytest.raises(FlashgenError, match=said), alone_in(tmp_path):
+            pass
+    with alone_in(tmp_path):
+        pass
 
 
 def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys, pathlib; from flashgen.search.log import Log\n"
-        "Log(pathlib.Path(sys.argv[1]), gpu='g', triton='3')\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys, pathlib; from flashgen.search.log import alone_in\n"
+        "with alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
-    path = tmp_path / "nvidia_h200.jsonl"
     ended = subprocess.run(
-        [sys.executable, "-c", program, path], cwd=Path(__file__).parents[3], check=False
+        [sys.executable, "-c", program, tmp_path], cwd=Path(__file__).parents[3], check=False
     )
     assert ended.returncode == -9
-    open_log(tmp_path).close()
+    with alone_in(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync"])
@@ -381,113 +381,41 @@ def test_a_read_only_folder_is_one_sentence(
         open_log(tmp_path)
 
 
-def test_those_who_share_a_ledger_share_a_folder(tmp_path: Path) -> None:
-    with open_log(tmp_path, shared="one") as first, open_log(tmp_path, shared="one") as second:
-        first.append(outcome(detail="of the first"))
-        second.append(outcome("rough"))
-        first.append(outcome("check"))
-    with open_log(tmp_path) as log:  # all have left
-        assert recall(log, outcome()) == outcome(detail="of the first")
-        assert recall(log, outcome("rough")) == outcome("rough")
-        assert recall(log, outcome("check")) == outcome("check")
+def test_records_of_many_threads_stay_whole(tmp_path: Path) -> None:
+    """Each is on disk when its append returns, and a round's records are adjacent."""
+
+    def write(log: Log, writer: int) -> None:
+        for number in range(20):
+            several = [outcome("final", detail=f"{writer} {number} {each}") for each in range(3)]
+            log.append(*several)
+            assert several[-1].detail.encode() in log.path.read_bytes()
+
+    with open_log(tmp_path) as log, ThreadPoolExecutor() as threads:
+        for each in [threads.submit(write, log, writer) for writer in range(6)]:
+            each.result()
+    found = [each.detail for each in outcomes_of(tmp_path / "nvidia_h200.jsonl", pytest.fail)]
+    assert len(found) == len(set(found)) == 6 * 20 * 3
+    assert [detail[-1] for detail in found] == list("012") * 120
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "said"),
-    [
-        (None, None, r"another flashgen tunes in .* \(process PID\): wait .*--storage"),
-        (None, "one", r"shares no storage, tunes in .* \(process PID\): .*--storage"),
-        ("one", None, r"other flashgens, which share a storage, tune in [^()]*: .* same --storage"),
-        ("one", "two", r"other flashgens, which share a storage, tune in [^()]*: .*--out"),
-    ],
-)
-def test_others_are_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    there: str | None,
-    here: str | None,
-    said: str,
+def test_what_waits_for_the_disk_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashgen.search.log.OPENING_LIMIT_S", 0.05)
-    with open_log(tmp_path, shared=there) as log:
-        with pytest.raises(FlashgenError, match=said.replace("PID", str(os.getpid()))) as caught:
-            open_log(tmp_path, shared=here)
-        assert "\n" not in str(caught.value)
-        log.append(outcome())
-    open_log(tmp_path, shared=here).close()
+    flushes, gate = [], threading.Event()
 
+    def flushed(_: int) -> None:
+        flushes.append(0)
+        gate.wait()
 
-def test_who_shares_waits_for_others_who_are_opening(tmp_path: Path) -> None:
-    """They hold the folder alone for a moment, and have not said yet for whom."""
-    with (tmp_path / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        let_in = threading.Timer(0.2, fcntl.flock, (lock, fcntl.LOCK_UN))
-        let_in.start()
-        open_log(tmp_path, shared="one").close()
-        let_in.join()
-
-
-def test_a_shared_log_leaves_the_answers_to_the_ledger_but_remembers(tmp_path: Path) -> None:
-    final = outcome("final")
-    kernel = CONFIG, outcome().digest
-    with open_log(tmp_path) as log:
-        log.append(outcome(), final)
-    with open_log(tmp_path, shared="one") as log:
-        assert recall(log, outcome()) is None
-        assert log.recall_round(SPEC, LONG, [kernel], source="measured") is None
-
-        def remembered(stage: Stage, *kernels: tuple[KernelConfig, str]) -> list[Outcome] | None:
-            return log.remembered(stage, SPEC, LONG, kernels, source="measured")
-
-        assert remembered("timed", kernel) == [outcome()]
-        assert remembered("timed", kernel, kernel) == [outcome()] * 2
-        assert remembered("timed", kernel, (make_config(128), kernel[1])) is None
-        assert remembered("final", kernel) == [final]
-        assert remembered("rough", kernel) is None
-
-
-def test_an_outcome_that_all_have_is_written_once(tmp_path: Path) -> None:
-    killer = outcome("rough", status=Status.CRASHED)  # recalled by none, and known all the same
-    with open_log(tmp_path, shared="one") as first, open_log(tmp_path, shared="one") as second:
-        for log in (first, second, first):
-            log.append(outcome(), killer)
-        second.append(outcome(detail="another"))
-        lines = first.path.read_text().splitlines()
-    assert len(lines) == 3
-    assert [json.loads(line)["detail"] for line in lines] == ["as found", "as found", "another"]
-
-
-def test_a_record_that_a_killed_one_tore_is_cut_off_by_those_who_live(tmp_path: Path) -> None:
-    notices: list[str] = []
-    with open_log(tmp_path, shared="one", notice=notices.append) as log:
-        log.append(outcome())
-        whole = log.path.read_bytes()
-        with log.path.open("ab") as file:
-            file.write(whole[:40])
-        log.append(outcome("rough"))
-        assert len(notices) == 1
-        assert "torn" in notices[0]
-        assert log.path.read_bytes().startswith(whole)
-    with open_log(tmp_path) as log:
-        assert recall(log, outcome("rough")) is not None
-
-
-def test_records_of_many_writers_stay_whole(tmp_path: Path) -> None:
-    pids = []
-    for writer in range(3):
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                with open_log(tmp_path, shared="one") as log:
-                    for number in range(20):
-                        log.append(outcome(detail=f"{writer} {number} " + 5000 * "x"))
-                status = 0
-            finally:
-                os._exit(status)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
-    found = outcomes_of(tmp_path / "nvidia_h200.jsonl", pytest.fail)
-    assert sorted(each.detail.split("x")[0] for each in found) == sorted(
-        f"{writer} {number} " for writer in range(3) for number in range(20)
-    )
+    monkeypatch.setattr(os, "fsync", flushed)
+    with open_log(tmp_path) as log, ThreadPoolExecutor(8) as threads:
+        first = threads.submit(log.append, outcome())
+        while not flushes:
+            time.sleep(0.001)
+        rest = [threads.submit(log.append, outcome(detail=str(n))) for n in range(7)]
+        while len(log._waiting) < 7:
+            time.sleep(0.001)
+        gate.set()
+        for each in (first, *rest):
+            each.result()
+    assert len(flushes) == 2

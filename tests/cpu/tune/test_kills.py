@@ -30,7 +30,9 @@ from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.space import legal_configs
 from flashgen.table import emit
-from flashgen.tune import evaluators, tune
+from flashgen.tune import evaluators, places, tune
+from flashgen.tune.devices import Device
+from flashgen.tune.places import Here
 from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator
 from tests.makers import make_spec
@@ -91,7 +93,8 @@ def key(outcome: Outcome) -> str:
 
 def tune_into(out: Path, evaluator: Counting) -> None:
     """What a child does: tune all specs, with nothing emitted."""
-    tune._choose_gpu = lambda *_: (H200, True)  # type: ignore[assignment]
+    here = Here(devices=(Device(index=0, gpu=H200),))
+    places.choose = lambda *_: here  # type: ignore[assignment]
     evaluators.make_evaluator = lambda *_: evaluator  # type: ignore[assignment]
     tune.goal_for = cheap_goal  # type: ignore[attr-defined]
     emit.write = lambda *_: []  # type: ignore[assignment]

@@ -29,7 +29,9 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
-from flashgen.tune import evaluators, tune
+from flashgen.tune import evaluators, places, tune
+from flashgen.tune.devices import Device
+from flashgen.tune.places import Here, Wanted
 from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_spec
@@ -80,13 +82,14 @@ def run(
     """Tune; the table, and what was printed."""
     used = evaluator or Served(us=us, gpu=H200, source="estimated")
     if used.source == "measured":
-        monkeypatch.setattr(tune, "_choose_gpu", lambda *_: (used.gpu, True))
+        here = Here(devices=(Device(index=0, gpu=used.gpu),))
+        monkeypatch.setattr(places, "choose", lambda *_: here)
     else:
-        fields.setdefault("target", used.gpu.slug)
+        fields.setdefault("where", Wanted(target=used.gpu.slug))
     monkeypatch.setattr(evaluators, "make_evaluator", lambda *_: used)
     console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
     options = TuneOptions(**{"specs": (SPEC,), "budget": TRIALS, "out": out} | fields)
-    table = tune.tune(options, console)
+    (table,) = tune.tune(options, console)
     return table, console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -207,7 +210,7 @@ def test_a_resumed_run_keeps_the_clocks_of_the_rounds_before(
     first = Served(us=us, gpu=H200)
     first.conditions = Conditions(driver="575.1", power_w=612.4)  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
-        patched.setattr(tune._Story, "share_kernels", _killed)
+        patched.setattr(tune._Story, "_share_kernels", _killed)
         with pytest.raises(Killed):
             run(patched, tmp_path, first, specs=(SPEC, CAUSAL))
     table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200), specs=(SPEC, CAUSAL))
@@ -224,19 +227,16 @@ class TestOtherGpus:
 
     TILE = legal_configs(SPEC, H200)[-1]
 
-    @pytest.mark.parametrize("shared", [False, True])
     def test_what_it_holds_is_evaluated_before_the_seeds(
-        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, shared: bool
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
     ) -> None:
-        """Workers that share a storage know the shipped tables alone, which all of them have."""
         elsewhere = Table(gpu=TARGETS["nvidia_h100_80gb_hbm3"]).with_entry(
             made_entry(SPEC, BUCKETS[2], self.TILE), made_run()
         )
         save(elsewhere, tmp_path / "configs" / "nvidia_h100_80gb_hbm3.yaml")
         evaluator = Served(us=us, gpu=H200, source="estimated")
-        storage = str(tmp_path / "shared.journal") if shared else None
-        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=2), storage=storage)
-        assert (self.TILE in evaluator.configs("timed")) != shared
+        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=2))
+        assert self.TILE in evaluator.configs("timed")
 
 
 class TestNeighbours:
@@ -260,14 +260,14 @@ class TestNeighbours:
         table, _ = run(patch, folder, self.evaluator(**fields), specs=specs, seqs=(512, 4096))
         return table
 
-    def test_a_spec_alone_chooses_otherwise_than_beside_its_neighbours(
+    def test_searches_of_one_run_do_not_see_each_other(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
     ) -> None:
+        """In whatever order they end, and in whichever shard they are."""
         alone = self.run(tmp_path / "alone", monkeypatch, self.HALF)
         both = self.run(tmp_path / "both", monkeypatch, SPEC, self.HALF)
         tiles = {e.key: e.config for e in both.entries}
-        assert [tiles[e.key] for e in alone.entries] != [e.config for e in alone.entries]
-        assert len(set(tiles.values())) == 1
+        assert [tiles[e.key] for e in alone.entries] == [e.config for e in alone.entries]
 
     def test_what_the_run_does_not_search_counts_from_the_table(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
@@ -276,7 +276,7 @@ class TestNeighbours:
         then = self.run(tmp_path, monkeypatch, self.HALF)
         assert {e.config for e in then.entries} == {e.config for e in first.entries}
 
-    def test_what_is_still_to_be_searched_does_not_count(
+    def test_what_the_run_searches_does_not_count_from_the_table(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
     ) -> None:
         """The table holds a choice for CAUSAL; the run makes another, and is killed after that."""
@@ -547,8 +547,9 @@ class TestWhereItRuns:
         console = Console(file=io.StringIO(), width=200)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("flashgen.kernels.launch.device_gpu", self.device(here))
-            chosen, measured = tune._choose_gpu(TuneOptions(specs=(SPEC,), **fields), console)
-        return chosen, measured, console.file.getvalue()  # type: ignore[attr-defined]
+            here = places.choose(Wanted(**fields), console.print)
+        (chosen,) = here.targets or [device.gpu for device in here.devices]
+        return chosen, bool(here.devices), console.file.getvalue()  # type: ignore[attr-defined]
 
     @staticmethod
     def device(gpu: Gpu | None) -> Callable[..., Gpu]:
@@ -620,7 +621,7 @@ def test_what_to_try_is_a_length_that_was_asked(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"gpu": True, "target": "nvidia_l4"}, "exclude each other"),
+        ({"shard": (2, 2)}, "at most the number of specs, 1: got 2/2"),
         ({"seqs": (5000, 8192)}, r"one length a bucket: got 5000 and 8192 of \[4096, 16384\)"),
         ({"seqs": (0,)}, "seq must be from 1 to 16777216: got 0"),
     ],
@@ -660,12 +661,14 @@ def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
         evaluators,
         "make_evaluator",
         lambda site, log: GpuEvaluator(
-            site.gpu, site.device, paths.state_dir(site.out), 1, tasks=made_up
+            site.gpu, 0, paths.state_dir(site.out), tasks=made_up, pools=site.pools
         ),
     )
     console = Console(file=io.StringIO(), width=200)
-    options = TuneOptions(specs=(CAUSAL,), gpu=True, budget=Budget(trials=4), out=tmp_path)
-    table = tune.tune(options, console)
+    options = TuneOptions(
+        specs=(CAUSAL,), where=Wanted(gpu=True, jobs=1), budget=Budget(trials=4), out=tmp_path
+    )
+    (table,) = tune.tune(options, console)
 
     assert load(tmp_path / "configs" / "nvidia_z999.yaml").gpu == device
     (entry,) = table.entries

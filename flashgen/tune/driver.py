@@ -1,0 +1,197 @@
+"""Driver: runs the jobs of a run at once, in threads, and takes in their results one by one.
+
+A job is a search, or the sharing of kernels among the buckets of a spec. Jobs are independent, so
+any number may run, in any order, and the results are the same: by as many searches as keep the
+workers busy. Tasks of earlier jobs go first (crew.py), so jobs end one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashgen.errors import FlashgenError
+from flashgen.evaluate.evaluator import Evaluator
+from flashgen.evaluate.pools import Pools
+from flashgen.evaluate.workers.crew import Crew
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Outcome, Source, Stage
+from flashgen.spec.problem import Problem
+
+LOOK_S = 0.05
+"""Between two looks for idle workers."""
+
+SEATS_OF_SEARCH = 4
+"""Cores that a search keeps busy without a GPU: the slowest kernel of its batch is awaited, and
+then it proposes the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """run is called in a thread of its own; done in the driver's, with its result, and returns the
+    jobs that follow. failed likewise, with a FlashgenError that `run` raised: it may raise it.
+    """
+
+    run: Callable[[], Any]
+    done: Callable[[Any], Sequence[Job]]
+    failed: Callable[[FlashgenError], Sequence[Job]]
+
+
+class Stop:
+    """Whether the user has interrupted the run. say is called when that happens."""
+
+    def __init__(self, say: Callable[[], None]) -> None:
+        self._say = say
+        self.asked = False
+
+    def ask(self) -> None:
+        """Interrupt the run: searches choose the best of what they have."""
+        first, self.asked = not self.asked, True
+        if first:
+            self._say()
+
+    @contextlib.contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Context in which the first Ctrl-C interrupts the run, and a second one is raised."""
+
+        def heed(*_: object) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.ask()
+
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler:  # an embedding program's own, or ignored
+            yield
+            return
+        signal.signal(signal.SIGINT, heed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+class Interruptible:
+    """`inner` for one job. Once the run is interrupted, evaluate raises KeyboardInterrupt, a single
+    time: what follows is the end of the search.
+    """
+
+    def __init__(self, inner: Evaluator, stop: Stop) -> None:
+        self.source: Source = inner.source
+        self.gpu: Gpu = inner.gpu
+        self._inner = inner
+        self._stop = stop
+        self._told = False
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate."""
+        self._tell()
+        inner = _generator(self._inner.evaluate(stage, spec, problem, configs))
+        try:
+            with contextlib.closing(inner) as outcomes:
+                for outcome in outcomes:
+                    yield outcome
+                    self._tell()
+        except KeyboardInterrupt:
+            self._told = True
+            raise
+
+    def _tell(self) -> None:
+        if self._stop.asked and not self._told:
+            self._told = True
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        """As Evaluator.close: `inner` is of all jobs, and stays open."""
+
+    def __enter__(self) -> Interruptible:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome]:
+    """The same as a generator, which can be closed and then closes `outcomes`."""
+    yield from outcomes
+
+
+class Line:
+    """Jobs that share `pools`: some run, the others wait."""
+
+    def __init__(self, jobs: Sequence[Job], pools: Pools) -> None:
+        self.waiting = deque(jobs)
+        self.running = 0
+        self._pools = pools
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more job would find idle workers."""
+        if not self.running:
+            return True
+        pool = self._pools.device or self._pools.cpu
+        most = pool.size if self._pools.device else -(-pool.size // SEATS_OF_SEARCH)
+        idle = pool.idle if isinstance(pool, Crew) else 0
+        return self.running < most and idle > 0
+
+
+Result = tuple["Line", Job, Any, BaseException | None]
+
+
+def drive(lines: Sequence[Line], stop: Stop) -> None:
+    """Run all jobs of all lines. Call it in the main thread.
+
+    After the first Ctrl-C no job begins, and those under way end with what they have; then, and at
+    a second one, KeyboardInterrupt is raised. Also raises whatever a job raises, at once: others
+    that are under way are lost.
+    """
+    results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+    with stop.heeded():
+        while any(line.running or (line.waiting and not stop.asked) for line in lines):
+            for line in lines:
+                if line.waiting and line.has_room and not stop.asked:
+                    line.running += 1
+                    _start(line, line.waiting.popleft(), results)
+            with contextlib.suppress(queue.Empty):
+                _take(*results.get(timeout=LOOK_S), stop)
+    if stop.asked:
+        raise KeyboardInterrupt
+
+
+def _take(line: Line, job: Job, result: Any, error: BaseException | None, stop: Stop) -> None:
+    """Take in the end of a job."""
+    line.running -= 1
+    if isinstance(error, FlashgenError):
+        line.waiting.extendleft(job.failed(error))
+    elif isinstance(error, KeyboardInterrupt):
+        stop.ask()
+    elif error is not None:
+        raise error
+    else:
+        line.waiting.extendleft(job.done(result))
+
+
+def _start(line: Line, job: Job, results: queue.SimpleQueue[Result]) -> None:
+    """Run a job in a thread, which does not keep the process alive."""
+
+    def run() -> None:
+        try:
+            result = job.run()
+        except BaseException as error:
+            results.put((line, job, None, error))
+        else:
+            results.put((line, job, result, None))
+
+    threading.Thread(target=run, daemon=True).start()

@@ -1,0 +1,142 @@
+"""Where a run evaluates: a Place for each GPU product, by what the options name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flashgen.errors import NoGpuError
+from flashgen.estimate.estimate import estimable, require_estimator
+from flashgen.evaluate import pools
+from flashgen.evaluate.build import cpu_count
+from flashgen.evaluate.pools import Children, Pools
+from flashgen.evaluate.workers.answers import Pool, WorkerLost
+from flashgen.evaluate.workers.crew import Crew
+from flashgen.spec.gpu import TARGETS, Gpu, known_target
+from flashgen.spec.known_bugs import warnings_here
+from flashgen.tune import devices
+from flashgen.tune.devices import Device
+
+OFFLINE_TARGET = "nvidia_h200"
+"""The target if there is no GPU and none is named."""
+
+ALL = "all"
+"""Names all known targets, or all GPUs."""
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A GPU product to tune for, and who evaluates: without pools.device, offline."""
+
+    gpu: Gpu
+    pools: Pools
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Where to tune. gpu: require a GPU; target: a slug, or ALL, to tune for offline; gpus: as
+    devices.chosen has it; none of them: a GPU if there is one. jobs: child processes that compile
+    and interpret; None: one a core.
+    """
+
+    gpu: bool = False
+    target: str | None = None
+    gpus: str | None = None
+    jobs: int | None = None
+
+
+@contextlib.contextmanager
+def opened(wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
+    """The places of this host, closed at the end; says which, and why nothing is measured.
+
+    Raises NoGpuError, InvalidArgument and ToolchainError.
+    """
+    here = choose(wanted, say)
+    with contextlib.ExitStack() as stack:
+        # A core is for each child that launches: a late launch would show in short kernels' times.
+        jobs = wanted.jobs or max(1, cpu_count() - len(here.devices))
+        cpu = crew([Children(jobs)] * jobs, say)
+        stack.callback(cpu.close)
+        found = [Place(gpu=gpu, pools=Pools(cpu=cpu)) for gpu in here.targets]
+        for gpu in dict.fromkeys(device.gpu for device in here.devices):
+            of_product = [device.index for device in here.devices if device.gpu == gpu]
+            gpus = crew([pools.Device(index) for index in of_product], say)
+            stack.callback(gpus.close)
+            found.append(Place(gpu=gpu, pools=Pools(cpu=cpu, device=gpus)))
+        yield tuple(found)
+
+
+def crew(seats: Sequence[Pool], say: Say) -> Crew:
+    """These seats as one pool, which says if some are lost."""
+
+    def lost(_: Pool, error: WorkerLost) -> None:
+        if made.size:  # otherwise the run ends with this
+            say(f"Going on without it: {error}")
+
+    made = Crew(seats, on_loss=lost)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What is tuned for on this host: targets offline, and devices that are there."""
+
+    targets: tuple[Gpu, ...] = ()
+    devices: tuple[Device, ...] = ()
+
+
+def choose(wanted: Wanted, say: Say) -> Here:
+    """What `wanted` names here; says which GPUs, and why nothing is measured."""
+    if wanted.gpus is not None:
+        found = devices.chosen(wanted.gpus, devices.devices())
+        for gpu in dict.fromkeys(device.gpu for device in found):
+            numbers = ", ".join(str(device.index) for device in found if device.gpu == gpu)
+            say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on GPU {numbers}.")
+            warn(gpu, say)
+        return Here(devices=found)
+    if wanted.target is None:
+        from flashgen.kernels.launch import device_gpu
+
+        try:
+            gpu = device_gpu(0)
+        except NoGpuError:
+            if wanted.gpu:
+                raise
+        else:
+            say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on it.")
+            warn(gpu, say)
+            return Here(devices=(Device(index=0, gpu=gpu),))
+    why = "--target uses no GPU" if wanted.target else "there is no GPU here"
+    return Here(targets=offline_targets(wanted.target, why, say))
+
+
+def offline_targets(target: str | None, why: str, say: Say) -> tuple[Gpu, ...]:
+    """The GPUs that a word of --target names; says that nothing is measured, and why."""
+    if target == ALL:
+        require_estimator()
+        blind = ", ".join(gpu.slug for gpu in TARGETS.values() if not estimable(gpu.arch))
+        say(
+            f"Tuning offline for all {len(TARGETS)} known GPUs: the results are estimates, or for "
+            f"{blind} chosen by rule; nothing is measured."
+        )
+        return tuple(TARGETS.values())
+    gpu = known_target(target or OFFLINE_TARGET)
+    result = "the results are estimates"
+    if estimable(gpu.arch):
+        require_estimator()
+    else:
+        result = f"the estimator does not know {gpu.arch}, so configs are chosen by rule"
+    say(
+        f"Tuning offline for {gpu.name} ({gpu.slug}): {result}; nothing is measured, because {why}."
+    )
+    warn(gpu, say)
+    return (gpu,)
+
+
+def warn(gpu: Gpu, say: Say) -> None:
+    """Say what is known to be wrong with this Triton on the GPU."""
+    for warning in warnings_here(gpu.arch):
+        say(f"Warning: {warning}")
