@@ -46,6 +46,7 @@ _STATEMENT = re.compile(r"[^;]*;")
 _GUARD = re.compile(r"@(!?)(%?[\w$]+)\s+")
 _OPCODE = re.compile(r"[a-z][\w]*(?:\.[\w:]+)*")
 _NUMBER = re.compile(r"-?(?:0[fFdD][0-9A-Fa-f]+|0[xX][0-9A-Fa-f]+|\d+(?:\.\d+)?)U?$")
+_OCTAL = re.compile(r"-?0\d")
 _DECLARED = re.compile(r"(%?[\w$]+)(?:<(\d+)>)?$")
 _IGNORED = (".pragma", ".section")
 
@@ -275,8 +276,10 @@ def _memory(text: str, statement: _Statement) -> Operand:
         if len(parts) > 2 or not isinstance(coordinates, Group):
             raise InvalidPtx(f"an address that is not known, PTX line {statement.line}: [{text}]")
         return Box(_operand(parts[0], statement), coordinates.items)
-    base, _, offset = text.partition("+")
-    return Address(_operand(base.strip(), statement), int(offset.strip() or "0", 0))
+    base, _, offset = map(str.strip, text.partition("+"))
+    if offset and not _NUMBER.match(offset):
+        raise InvalidPtx(f"an address that is not known, PTX line {statement.line}: [{text}]")
+    return Address(_operand(base, statement), int(offset or "0", 8 if _OCTAL.match(offset) else 0))
 
 
 def _lookup(name: str, statement: _Statement) -> Operand:

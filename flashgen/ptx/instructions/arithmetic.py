@@ -17,6 +17,8 @@ Function = Callable[..., Array]
 @instruction("add", "sub")
 def add(form: Form) -> Step:
     """9.7.1.1, 9.7.3.3, 9.7.4.1 and 9.7.5.1; .f32x2 and .bf16x2 lane by lane."""
+    if narrow := _narrow_type(form):
+        return _mixed(form, _OPERATIONS[form.opcode], narrow)
     kind = form.format()
     return elementwise(form, _rounded(form, _OPERATIONS[form.opcode], kind), kind, 2)
 
@@ -41,12 +43,29 @@ def multiply_add(form: Form) -> Step:
 
 @instruction("fma")
 def fused_multiply_add(form: Form) -> Step:
-    """9.7.3.6 and 9.7.4.4."""
+    """9.7.3.6, 9.7.4.4 and 9.7.5.3."""
+    if narrow := _narrow_type(form):
+        return _mixed(form, fused, narrow)
     kind = form.format()
     function: Function = _rounded(form, fused, kind)
     if form.flag("relu"):
         return elementwise(form, lambda a, b, c: np.maximum(function(a, b, c), 0), kind, 3)
     return elementwise(form, function, kind, 3)
+
+
+def _narrow_type(form: Form) -> str:
+    """Take the second of the types .f32.f16 and .f32.bf16: that of what is added or multiplied."""
+    return form.choice("f16", "bf16") if "f32" in form.modifiers else ""
+
+
+def _mixed(form: Form, function: Function, narrow: str) -> Step:
+    """Mixed precision (9.7.5): the operands but for the last are of 16 bits, the others float32."""
+    kind = form.format()
+    function, write = _rounded(form, function, kind), form.result(kind)
+    *first, last = form.operands[1:]
+    reads = [form.numbers(each, FORMATS[narrow]) for each in first]
+    reads.append(form.numbers(last, kind))
+    return lambda warp, mask: write(warp, function(*(read(warp) for read in reads)), mask)
 
 
 def fused(a: Array, b: Array, c: Array) -> Array:

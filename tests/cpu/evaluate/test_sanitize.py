@@ -36,6 +36,8 @@ def of_table(slug: str, direction: str) -> tuple[AttentionSpec, KernelConfig]:
         ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq"),
         ("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused"),
         ("nvidia_a100_sxm4_80gb", "sm_80", "forward"),
+        ("nvidia_b200", "sm_100", "forward"),
+        ("nvidia_geforce_rtx_5090", "sm_120", "forward"),
     ],
 )
 def test_a_kernel_of_a_table_is_right_as_it_was_compiled(

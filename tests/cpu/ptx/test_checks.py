@@ -51,6 +51,9 @@ WRONG: list[tuple[str, Check, str, str]] = [
     ("a warp misses the barrier", "synccheck", "setp.lt.u32 %p1, %r60, 32; @%p1 bar.sync 0;", "deadlock: warp 0 waits for barrier 0"),
     ("a warp arrives and nobody waits", "synccheck", "bar.arrive 1, 96;", "nobody else did"),
     ("a shuffle with lanes elsewhere", "synccheck", "setp.lt.u32 %p1, %r60, 8; @%p1 shfl.sync.idx.b32 %r1, %r60, 0, 31, -1;", "elsewhere"),
+    ("an mbarrier that has ended", "synccheck",
+     "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; @%p1 mbarrier.inval.shared::cta.b64 [%r61]; "
+     "bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61];", "there is no mbarrier"),
     ("an mbarrier nobody made", "synccheck", "mbarrier.arrive.shared::cta.b64 _, [%r61];", "there is no mbarrier"),
     (
         "an mbarrier that never completes", "synccheck",
@@ -90,6 +93,7 @@ def test_blocks_race_for_a_tensor_unless_they_use_atomics() -> None:
 
 SILENT = {
     "a barrier between": "st.shared.b32 [%r62], %r60; bar.sync 0; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5];",
+    "a barrier by its other name": "st.shared.b32 [%r62], %r60; barrier.sync 1; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5];",
     "the same value by all": "st.shared.b32 [%r61], 7;",
     "each lane its own place": "st.shared.b32 [%r62], %r60; ld.shared.b32 %r1, [%r62]; st.global.b32 [%d21], %r1;",
     "arrive and sync": "setp.ge.u32 %p1, %r60, 32; @%p1 bra C; st.shared.b32 [%r62], 1; bar.arrive 1, 64; bra E; C: bar.sync 1, 64; ld.shared.b32 %r1, [%r62+-128]; E:",
@@ -161,6 +165,18 @@ def test_cp_async_fills_up_with_zeros() -> None:
     np.testing.assert_array_equal(left[32:], 0)
 
 
+def test_cp_async_copies_16_bytes_a_lane() -> None:
+    body = """setp.ge.u32 %p1, %r60, 16; @%p1 bra END; mad.lo.s32 %r2, %r60, 16, %r61; mad.wide.u32 %d22, %r60, 16, %d20;
+    cp.async.cg.shared.global [%r2], [%d22], 16; cp.async.commit_group; cp.async.wait_group 0;
+    ld.shared.v4.b32 {%r3, %r4, %r5, %r6}, [%r2]; st.global.v4.b32 [%d22], {%r6, %r5, %r4, %r3}; END:"""
+    start = np.arange(64, dtype=np.float32)
+    for seed in range(3):
+        text = kernel(THREAD + GLOBAL + body, 1, 64)
+        (left,), report = run(text, [start], seed=seed, shared=1024)
+        assert list(report.lines()) == []
+        np.testing.assert_array_equal(left.reshape(16, 4), start.reshape(16, 4)[:, ::-1])
+
+
 def test_cp_async_without_a_wait_is_a_race() -> None:
     body = CP_ASYNC.format(size="4", wait="cp.async.wait_group 1;")
     assert report_of(body).checks() == {"racecheck"}
@@ -169,7 +185,7 @@ def test_cp_async_without_a_wait_is_a_race() -> None:
 BOX = """setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61+1024], 1; bar.sync 0;
 mov.b64 %d1, p0; mov.b32 %r1, {x}; mov.b32 %r2, {y};
 @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r61+1024], {bytes};
-@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r61], [%d1, {{%r1, %r2}}], [%r61+1024];
+@%p1 cp.async.bulk.tensor.{dims}d.shared::cta.global.mbarrier::complete_tx::bytes [%r61], [%d1, {{%r1, %r2{more}}}], [%r61+1024];
 {wait}
 mad.lo.s32 %r3, %r60, 8, %r61; ld.shared.b64 %d2, [%r3]; ld.param.u64 %d20, [p1]; mad.wide.u32 %d21, %r60, 8, %d20;
 st.global.b64 [%d21], %d2; {store}"""
@@ -178,23 +194,25 @@ WAIT = "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61+1024], 0; @!%p2 b
 
 def loaded(
     x: int = 0, y: int = 0, expected: int = 512, wait: str = WAIT, store: str = "", swizzle: int = 0,
-    seed: int = 0,
+    seed: int = 0, dims: int = 2,
 ) -> tuple[np.ndarray, Report, np.ndarray]:  # type: ignore[type-arg]  # fmt: skip
     """A box of 8 rows of 32 float16 out of (20, 64), loaded by the TMA unit and copied out."""
     source = np.arange(20 * 64, dtype=np.float16).reshape(20, 64)
-    text = kernel(THREAD + BOX.format(x=x, y=y, bytes=expected, wait=wait, store=store), 2, 64)
+    text = kernel(THREAD + BOX.format(x=x, y=y, bytes=expected, wait=wait, store=store, dims=dims, more=", 0" * (dims - 2)), 2, 64)  # fmt: skip
     made = TensorMap(
-        address=0x10000, shape=(20, 64), strides=(64, 1), box=(8, 32), size=2, swizzle=swizzle
-    )
+        address=0x10000, shape=(1,) * (dims - 2) + (20, 64), strides=(1280,) * (dims - 2) + (64, 1),
+        box=(1,) * (dims - 2) + (8, 32), size=2, swizzle=swizzle,
+    )  # fmt: skip
     (left, out), report = run(
         text, [source, np.zeros((8, 32), np.float16)], shared=2048, seed=seed, maps={0: made}
     )
     return out, report, left
 
 
+@pytest.mark.parametrize("dims", [2, 4])
 @pytest.mark.parametrize(("x", "y"), [(0, 0), (32, 5), (48, 16), (-8, -2)])
-def test_a_box_is_loaded_with_zeros_outside(x: int, y: int) -> None:
-    out, report, source = loaded(x, y)
+def test_a_box_is_loaded_with_zeros_outside(x: int, y: int, dims: int) -> None:
+    out, report, source = loaded(x, y, dims=dims)
     padded = np.pad(source, 40)
     np.testing.assert_array_equal(out, padded[40 + y : 48 + y, 40 + x : 72 + x])
     assert list(report.lines()) == []
@@ -225,9 +243,11 @@ cp.async.bulk.commit_group; {wait}"""
 FENCE, DONE = "fence.proxy.async.shared::cta;", "cp.async.bulk.wait_group 0;"
 
 
-def test_a_box_is_stored() -> None:
+@pytest.mark.parametrize("read", ["", ".read"])
+def test_a_box_is_stored(read: str) -> None:
     for seed in range(3):
-        _, report, left = loaded(store=STORE.format(fence=FENCE, wait=DONE), seed=seed)
+        done = DONE.replace("_group", f"_group{read}")
+        _, report, left = loaded(store=STORE.format(fence=FENCE, wait=done), seed=seed)
         np.testing.assert_array_equal(left[12:20, :32], np.arange(20 * 64).reshape(20, 64)[:8, :32])
         assert list(report.lines()) == []
 

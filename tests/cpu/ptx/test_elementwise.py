@@ -30,6 +30,16 @@ BF16 = float_to_bfloat16(F32)
 PAIRS = np.resize(BF16, 64)
 
 
+U16, V16 = (RNG.integers(0, 2**16, 32, dtype=np.uint16) for _ in range(2))
+S64 = U64.view(np.int64)
+P64, Q64 = ((RNG.standard_normal(64) * 4).astype(np.float32).view(np.uint64) for _ in range(2))
+
+
+def pairwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    """A function of float32, of both halves of 64 bits."""
+    return lambda *arrays: function(*(a.view(np.float32) for a in arrays)).view(np.uint64)
+
+
 def python(function: Callable[..., int], bits: int) -> Callable[..., Array]:
     """A function of Python's integers, lane by lane."""
     dtype = np.dtype(f"u{bits // 8}")
@@ -166,6 +176,44 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("mov.u32 {d}, %laneid;", [], np.uint32, lambda: np.arange(32, dtype=np.uint32)),
     ("mov.u32 {d}, %ntid.x;", [], np.uint32, lambda: np.full(32, 32, np.uint32)),
     ("mov.u32 {d}, %lanemask_lt;", [], np.uint32, lambda: (np.uint32(1) << np.arange(32, dtype=np.uint32)) - np.uint32(1)),
+    ("and.b64 {d}, {0}, {1};", [U64, V64], np.uint64, np.bitwise_and),
+    ("xor.b64 {d}, {0}, {1};", [U64, V64], np.uint64, np.bitwise_xor),
+    ("and.b16 {d}, {0}, {1};", [U16, V16], np.uint16, np.bitwise_and),
+    ("or.b16 {d}, {0}, {1};", [U16, V16], np.uint16, np.bitwise_or),
+    ("shl.b16 {d}, {0}, 3;", [U16], np.uint16, lambda a: a << 3),
+    ("shl.b64 {d}, {0}, 33;", [U64], np.uint64, lambda a: a << np.uint64(33)),
+    ("shr.u64 {d}, {0}, 33;", [U64], np.uint64, lambda a: a >> np.uint64(33)),
+    ("mul.lo.s64 {d}, {0}, {1};", [U64, V64], np.uint64, lambda a, b: a * b),
+    ("mad.lo.s64 {d}, {0}, {1}, {0};", [U64, V64], np.uint64, lambda a, b: a * b + a),
+    ("max.s32 {d}, {0}, {1};", [S32, T32], np.int32, np.maximum),
+    ("sub.f32 {d}, {0}, {1};", [F32, G32], np.float32, np.subtract),
+    ("fma.rn.ftz.f32 {d}, {0}, {1}, {2};", [TINY, F32, G32], np.float32, lambda a, b, c: (a.astype(np.float64) * b + c).astype(np.float32)),
+    ("fma.rn.f32.bf16 {d}, {0}, {0}, {1};", [BF16, G32], np.float32, lambda a, c: (bfloat16_to_float(a).astype(np.float64) ** 2 + c).astype(np.float32)),
+    ("sub.f32.f16 {d}, {0}, {1};", [HALF, G32], np.float32, lambda a, b: a.astype(np.float32) - b),
+    ("mul.f32x2 {d}, {0}, {1};", [P64, Q64], np.uint64, pairwise(np.multiply)),
+    ("sub.f32x2 {d}, {0}, {1};", [P64, Q64], np.uint64, pairwise(np.subtract)),
+    ("fma.rn.f32x2 {d}, {0}, {1}, {0};", [P64, Q64], np.uint64, pairwise(lambda a, b: (a.astype(np.float64) * b + a).astype(np.float32))),
+    ("add.rm.ftz.f32x2 {d}, {0}, {1};", [P64, Q64], np.uint64, pairwise(directed(lambda a, b: a + b, -np.inf))),
+    ("setp.eq.b32 %p1, {0}, 3; selp.f32 {d}, {1}, {2}, %p1;", [SMALL, F32, G32], np.float32, lambda n, a, b: np.where(n == 3, a, b)),
+    ("setp.ne.b32 %p1, {0}, 3; selp.b16 {d}, {1}, {2}, %p1;", [SMALL, U16, V16], np.uint16, lambda n, a, b: np.where(n != 3, a, b)),
+    ("setp.ne.b64 %p1, {0}, {1}; selp.b64 {d}, {0}, 5, %p1;", [U64, V64], np.uint64, lambda a, b: a),
+    *(
+        (f"setp.{word}.{kind} %p1, {{0}}, {{1}}; selp.b32 {{d}}, 1, 0, %p1;", [a, b], np.uint32,
+         lambda a, b, compare=compare: compare(a, b).astype(np.uint32))
+        for word, compare in (("eq", np.equal), ("ge", np.greater_equal), ("gt", np.greater), ("le", np.less_equal), ("lt", np.less))
+        for kind, a, b in (("s32", S32, T32), ("u32", U32, V32), ("s64", S64, V64.view(np.int64)), ("u64", U64, V64), ("f32", SPECIAL, G32))
+    ),
+    ("setp.lt.s32 %p1, {0}, 0; setp.gt.u32 %p2, {1}, 20; and.pred %p3, %p1, %p2; or.pred %p4, %p1, %p2; selp.b32 %r50, 1, 0, %p3; selp.b32 {d}, 2, %r50, %p4;", [S32, SMALL], np.uint32, lambda a, b: np.where((a < 0) | (b > 20), np.uint32(2), np.uint32(0))),
+    ("cvt.u32.u16 {d}, {0};", [U16], np.uint32, lambda a: a.astype(np.uint32)),
+    ("cvt.u32.u64 {d}, {0};", [U64], np.uint32, lambda a: a.astype(np.uint32)),
+    ("mov.b16 {d}, {0};", [U16], np.uint16, lambda a: a),
+    ("mov.u16 {d}, 7;", [], np.uint16, lambda: np.full(32, 7, np.uint16)),
+    ("mov.u64 {d}, {0};", [U64], np.uint64, lambda a: a),
+    ("mov.u32 %r61, smem; mad.lo.s32 %r62, %r60, 16, %r61; st.shared.v4.b32 [%r62], {{{0}, {1}, {0}, {1}}}; ld.shared.v2.b64 {{%d1, %d2}}, [%r62]; xor.b64 {d}, %d1, 1; ld.shared.v4.b32 {{%r1, %r2, %r3, %r4}}, [%r62]; sub.s32 %r1, %r1, %r3; cvt.u64.u32 %d3, %r1; add.s64 {d}, {d}, %d3;", [U32, V32], np.uint64, lambda a, b: (b.astype(np.uint64) << np.uint64(32) | a) ^ np.uint64(1)),
+    ("mov.u32 %r61, smem; mad.lo.s32 %r62, %r60, 8, %r61; st.shared.v2.b16 [%r62], {{{0}, {1}}}; st.shared.b16 [%r62+4], {0}; st.shared.b16 [%r62+6], {0}; ld.shared.v2.b32 {{%r1, %r2}}, [%r62]; ld.shared.s32 %r3, [%r62+4]; sub.s32 %r2, %r2, %r3; add.s32 {d}, %r1, %r2;", [U16, V16], np.uint32, lambda a, b: b.astype(np.uint32) << np.uint32(16) | a),
+    ("mov.u32 %r61, smem; mad.lo.s32 %r62, %r60, 8, %r61; st.shared.v2.b32 [%r62], {{{0}, 0}}; ld.shared.b8 %h1, [%r62+1]; cvt.u32.u16 {d}, %h1;", [U32], np.uint32, lambda a: a >> np.uint32(8) & np.uint32(255)),
+    ("ld.param.b64 %d1, [p1]; cvta.param.u64 %d1, %d1; mad.wide.u32 %d2, %r60, 4, %d1; st.global.b32 [%d2], {0}; ld.global.b32 {d}, [%d2];", [U32], np.uint32, lambda a: a),
+    ("ld.param.b32 %r1, [p0]; ld.param.s32 %r2, [p0]; sub.s32 {d}, %r1, %r2;", [U32], np.uint32, lambda a: a * 0),
 ]  # fmt: skip
 
 
@@ -192,6 +240,7 @@ SHUFFLES = [
     ("setp.lt.u32 %p1, {0}, 0x80000000; vote.sync.any.pred %p2, %p1, -1; selp.b32 {d}, 1, 0, %p2;", np.ones(32, np.uint32)),
     ("and.b32 {0}, {0}, 3; match.any.sync.b32 {d}, {0}, -1;", (((U32 & 3)[:, None] == (U32 & 3)[None, :]) @ (1 << np.arange(32))).astype(np.uint32)),
     ("redux.sync.max.u32 {d}, {0}, -1;", np.full(32, U32.max())),
+    ("redux.sync.or.b32 {d}, {0}, -1;", np.full(32, np.bitwise_or.reduce(U32))),
     ("redux.sync.add.s32 {d}, {0}, -1;", np.full(32, U32.sum(dtype=np.uint32))),
     ("elect.sync %r50|%p1, -1; selp.b32 {d}, {0}, 0, %p1;", np.where(np.arange(32) == 0, U32, np.uint32(0))),
     ("activemask.b32 {d};", np.full(32, 2**32 - 1, np.uint32)),
@@ -245,14 +294,19 @@ def test_atomics_combine_all_lanes(text: str, expected: float) -> None:
     assert not report.findings
 
 
-def test_an_atomic_of_a_vector_returns_what_was_there() -> None:
-    body = """mov.u32 %r60, %tid.x; ld.param.u64 %d20, [p0]; ld.param.u64 %d21, [p1];
-    mad.wide.u32 %d22, %r60, 8, %d20; mad.wide.u32 %d23, %r60, 8, %d21; mov.b32 %r1, 0f3F800000;
-    atom.global.add.v2.f32 {%r2, %r3}, [%d22], {%r1, %r1}; st.global.v2.b32 [%d23], {%r2, %r3};"""
-    start = np.arange(64, dtype=np.float32)
-    (left, old), report = run(kernel(body, 2), [start, np.zeros(64, np.float32)])
+@pytest.mark.parametrize("count", [2, 4])
+def test_an_atomic_of_a_vector_returns_what_was_there(count: int) -> None:
+    old, ones = (
+        ", ".join(each) for each in ([f"%r{2 + n}" for n in range(count)], ["%r1"] * count)
+    )
+    body = f"""mov.u32 %r60, %tid.x; ld.param.u64 %d20, [p0]; ld.param.u64 %d21, [p1]; mov.b32 %r1, 0f3F800000;
+    mad.wide.u32 %d22, %r60, {4 * count}, %d20; mad.wide.u32 %d23, %r60, {4 * count}, %d21;
+    atom.global.add.v{count}.f32 {{{old}}}, [%d22], {{{ones}}}; st.global.v{count}.b32 [%d23], {{{old}}};
+    ld.global.v{count}.b32 {{{old}}}, [%d22]; st.global.v{count}.b32 [%d22], {{{old}}};"""
+    start = np.arange(32 * count, dtype=np.float32)
+    (left, before), report = run(kernel(body, 2), [start, start * 0])
     np.testing.assert_array_equal(left, start + 1)
-    np.testing.assert_array_equal(old, start)
+    np.testing.assert_array_equal(before, start)
     assert not report.findings
 
 
@@ -267,6 +321,7 @@ def test_an_atomic_of_a_vector_returns_what_was_there() -> None:
         ),
         ("add.s32 %r1, %r2, %r99;", "%r99 is not declared"),
         ("bra NOWHERE;", "must be a label"),
+        ("ld.shared.b32 %r1, [%r2+%r3];", "an address that is not known"),
     ],
 )
 def test_what_is_not_known_is_an_error_that_names_it(text: str, named: str) -> None:

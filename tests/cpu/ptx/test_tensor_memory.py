@@ -100,6 +100,25 @@ def test_registers_are_lanes_and_columns(shape: str) -> None:
             np.testing.assert_array_equal(found[thread], expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "split", "columns"),
+    [("32x32b.x16", "", 16), ("32x32b.x128", "", 128), ("16x32bx2.x16", ", 16", 32), ("16x32bx2.x64", ", 64", 128)],
+)  # fmt: skip
+def test_what_is_stored_is_loaded(shape: str, split: str, columns: int) -> None:
+    count = int(shape.split("x")[-1])
+    source = np.arange(128 * count, dtype=np.uint32).reshape(128, count)
+    body = (
+        f"{from_global(count)} {st('%r65', count, shape, split)} {WAIT_ST}"
+        f"{ld('%r65', count, shape, split)} {WAIT_LD} {to_global(count, 'p1')}"
+    )
+    (_, found), report = run(text(body, 2), [source, source * 0])
+    assert list(report.lines()) == []
+    np.testing.assert_array_equal(found, source)
+    body += ld(f"%r65+{columns}", 1, "32x32b.x1") + WAIT_LD
+    _, report = run(text(body, 2), [source, source * 0])
+    assert report.checks() == ({"memcheck"} if columns == 128 else set())
+
+
 COPIES = {
     "128x256b": lambda lane: lane,
     "128x128b": lambda lane: lane,
