@@ -191,7 +191,8 @@ CLAIMS = (
         chapter="Why bytes decide",
         title="Memory linear in N",
         plain="How much memory must be set aside beyond inputs and output? Standard attention "
-        "stores a number for each query and key, FlashAttention a number or two for each row.",
+        "stores a score and a weight for each pair of query and key, FlashAttention a few numbers "
+        "for each row.",
         sentence="FlashAttention needs O(N) memory beyond inputs and output, standard attention "
         "O(N^2).",
         source=f"{FA1}, Theorem 1",
