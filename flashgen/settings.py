@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,25 @@ def kept_kernels() -> Path | None:
     """
     value = os.environ.get("FLASHGEN_KEEP_KERNELS")
     return Path(value) if value else None
+
+
+@functools.cache
+def compiling_triton() -> str:
+    """The version of Triton that compiles kernels here, like 3.7; "" where none does."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = re.match(r"[0-9]+\.[0-9]+", version("triton"))
+    except PackageNotFoundError:
+        return ""
+    return number[0] if number and not interpreting() else ""
+
+
+def plain_kernels() -> bool:
+    """FLASHGEN_PLAIN: 1 leaves out kernels in Gluon and of schedule auto, which are Triton's
+    experimental parts. Read when tables are loaded.
+    """
+    return os.environ.get("FLASHGEN_PLAIN") == "1"
 
 
 def direct_launch() -> bool:

@@ -2,7 +2,7 @@
 
 The cases of its direction; for each a trial, which is the call and the comparison of its results;
 the worst of all is the verdict. Whatever runs a call can be checked: the kernel on a GPU; without
-one, in Triton's interpreter, or if it is of schedule ampere on a model of Gluon.
+one, in Triton's interpreter, or where that cannot, the compiled program by flashgen.ptx.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.check_attention import attention_cases, attention_trial
 from flashgen.evaluate.check_cache import DecodeCase, cache_cases, cache_trial
-from flashgen.evaluate.gluon_model import GluonModel
+from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.files import temporary_folder
 from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind
@@ -66,6 +66,7 @@ def check_kernel(
     config: KernelConfig,
     *,
     device: str = "cpu",
+    arch: str = "",
     seed: int = 0,
     cases: Sequence[AnyCase] | None = None,
 ) -> CheckResult:
@@ -77,7 +78,9 @@ def check_kernel(
         rendered: the text of the kernel.
         spec: what it computes.
         config: how it computes it.
-        device: "cpu" needs TRITON_INTERPRET=1 set before the process imported triton.
+        device: "cpu" needs TRITON_INTERPRET=1 set before the process imported triton, but for a
+            config that is executed, which needs it unset.
+        arch: for what a config that is executed is compiled.
         seed: what inputs are drawn from.
         cases: the cases; those of the spec unless given.
 
@@ -92,34 +95,20 @@ def check_kernel(
         >>> check_kernel(render(spec, config), spec, config).passed  # doctest: +SKIP
         True
     """
+    if device == "cpu" and config.executed:
+        executed = ExecutedKernel(rendered, spec, config, arch)
+        found = check_loaded(executed, spec, config, seed=seed, cases=cases)
+        return replace(found, where="executed")
     if device == "cpu" and not interpreter.active():
         raise ToolchainError(
             "a kernel is checked on the CPU in Triton's interpreter: "
             "start the process with TRITON_INTERPRET=1"
         )
-    if device == "cpu" and not config.interpretable:
-        if config.needs_gpu:
-            raise ToolchainError(not_checkable(config))
-        model = GluonModel(rendered.source, rendered.text_name)
-        return check_loaded(model, spec, config, device=device, seed=seed, cases=cases)
     with temporary_folder("check") as folder:
         path = folder / f"{rendered.name}.py"
         path.write_text(rendered.source)
         kernel = load_kernel(path, rendered.text_name, rendered.name)
         return check_loaded(kernel, spec, config, device=device, seed=seed, cases=cases)
-
-
-def not_checkable(config: KernelConfig) -> str:
-    """Why a kernel of this config cannot be checked without a GPU."""
-    if config.interpretable:
-        return (
-            f"schedule {config.schedule} is not checkable here: the interpreter does not show what "
-            "the compiler makes of its loop; check it on a GPU"
-        )
-    return (
-        f"schedule {config.schedule} is not checkable here: it is Gluon, for which Triton has no "
-        "interpreter; check it on an sm_90 GPU"
-    )
 
 
 def check_loaded(

@@ -29,8 +29,6 @@ class ExecutedKernel:
     blocks, warps and copies; each launch takes the next one.
     """
 
-    runs_on_cpu = True
-
     def __init__(
         self,
         rendered: Rendered,

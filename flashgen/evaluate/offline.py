@@ -103,14 +103,12 @@ class OfflineEvaluator:
         )
 
     def _check(self, request: Request, configs: Sequence[KernelConfig]) -> Iterator[Outcome]:
-        """Interpret all configs that are legal and have no result yet, in parallel."""
+        """Interpret or execute all configs that are legal and have no result yet, in parallel."""
         drafts = [draft(request.spec, config, self.gpu) for config in configs]
         pending: dict[str, Callable[[], Future[Answer]]] = {}
         for config, drafted in zip(configs, drafts, strict=True):
             digest = drafted.digest
-            if config.needs_gpu:
-                continue
-            if digest and digest not in pending and self._recall(digest) is None:
+            if digest and digest not in pending and self._recall(config, digest) is None:
                 pending[digest] = partial(self._submit, request, config)
                 self._interpreted.start(digest, pending[digest])
         try:
@@ -121,7 +119,9 @@ class OfflineEvaluator:
                 self._interpreted.drop(digest)
 
     def _submit(self, request: Request, config: KernelConfig) -> Future[Answer]:
-        asked = Check(spec=request.spec, config=config, device="cpu", seed=CHECK_SEED)
+        asked = Check(
+            spec=request.spec, config=config, device="cpu", arch=self.gpu.arch, seed=CHECK_SEED
+        )
         rank = self._ranks.of(request)
         return self._cpu.submit(task(self._tasks.check, asked, CHECK_LIMIT_S, rank))
 
@@ -135,30 +135,29 @@ class OfflineEvaluator:
         rendered = drafted.rendered
         if rendered is None:
             return request.outcome(config, drafted.status, drafted.detail, digest="")
-        if config.needs_gpu:
-            why = check.not_checkable(config)
-            return request.outcome(config, Status.UNCHECKABLE, why, digest=rendered.digest)
-        result = self._recall(rendered.digest)
+        result = self._recall(config, rendered.digest)
         if result is None:
             answer = self._interpreted.result(rendered.digest, pending[rendered.digest])
             if not isinstance(answer, Done):
                 status, detail = check_failed(answer, rendered, self._cache)
                 return request.outcome(config, status, detail, digest=rendered.digest)
             result = CheckResult(**answer.value)
-            self._remember(rendered.digest, result)
+            self._remember(config, rendered.digest, result)
         status, detail = check_verdict(result, rendered, self._cache)
         return request.outcome(
             config, status, detail, digest=rendered.digest, check=result if sound(result) else None
         )
 
-    def _check_file(self, digest: str) -> Path:
-        name = f"{digest.removeprefix('sha256:')}-check{check.PROTOCOL}.json"
+    def _check_file(self, config: KernelConfig, digest: str) -> Path:
+        """The architecture matters where the compiled program is executed."""
+        arch = f"-{self.gpu.arch}" if config.executed else ""
+        name = f"{digest.removeprefix('sha256:')}{arch}-check{check.PROTOCOL}.json"
         return self._cache / "checks" / name
 
-    def _recall(self, digest: str) -> CheckResult | None:
+    def _recall(self, config: KernelConfig, digest: str) -> CheckResult | None:
         """A result of this digest, seed and Triton, if there is one."""
         try:
-            record = parsed(content_of(self._check_file(digest)))
+            record = parsed(content_of(self._check_file(config, digest)))
             record = value_of(dict[str, Any], record, "the record")
             result = record_of(CheckResult, record.get("check"))
         except (OSError, ValueError):
@@ -166,12 +165,12 @@ class OfflineEvaluator:
         same = record.get("triton") == triton_version() and result.seed == CHECK_SEED
         return result if same else None
 
-    def _remember(self, digest: str, result: CheckResult) -> None:
+    def _remember(self, config: KernelConfig, digest: str, result: CheckResult) -> None:
         """Store a result. Only verdicts: a crash, a timeout or a NaN may be the machine's fault."""
         if not sound(result):
             return
         record = {"triton": triton_version(), "check": asdict(result)}
-        write_whole(self._check_file(digest), json.dumps(record))
+        write_whole(self._check_file(config, digest), json.dumps(record))
 
     def close(self) -> None:
         """As Evaluator.close."""
@@ -212,6 +211,8 @@ def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Stat
     """
     if unsteady(answer):
         return Status.UNSTEADY, str(answer)
+    if isinstance(answer, Raised) and answer.kind == "InvalidPtx":
+        return Status.UNCHECKABLE, f"not checkable without a GPU: {answer.message}"
     if isinstance(answer, Raised) and answer.kind == "OutOfResources":
         return Status.OUT_OF_RESOURCES, answer.message
     if isinstance(answer, Raised) and answer.kind == OUT_OF_MEMORY and "CUDA" in answer.message:

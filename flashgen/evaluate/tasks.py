@@ -2,7 +2,7 @@
 each kind of child. A task travels as JSON, and so does its answer.
 
 torch and Triton are imported when a task runs: a child starts in 0.1 s, and TRITON_INTERPRET must
-be set before the first import of Triton. A child that only compiles never imports torch.
+be set before the first import of Triton. Only checks and measurements import torch.
 """
 
 from __future__ import annotations
@@ -102,11 +102,14 @@ class Precompile:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Compare a kernel with float64; device: "cpu" or "cuda:0"."""
+    """Compare a kernel with float64; device: "cpu" or "cuda:0". arch: for what a kernel that is
+    executed on the CPU is compiled.
+    """
 
     spec: AttentionSpec
     config: KernelConfig
     device: str
+    arch: str = ""
     seed: int
 
 
@@ -152,10 +155,15 @@ Payload = dict[str, Any]
 T = TypeVar("T")
 
 
+def _executed(asked: Asked) -> bool:
+    """Whether a check executes what it compiles."""
+    return isinstance(asked, Check) and asked.device == "cpu" and asked.config.executed
+
+
 def task(function: str, asked: Asked, limit_s: float, rank: int = 0) -> Task:
     """The task for a worker to call this function with what is asked; rank as Task has it."""
     kind: Kind = "device"
-    if isinstance(asked, Compile | Precompile):
+    if isinstance(asked, Compile | Precompile) or _executed(asked):
         kind = "compile"
     elif isinstance(asked, Check) and asked.device == "cpu":
         kind = "interpret"
@@ -252,7 +260,9 @@ def check_one(asked: Check) -> Payload:
     spec, config, device = asked.spec, asked.config, asked.device
     with _guarded(device):
         rendered = render(spec, config)
-        return asdict(check_kernel(rendered, spec, config, device=device, seed=asked.seed))
+        return asdict(
+            check_kernel(rendered, spec, config, device=device, arch=asked.arch, seed=asked.seed)
+        )
 
 
 @_answering(Measure)

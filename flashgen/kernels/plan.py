@@ -52,8 +52,7 @@ class Plan:
         config: KernelConfig,
         launch: Callable[[Plan, Any], Any],
     ) -> None:
-        modelled = getattr(kernel, "runs_on_cpu", False)
-        if interpreter.active() and not config.interpretable and not modelled:
+        if interpreter.active() and not config.interpretable:
             raise ToolchainError(
                 f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
                 "run it on a GPU, with TRITON_INTERPRET unset"

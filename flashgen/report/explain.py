@@ -205,7 +205,9 @@ def explanation(
     table is that of the GPU whose entry was found, if there is one, with its evidence.
     """
     choice = found.rungs[0].choice
-    entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
+    entry = (
+        table.find(choice.spec, choice.bucket, choice.config) if table and choice.bucket else None
+    )
     yield from _served(question, found, folder, entry)
     # An entry is explained on the GPU that it was timed on: a relative's, where that serves.
     gpu = table.gpu if table and entry else question.gpu
@@ -246,8 +248,8 @@ def _served(question: Question, found: Ladder, folder: Path, entry: Entry | None
             "  chosen by rule, not by time: right, no spills in a loop, products in tensor memory "
             "where there is any, most rows on an SM at a time"
         )
-    if choice.config.schedule == "ampere" and choice.source != "measured":
-        yield "  Gluon: its text was checked on a model of Gluon, and it has not run on a GPU"
+    if choice.config.executed and choice.source != "measured":
+        yield "  Gluon: what Triton compiles was executed on a CPU, and not yet timed on a GPU"
     yield from (f"  skipped {sentence}" for sentence in found.skipped)
 
 

@@ -17,7 +17,8 @@ class Choice:
 
     An entry of a table has a bucket, and its kernel is a file of generated/kernels. Any other
     serves every length: bucket is None, and its text is rendered when it is first needed. median_us
-    is None unless timed.
+    is None unless timed. tritons: of an executed entry, the versions of Triton under which it
+    serves.
     """
 
     spec: AttentionSpec
@@ -25,6 +26,7 @@ class Choice:
     config: KernelConfig
     source: Source
     median_us: float | None
+    tritons: tuple[str, ...] = ()
 
     @property
     def kernel(self) -> str:

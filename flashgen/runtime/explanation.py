@@ -134,7 +134,7 @@ def digest_of_choices(package: str, served: Served) -> str:
         )
         for slug, held in sorted(served.choices.items())
     ]
-    text = repr((__version__, tables, settings.served_gpu()))
+    text = repr((__version__, tables, settings.served_gpu(), served.triton(), served.plain))
     found = hashlib.sha256(text.encode())
     folder = registry.folder_of(package)
     kernels = sorted((folder / "kernels").glob("*.py")) if folder else []

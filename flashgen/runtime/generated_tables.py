@@ -89,6 +89,7 @@ class _Row(NamedTuple):
     first: int
     config: str
     times: tuple[float | None, ...]
+    tritons: tuple[str, ...]
 
 
 class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
@@ -98,11 +99,11 @@ class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
         self._rows: dict[str, list[_Row]] = defaultdict(list)
         self._made: dict[AttentionSpec, tuple[Choice, ...]] = {}
         try:
-            for source, text in _rows_of(path).items():
+            for source, tritons, text in _rows_of(path):
                 for line in text.split("\n")[1:-1]:
                     name, low, config, *times = line.split(" ")
                     us = tuple(None if word == "-" else float(word) for word in times)
-                    self._rows[name].append(_Row(source, _PLACE[low], config, us))
+                    self._rows[name].append(_Row(source, _PLACE[low], config, us, tritons))
         except Exception as error:  # whatever a file that somebody changed raises
             raise _unreadable(path, error) from error
 
@@ -117,6 +118,7 @@ class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
                     config=config_of(row.config),
                     source=row.source,
                     median_us=us,
+                    tritons=row.tritons,
                 )
                 for row in sorted(self._rows[spec.name], key=lambda row: row.first)
                 for bucket, us in zip(BUCKETS[row.first :], row.times, strict=False)
@@ -130,15 +132,17 @@ class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
         return len(self._rows)
 
 
-def _rows_of(path: Path) -> Mapping[Source, str]:
-    """The rows of a file, by source."""
+def _rows_of(path: Path) -> Iterator[tuple[Source, tuple[str, ...], str]]:
+    """The rows of a file, by source; those that are executed first, by versions of Triton."""
     spec = importlib.util.spec_from_file_location("_flashgen_table", path)
     assert spec is not None  # the file's name ends with .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Mapping[Source, str] = module.ROWS
-    return found
+    executed: Mapping[str, str] = getattr(module, "EXECUTED", {})
+    rows: Mapping[Source, str] = module.ROWS
+    yield from (("estimated", tuple(key.split()), text) for key, text in executed.items())
+    yield from ((source, (), text) for source, text in rows.items())
 
 
 def _unreadable(path: Path, error: object) -> GeneratedError:

@@ -8,10 +8,11 @@ that is tuned, in the textbook schedule; the spec's default kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from flashgen import settings
 from flashgen.errors import GeneratedError
 from flashgen.runtime.choice import Choice, Choices
 from flashgen.spec.attention import AttentionSpec
@@ -28,10 +29,16 @@ Rung = Literal["exact", "nearest_bucket", "relative", "twin", "plain_tile", "def
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The contents of generated/tables: the architecture and choices of each GPU with a table."""
+    """The contents of generated/tables: the architecture and choices of each GPU with a table.
+
+    triton: gives the version that compiles, like 3.7, under which executed entries serve. plain:
+    kernels in Gluon and of schedule auto are left out.
+    """
 
     archs: Mapping[str, str]
     choices: Mapping[str, Choices]
+    triton: Callable[[], str] = settings.compiling_triton
+    plain: bool = field(default_factory=settings.plain_kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +76,8 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
 
     def add(selections: Iterable[Selection]) -> None:
         for selection in selections:
-            reason = why_illegal(selection.choice.spec, selection.choice.config, gpu)
+            reason = _left_out(selection.choice, served)
+            reason = reason or why_illegal(selection.choice.spec, selection.choice.config, gpu)
             if reason is None and selection.rung == "plain_tile":
                 reason = may_spill(selection.choice.spec, selection.choice.config, gpu)
             if reason is None:
@@ -86,6 +94,16 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     if not rungs:
         raise GeneratedError(f"no kernel serves {spec.name} on {slug}: {skipped[-1]}")
     return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
+
+
+def _left_out(choice: Choice, served: Served) -> str | None:
+    """Why a choice of a table does not serve, whatever the GPU."""
+    if served.plain and choice.config.executed:
+        return "FLASHGEN_PLAIN leaves it out"
+    if choice.tritons and served.triton() not in choice.tritons:
+        versions = ", ".join(choice.tritons)
+        return f"it serves under Triton {versions}, and this is {served.triton() or 'none'}"
+    return None
 
 
 def first_kernels(found: Ladder) -> tuple[tuple[AttentionSpec, KernelConfig], ...]:
@@ -163,7 +181,8 @@ def _plain_tiles(
     if spec.direction in ("backward_dbias", "backward_fused"):
         return
     configs: dict[KernelConfig, Choice] = {}
-    for plain in plainer_specs(spec):
+    itself = (spec,) if served.plain else ()  # its entry may be left out
+    for plain in (*itself, *plainer_specs(spec)):
         for choice in _nearest_tables(served, slug, gpu, plain, seq_k):
             config = choice.config.textbook()
             configs.setdefault(config, choice)
@@ -181,9 +200,12 @@ def _plain_tiles(
 def _nearest_tables(
     served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
 ) -> list[Choice]:
-    """_by_bucket of a GPU; where it has no table, of its nearest relative."""
+    """_by_bucket of a GPU; where it has no table, of its nearest relative. What stands in place of
+    another entry is left out.
+    """
     tables = [slug] if slug in served.archs else relatives(served.archs, slug, gpu)[:1]
-    return [choice for own in tables for choice in _by_bucket(served, own, spec, seq_k)]
+    found = (choice for own in tables for choice in _by_bucket(served, own, spec, seq_k))
+    return [choice for choice in found if not choice.tritons]
 
 
 def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:

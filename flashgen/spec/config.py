@@ -170,12 +170,11 @@ class KernelConfig:
         return self.schedule not in ("hopper", "ampere")
 
     @property
-    def needs_gpu(self) -> bool:
-        """Whether the kernel can be checked only on a GPU: no interpreter runs Gluon with TMA and
-        roles of warps, and none shows what the compiler's warp specialization does. Schedule ampere
-        is checked on a model of Gluon, evaluate/gluon_model.py.
+    def executed(self) -> bool:
+        """Whether a check without a GPU executes the compiled program, by flashgen.ptx: Triton's
+        interpreter does not run Gluon, nor show what the compiler's warp specialization does.
         """
-        return self.schedule in ("hopper", "auto")
+        return not self.interpretable or self.schedule == "auto"
 
     @property
     def needs_aligned(self) -> bool:

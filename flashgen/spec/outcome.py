@@ -34,7 +34,7 @@ class Status(StrEnum):
     QUARANTINED = "quarantined"  # it killed a process before, and is not tried again
     UNSTEADY = "unsteady"  # the clock dropped while it was timed; timed again
     DROPPED = "dropped"  # clearly slower than the best after a few samples
-    UNCHECKABLE = "uncheckable"  # Gluon, which only a GPU can run, and none is here
+    UNCHECKABLE = "uncheckable"  # flashgen.ptx does not know an instruction, and no GPU is here
     NO_ESTIMATE = "no_estimate"  # legal and correct, but the estimator has no reliable figure
 
 
@@ -95,7 +95,7 @@ class CheckResult:
     lse_error: float
     cases: int
     seed: int
-    where: Literal["gpu", "interpreter"]
+    where: Literal["gpu", "interpreter", "executed"]
     detail: str = ""
     rms: float = 0.0
 

@@ -10,7 +10,7 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -127,7 +127,7 @@ def kernels_by_name(tables: Iterable[Table], *, defaults: bool) -> dict[str, Ren
     untuned = specs_with_default() if defaults else ()
     pairs = {(spec, config): None for spec in untuned for config in default_configs(spec)}
     for table in tables:
-        for entry in table.entries:
+        for entry in table.everything:
             pairs.update({(entry.spec, config): None for config in kernels_of(entry)})
     return {(kernel := render(spec, config)).name: kernel for spec, config in pairs}
 
@@ -135,14 +135,24 @@ def kernels_by_name(tables: Iterable[Table], *, defaults: bool) -> dict[str, Ren
 def _table_text(table: Table) -> str:
     """The table of one GPU: a row for neighbouring buckets of a spec that share a config."""
     lines: dict[Source, list[str]] = {}
-    for spec, entries in groupby(table.entries, key=lambda entry: entry.spec):
-        for row in filter(None, (row.entries for row in rows_of(entries))):
+    for entry, line in _lines(table.entries):
+        lines.setdefault(entry.result.source, []).append(line)
+    sources = sorted(lines.items(), key=lambda item: -STRENGTH[item[0]])
+    executed: dict[str, list[str]] = {}
+    for entry, line in _lines(table.executed):
+        executed.setdefault(" ".join(entry.tritons), []).append(line)
+    return render_text(
+        "table.py.jinja", arch=table.gpu.arch, sources=sources, executed=sorted(executed.items())
+    )
+
+
+def _lines(entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
+    """The line of each row, and its first entry."""
+    for spec, group in groupby(entries, key=lambda entry: entry.spec):
+        for row in filter(None, (row.entries for row in rows_of(group))):
             us = (entry.result.median_us for entry in row)
             times = " ".join("-" if time is None else figure(time) for time in us)
-            line = f"{spec.name} {row[0].bucket.low} {row[0].config.label} {times}"
-            lines.setdefault(row[0].result.source, []).append(line)
-    sources = sorted(lines.items(), key=lambda item: -STRENGTH[item[0]])
-    return render_text("table.py.jinja", arch=table.gpu.arch, sources=sources)
+            yield row[0], f"{spec.name} {row[0].bucket.low} {row[0].config.label} {times}"
 
 
 def _orphans(files: Mapping[Path, str], out: Path) -> list[Path]:

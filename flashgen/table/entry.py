@@ -38,13 +38,16 @@ def _check_positive(field: str, value: float | None) -> None:
         raise InvalidArgument(f"{field} must be > 0 and < {LONGEST_US:g}, or null: got {value}")
 
 
-def _check_ran(config: KernelConfig, source: Source) -> None:
-    """Schedules that only a GPU can check must be measured."""
-    if config.needs_gpu and source != "measured":
+def _check_ran(config: KernelConfig, source: Source, tritons: tuple[str, ...] = ()) -> None:
+    """Schedules of which Triton versions make different programs were measured or executed."""
+    if config.schedule in ("hopper", "auto") and source != "measured" and not tritons:
         raise InvalidArgument(
-            f"schedule {config.schedule} needs source measured, which only a GPU gives: "
-            f"got {source}"
+            f"schedule {config.schedule} needs source measured, or a row of `executed`: got "
+            f"{source}"
         )
+    for version in tritons:
+        if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", version):
+            raise InvalidArgument(f"a version of Triton must be like 3.7: got {version!r}")
 
 
 def _check_digest(digest: str) -> None:
@@ -194,16 +197,21 @@ NO_EVIDENCE = EntryEvidence()
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The config chosen for one spec and bucket, and its result. Raises InvalidArgument."""
+    """The config chosen for one spec and bucket, and its result. Raises InvalidArgument.
+
+    tritons: of an executed entry, the versions of Triton whose program of it was executed on a CPU,
+    was right and had no fault, and spills nothing. It serves under those alone.
+    """
 
     spec: AttentionSpec
     bucket: Bucket
     config: KernelConfig
     result: Result
     evidence: EntryEvidence = NO_EVIDENCE
+    tritons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_ran(self.config, self.result.source)
+        _check_ran(self.config, self.result.source, self.tritons)
         if self.bucket not in BUCKETS:
             known = ", ".join(map(str, BUCKETS))
             raise InvalidArgument(f"bucket must be one of {known}: got {self.bucket}")

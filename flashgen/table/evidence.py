@@ -43,7 +43,7 @@ def with_evidence(table: Table, path: Path) -> tuple[Entry, ...]:
     try:
         text = text_of(path, TableError)
     except (FileNotFoundError, NotADirectoryError):
-        return table.entries
+        return table.everything
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot be read as UTF-8 text ({error}); delete it") from None
     return with_lines(table, text, path)
@@ -51,7 +51,7 @@ def with_evidence(table: Table, path: Path) -> tuple[Entry, ...]:
 
 def with_lines(table: Table, text: str, path: Path) -> tuple[Entry, ...]:
     """As with_evidence, of a text; `path` stands in errors."""
-    found = {_key(_identity(entry)): entry for entry in table.entries}
+    found = {_key(_identity(entry)): entry for entry in table.everything}
     runs = {None, *(run.id for run in table.runs)}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():

@@ -21,6 +21,11 @@ LEGEND = (
     f"{', '.join(str(bucket.low) for bucket in BUCKETS[:-1])}",
     f"# and {BUCKETS[-1].low}. The error is in floors.",
 )
+EXECUTED_LEGEND = (
+    "# These serve in place of the entries above under the versions of Triton that they name: what",
+    "# those compile was executed on a CPU, was right, had no fault and spills nothing. No GPU has",
+    "# timed them. With another Triton, and with FLASHGEN_PLAIN=1, the entries above serve.",
+)
 _HEADS = ("# from", "config", "source", "us", "x default", "floors")
 _NO_ENTRY, _NOT_TIMED = "none", "-"
 """What stands in a row for buckets without an entry, and in the place of a time that is missing."""
@@ -74,6 +79,9 @@ def lines_of(entries: Iterable[Entry]) -> Iterator[str]:
     yield next(lines)
     for name, rows in blocks.items():
         yield f"- spec: {name}"
+        tritons = next(row.entries[0].tritons for row in rows if row.entries)
+        if tritons:
+            yield f'  triton: "{" ".join(tritons)}"'
         yield from islice(lines, len(rows))
 
 
@@ -99,8 +107,12 @@ def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(map(str.rjust, row, widths)) for row in rows]
 
 
-def read(spec: AttentionSpec, buckets: Sequence[Bucket], text: str) -> tuple[Entry, ...]:
-    """The entries of the row of these buckets. Raises InvalidArgument."""
+def read(
+    spec: AttentionSpec, buckets: Sequence[Bucket], text: str, tritons: tuple[str, ...] = ()
+) -> tuple[Entry, ...]:
+    """The entries of the row of these buckets, executed ones under `tritons`. Raises
+    InvalidArgument.
+    """
     count = len(buckets)
     config, *words = text.split()
     if (config, words) == (_NO_ENTRY, []):
@@ -132,6 +144,7 @@ def read(spec: AttentionSpec, buckets: Sequence[Bucket], text: str) -> tuple[Ent
                 speedup=speedup,
                 max_abs_err_floors=error,
             ),
+            tritons=tritons,
         )
         for bucket, median_us, speedup in zip(buckets, us, speedups, strict=True)
     )

@@ -19,6 +19,7 @@ import yaml
 from flashgen.errors import InvalidArgument, TableError
 from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec, spec_of
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH
@@ -70,6 +71,8 @@ class Table:
         gpu: the GPU.
         runs: the tuning runs.
         entries: what was chosen.
+        executed: further entries, which serve in place of those of the same spec and bucket where
+            the running Triton is one of theirs.
 
     Examples:
         >>> from flashgen import paths
@@ -81,10 +84,29 @@ class Table:
     gpu: Gpu
     runs: tuple[Run, ...] = ()
     entries: tuple[Entry, ...] = ()
+    executed: tuple[Entry, ...] = ()
 
-    def find(self, spec: AttentionSpec, bucket: Bucket) -> Entry | None:
-        """The entry of exactly this spec and bucket."""
-        return next((entry for entry in self.entries if entry.key == (spec, bucket)), None)
+    @property
+    def everything(self) -> tuple[Entry, ...]:
+        """The entries, then those that are executed."""
+        return (*self.entries, *self.executed)
+
+    def of(self, everything: Iterable[Entry]) -> Table:
+        """The table with these entries, executed ones among them."""
+        found = tuple(everything)
+        entries = tuple(entry for entry in found if not entry.tritons)
+        return replace(self, entries=entries, executed=tuple(e for e in found if e.tritons))
+
+    def find(
+        self, spec: AttentionSpec, bucket: Bucket, config: KernelConfig | None = None
+    ) -> Entry | None:
+        """The entry of exactly this spec and bucket; with a config, the executed one that has it
+        before others.
+        """
+        found = [entry for entry in self.everything if entry.key == (spec, bucket)]
+        if config is None or found[-1:] != [e for e in found if e.config == config][-1:]:
+            return next((entry for entry in found if not entry.tritons), None)
+        return found[-1]
 
     def run_of(self, entry: Entry) -> Run | None:
         """The run that an entry of this table comes from; None without its evidence."""
@@ -105,16 +127,22 @@ class Table:
         held = self.find(*entry.key)
         if held and STRENGTH[entry.result.source] < STRENGTH[held.result.source]:
             return self
-        entries = [other for other in self.entries if other.key != entry.key] + [entry]
+        measured = entry.result.source == "measured"
+        stay = [
+            other
+            for other in self.everything
+            if other.key != entry.key
+            or (bool(other.tritons) != bool(entry.tritons) and not measured)
+        ]
         runs = [other for other in self.runs if other.id != name] + ([run] if run else [])
-        return replace(self, entries=tuple(entries), runs=tuple(runs))._in_order()
+        return replace(self.of([*stay, entry]), runs=tuple(runs))._in_order()
 
     def _in_order(self) -> Table:
-        used = {entry.evidence.run for entry in self.entries}
+        used = {entry.evidence.run for entry in self.everything}
         runs = [run for run in self.runs if run.id in used or None in used]
         runs.sort(key=lambda run: (run.date, run.id))
-        entries = sorted(self.entries, key=lambda e: (e.spec.sort_key, e.bucket.low))
-        return replace(self, runs=tuple(runs), entries=tuple(entries))
+        entries = sorted(self.everything, key=lambda e: (e.spec.sort_key, e.bucket.low))
+        return replace(self.of(entries), runs=tuple(runs))
 
 
 def load(path: Path, *, any_name: bool = False) -> Table:
@@ -153,7 +181,7 @@ def load(path: Path, *, any_name: bool = False) -> Table:
 def load_with_evidence(path: Path, *, any_name: bool = False) -> Table:
     """The table of a file, and the evidence that lies beside it. Raises as load does."""
     table = load(path, any_name=any_name)
-    return replace(table, entries=with_evidence(table, evidence_file(path)))
+    return table.of(with_evidence(table, evidence_file(path)))
 
 
 def load_folders(*folders: Path) -> dict[str, Table]:
@@ -182,6 +210,8 @@ def dump(table: Table) -> str:
         *(rows.LEGEND if table.entries else ()),
         "entries:" if table.entries else "entries: []",
         *(rows.lines_of(table.entries) if table.entries else ()),
+        *(("", *rows.EXECUTED_LEGEND, "executed:") if table.executed else ()),
+        *(rows.lines_of(table.executed) if table.executed else ()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -247,10 +277,10 @@ def save(table: Table, path: Path, *, any_name: bool = False) -> None:
         )
     table = table._in_order()
     beside = evidence_file(path)
-    unread = [entry for entry in table.entries if entry.evidence == NO_EVIDENCE]
-    read = with_evidence(replace(table, entries=tuple(unread)), beside) if unread else ()
-    kept = {entry.key: entry for entry in read}
-    evidence = evidence_text(kept.get(entry.key, entry) for entry in table.entries)
+    unread = [entry for entry in table.everything if entry.evidence == NO_EVIDENCE]
+    read = with_evidence(table.of(unread), beside) if unread else ()
+    kept = {(entry.key, entry.tritons): entry for entry in read}
+    evidence = evidence_text(kept.get((e.key, e.tritons), e) for e in table.everything)
     write_whole(path, dump(table), durable=True)
     if evidence or beside.exists():
         write_whole(beside, evidence, durable=True)
@@ -267,7 +297,7 @@ def restamped(table: Table, digests: Mapping[str, str]) -> Table:
         evidence = replace(entry.evidence, digest=new.get(digest or "", digest))
         return replace(entry, evidence=evidence)
 
-    return replace(table, entries=tuple(map(stamped, table.entries)))
+    return table.of(map(stamped, table.everything))
 
 
 def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
@@ -302,12 +332,23 @@ class _Reader(Nodes):
                 schema.start_mark,
                 f"schema {found} {newer} this flashgen, which reads {SCHEMA}; {remedy}",
             )
-        parts = self.keys(root, ("schema", "gpu", "runs", "entries"))
+        parts = self.keys(root, ("schema", "gpu", "runs", "entries", "executed"), ("executed",))
         gpu = self.gpu(parts["gpu"])
         runs = self.runs(parts["runs"])
         marked = self.entries(parts["entries"])
-        self.check(marked, gpu)
-        return Table(gpu=gpu, runs=runs, entries=tuple(entry for entry, _ in marked))
+        executed = self.entries(parts["executed"], executed=True) if "executed" in parts else []
+        held = {entry.key for entry, _ in marked}
+        for entry, mark in executed:
+            if entry.key not in held or entry.result.source != "estimated":
+                self.fail(
+                    mark,
+                    f"{entry.spec.name} {entry.bucket} must be estimated, and stand in place of an "
+                    "entry; remove the row",
+                )
+        for rows_ in (marked, executed):
+            self.check(rows_, gpu)
+        table = Table(gpu=gpu, runs=runs)
+        return table.of(entry for entry, _ in (*marked, *executed))
 
     def gpu(self, node: yaml.Node) -> Gpu:
         gpu: Gpu = self.record(node, Gpu, beside=("slug",))
@@ -331,12 +372,16 @@ class _Reader(Nodes):
             found[run.id] = run
         return tuple(found.values())
 
-    def entries(self, node: yaml.Node) -> list[tuple[Entry, yaml.Mark]]:
-        """The entries, each with its line."""
+    def entries(self, node: yaml.Node, *, executed: bool = False) -> list[tuple[Entry, yaml.Mark]]:
+        """The entries, each with its line; those that are executed name versions of Triton."""
         found = []
-        for group in self.items(node, "entries"):
-            parts = self.keys(group, ("spec", *_PLACE), tuple(_PLACE))
+        for group in self.items(node, "executed" if executed else "entries"):
+            names = ("spec", "triton") if executed else ("spec",)
+            parts = self.keys(group, (*names, *_PLACE), tuple(_PLACE))
             name = parts.pop("spec")
+            tritons = ()
+            if executed:
+                tritons = tuple(self.value(parts.pop("triton"), str, "triton").split())
             try:
                 spec = spec_of(self.value(name, str, "spec"))
             except InvalidArgument as error:
@@ -347,7 +392,7 @@ class _Reader(Nodes):
                 row = parts[low]
                 try:
                     text = self.value(row, str, "a row")
-                    read = rows.read(spec, BUCKETS[_PLACE[low] : end], text)
+                    read = rows.read(spec, BUCKETS[_PLACE[low] : end], text, tritons)
                 except InvalidArgument as error:
                     self.fail(row.start_mark, f"{error}; correct it or remove the row")
                 found += [(entry, row.start_mark) for entry in read]

@@ -58,7 +58,7 @@ class Session:
             request=json.loads(json.dumps(request)),
             run=run,
             table=dump(table),
-            evidence=evidence_text(table.entries),
+            evidence=evidence_text(table.everything),
         )
         kept = _kept(path, table.gpu.slug, notice)
         resumed = kept is not None and kept.request == begin.request
@@ -100,8 +100,7 @@ def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> _Kept | None:
 def _parsed(kept: _Kept, slug: str) -> Table:
     """The table of a record, and its evidence."""
     table = parse(kept.table, Path(f"{slug}.yaml"))
-    entries = with_lines(table, kept.evidence, Path(f"{slug}.jsonl"))
-    return replace(table, entries=entries)
+    return table.of(with_lines(table, kept.evidence, Path(f"{slug}.jsonl")))
 
 
 def run_now(evaluator: Evaluator, shard: tuple[int, int] = (1, 1)) -> Run:

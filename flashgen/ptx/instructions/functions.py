@@ -30,9 +30,13 @@ def function(form: Form) -> Step:
     inner = _FUNCTIONS[form.opcode]
     form.hint("approx", "rn")
     flushes = form.flag("ftz")
-    return elementwise(
-        form, (lambda x: flush(inner(flush(x)))) if flushes else inner, form.format(), 1
-    )
+
+    def applied(x: Array) -> Array:
+        found = flush(inner(flush(x))) if flushes else inner(x)
+        # NaN is 0x7fffffff (PTX ISA 9.7.3), and has no sign of its own.
+        return np.where(np.isnan(found), np.abs(found), found)
+
+    return elementwise(form, applied, form.format(), 1)
 
 
 @instruction("copysign")

@@ -122,6 +122,6 @@ def test_who_has_it() -> None:
         found = [c for c in legal_configs(spec, gpu) if c.schedule == "ampere"]
         assert bool(found) is mma_sync
         for config in found:
-            assert not config.needs_gpu
+            assert config.executed
             assert why_illegal(spec, config.pointer_twin(), gpu) is None
             assert why_illegal(spec, config.textbook(), gpu) is None

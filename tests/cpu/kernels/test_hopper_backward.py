@@ -1,7 +1,4 @@
-"""Schedule hopper's backward text, run by a model of Gluon: its barriers, its rows, its gradients.
-
-As kernels/test_hopper_model.py does for the forward: no GPU and no compiler is here.
-"""
+"""Schedule hopper's backward as Triton compiles it: its barriers, its rows, its gradients."""
 
 from __future__ import annotations
 
@@ -12,20 +9,27 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
+from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.kernels.descriptors import gluon_descriptor_of
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
-from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
-from flashgen.reference.cases import CheckCase
+from flashgen.ptx.findings import CHECKS
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import SHORT_DTYPE, Direction
-from tests.gluon_model import Deadlock, Misuse, ModelKernel
+from tests.executed import (
+    Load,
+    assert_found,
+    assert_right,
+    case,
+    compiled,
+    each,
+    loads,  # noqa: F401  # a fixture
+)
 from tests.makers import make_config, make_spec
 
 DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_fused", "backward_dq")
@@ -64,135 +68,150 @@ def spec_of(
     return make_spec(dtype, dims[0], mask, head_dim_v=dims[1], direction=direction)
 
 
-def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
-    rendered = render(spec, config)
-    return ModelKernel(rendered.source, rendered.text_name, seed)
+VARIANTS = [
+    ("bfloat16", (64, 64), 64, 2),
+    ("float16", (64, 64), 128, 3),
+    ("bfloat16", (128, 128), 64, 2),
+    ("bfloat16", (96, 96), 64, 2),
+    ("bfloat16", (40, 72), 64, 3),
+]
 
 
-def case(
-    sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1
-) -> CheckCase:
-    problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-    return CheckCase(problem=problem, alignment=alignment)
-
-
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
-    ("dtype", "dims", "walked", "stages"),
-    [
-        ("bfloat16", (64, 64), 64, 2),
-        ("float16", (64, 64), 128, 3),
-        ("bfloat16", (128, 128), 64, 2),
-        ("bfloat16", (96, 96), 64, 2),
-        ("bfloat16", (40, 72), 64, 3),
-    ],
+    ("dtype", "dims", "walked", "stages", "direction", "mask"),
+    each(
+        [
+            (*variant, direction, mask)
+            for variant in VARIANTS
+            for direction in DIRECTIONS
+            for mask in ("causal", "none")
+        ],
+        30,
+    ),
 )
 def test_every_variant_is_right(
     direction: Direction, dtype: str, dims: tuple[int, int], walked: int, stages: int, mask: str
 ) -> None:
-    spec, config = spec_of(direction, mask, dims, dtype), hopper(direction, walked, stages)
-    result = check_loaded(model(spec, config), spec, config)
-    assert result.passed, result
+    assert_right(spec_of(direction, mask, dims, dtype), hopper(direction, walked, stages))
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
+ORDERS_OF_PRODUCTS: list[tuple[Direction, str, tuple[int, int], KernelConfig]] = [
+    ("backward_fused", "float16", (192, 128), shared_keys(3)),
+    ("backward_fused", "bfloat16", (64, 64), next_s(128)),
+    ("backward_fused", "float16", (40, 72), next_s(64, 3)),
+    ("backward_fused", "bfloat16", (256, 256), shared_keys()),
+    ("backward_dkv", "bfloat16", (256, 256), shared_keys()),
+]
+
+
 @pytest.mark.parametrize(
-    ("direction", "dtype", "dims", "config"),
-    [
-        ("backward_fused", "bfloat16", (64, 64), next_s(128)),
-        ("backward_fused", "float16", (40, 72), next_s(64, 3)),
-        ("backward_fused", "bfloat16", (256, 256), shared_keys()),
-        ("backward_fused", "float16", (192, 128), shared_keys(3)),
-        ("backward_dkv", "bfloat16", (256, 256), shared_keys()),
-    ],
+    ("direction", "dtype", "dims", "config", "mask"),
+    each([(*way, mask) for mask in ("causal", "none") for way in ORDERS_OF_PRODUCTS]),
 )
 def test_every_order_of_products_is_right(
     direction: Direction, dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str
 ) -> None:
     spec = spec_of(direction, mask, dims, dtype)
     assert why_illegal(spec, config, TARGETS["nvidia_h200"]) is None
-    result = check_loaded(model(spec, config), spec, config)
-    assert result.passed, result
-
-
-@pytest.mark.parametrize("order", ["plain", "longest_first"])
-@pytest.mark.parametrize("walked", [32, 64])
-def test_three_consumers_of_rows(walked: int, order: str) -> None:
-    spec = spec_of("backward_dq", "causal")
-    config = hopper("backward_dq", walked, 3, 12, order)
-    result = check_loaded(model(spec, config), spec, config)
+    result = check_loaded(compiled_as(spec, config), spec, config)
     assert result.passed, result
 
 
 @pytest.mark.parametrize(
-    ("direction", "dim", "config"),
-    [
-        *((direction, 64, hopper(direction)) for direction in DIRECTIONS),
-        ("backward_fused", 64, next_s()),
-        ("backward_fused", 256, shared_keys()),
-    ],
+    ("walked", "order"), each(itertools.product([32, 64], ["plain", "longest_first"]))
 )
+def test_three_consumers_of_rows(walked: int, order: str) -> None:
+    assert_right(spec_of("backward_dq", "causal"), hopper("backward_dq", walked, 3, 12, order))
+
+
+def compiled_as(spec: AttentionSpec, config: KernelConfig) -> ExecutedKernel:
+    """With S of the next tile ahead, a program computes that of a tile after the last from whatever
+    is in its place, and does not use it.
+    """
+    ahead = config.next_s or config.bc == 64
+    return compiled(spec, config, checks=CHECKS - {"initcheck"} if ahead else CHECKS)
+
+
+KINDS: list[tuple[Direction, int, KernelConfig]] = [
+    ("backward_fused", 64, next_s()),
+    *((direction, 64, hopper(direction)) for direction in DIRECTIONS),
+    ("backward_fused", 256, shared_keys()),
+]
+
+
 @pytest.mark.parametrize(
-    ("mask", "alignment"),
-    [("none", "bottom_right"), ("causal", "bottom_right"), ("causal", "top_left")],
+    ("direction", "dim", "config", "mask", "alignment"),
+    each(
+        [
+            (*kind, *mask)
+            for mask in (("causal", "top_left"), ("causal", "bottom_right"), ("none", ""))
+            for kind in KINDS
+        ]
+    ),
 )
 def test_one_to_five_tiles(
     direction: Direction, dim: int, config: KernelConfig, mask: str, alignment: str
 ) -> None:
-    """Every number of uses of a place of the rings, and every remainder, with many interleavings."""
+    """Every number of uses of a place of the rings, and every remainder."""
     spec = spec_of(direction, mask, (dim, dim))
     walked, owned = [1, 63, 64, 65, 128, 191, 257, 320], [1, 193]
+    kernel = compiled_as(spec, config)
     for seed, lengths in enumerate(itertools.product(walked, owned)):
         sq, sk = lengths[::-1] if direction == "backward_dq" else lengths
-        kernel = model(spec, config, seed)
-        cases = [case(sq, sk, alignment, heads=2, kv=1 + seed % 2)]
+        cases = [case(sq, sk, alignment or "bottom_right", heads=2, kv=1 + seed % 2)]
         result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
         assert result.passed, result
 
 
-def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key() -> None:
-    spec, config = spec_of("backward_dkv", "causal"), hopper("backward_dkv")
-    kernel = model(spec, config)
-    assert check_loaded(kernel, spec, config, cases=[case(256, 256, heads=2)]).passed
+def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
+    assert_right(
+        spec_of("backward_dkv", "causal"), hopper("backward_dkv"), [case(256, 256, heads=2, kv=1)]
+    )
     walks = []
-    for loads in kernel.loads:
-        assert [at for *_, at in loads[:2]] == [loads[0][2]] * 2
-        rows = [at for *_, at in loads[2:]]
-        assert rows[::2] == rows[1::2]
-        walks.append((loads[0][2], rows[::2]))
+    for _, copied in sorted(loads.items()):
+        k, v, *_ = [at[2] for _, _, at in copied]
+        assert k == v
+        of_q, of_do = (
+            [at[2] for base, _, at in copied[2:] if base == x]
+            for x in list(dict.fromkeys(base for base, *_ in copied[2:]))[:2]
+        )
+        assert of_q == of_do
+        walks.append((k, of_q))
     assert walks == [(0, [0, 64, 128, 192] * 2), (128, [128, 192] * 2)]
 
 
 @pytest.mark.parametrize("order", ["plain", "longest_first"])
-def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(order: str) -> None:
+def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(
+    order: str,
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
     spec, config = spec_of("backward_dq", "causal"), hopper("backward_dq", order=order)
-    kernel = model(spec, config)
-    assert check_loaded(kernel, spec, config, cases=[case(256, 256)]).passed
+    assert_right(spec, config, [case(256, 256)])
     walks = []
-    for loads in kernel.loads:
-        rows, keys = [at for *_, at in loads[:4]], [at for *_, at in loads[4:]]
+    for _, copied in sorted(loads.items()):
+        rows = [at[2] for _, _, at in copied[:4]]
         assert rows == [rows[0]] * 2 + [rows[0] + 64] * 2
-        assert keys[::2] == keys[1::2]
-        walks.append((rows[0], keys[::2]))
+        of_k, of_v = (
+            [at[2] for base, _, at in copied[4:] if base == x]
+            for x in list(dict.fromkeys(base for base, *_ in copied[4:]))[:2]
+        )
+        assert of_k == of_v
+        walks.append((rows[0], of_k))
     expected = [(0, [0, 64]), (128, [0, 64, 128, 192])]
     assert walks == (expected[::-1] if order == "longest_first" else expected)
 
 
 @pytest.mark.parametrize(
-    ("direction", "dim", "config"),
-    [
-        *((direction, 64, hopper(direction)) for direction in DIRECTIONS),
-        ("backward_fused", 64, next_s()),
-        ("backward_fused", 256, shared_keys()),
-    ],
+    ("direction", "dim", "config", "mask"),
+    each([(*kind, mask) for mask in ("none", "causal") for kind in KINDS], 10),
 )
-@pytest.mark.parametrize("mask", ["none", "causal"])
 def test_scores_far_below_zero(
     direction: Direction, dim: int, config: KernelConfig, mask: str
 ) -> None:
     spec = spec_of(direction, mask, (dim, dim))
-    for gradient in far_below_zero(model(spec, config), spec, config):
+    for gradient in far_below_zero(compiled_as(spec, config), spec, config):
         assert bool(gradient.isfinite().all())
 
 
@@ -207,15 +226,12 @@ def test_a_ragged_end_that_is_not_masked_is_found(
     dim: int, config: KernelConfig, old: str, new: str
 ) -> None:
     spec = spec_of("backward_fused", dims=(dim, dim))
-    rendered = render(spec, config)
-    assert old in rendered.source
-    text = rendered.source.replace(old, new)
-    found = far_below_zero(ModelKernel(text, rendered.text_name), spec, config)
+    found = far_below_zero(compiled(spec, config, 0, old, new), spec, config)
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
 
 
 def far_below_zero(
-    kernel: ModelKernel, spec: AttentionSpec, config: KernelConfig
+    kernel: ExecutedKernel, spec: AttentionSpec, config: KernelConfig
 ) -> tuple[torch.Tensor, ...]:
     """Keys past the end have score 0, far above those that a row sees: P of them is infinite."""
     x = torch.full((1, 1, 70, spec.head_dim), 8.0, dtype=torch.bfloat16)
@@ -232,10 +248,11 @@ def far_below_zero(
 def test_keys_that_no_row_sees_have_no_gradient() -> None:
     """More keys than queries, aligned at the top: the last tile's rows begin past the end."""
     spec, config = spec_of("backward_fused", "causal"), hopper("backward_fused")
-    result = check_loaded(model(spec, config), spec, config, cases=[case(70, 300, "top_left")])
-    assert result.passed, result
+    assert_right(spec, config, [case(70, 300, "top_left")])
 
 
+# Triton puts a fence where a text lacks it, and a barrier between the warps of a partition, so texts
+# without one are no mutants. Mutants of the PTX are in tests/cpu/ptx.
 DONE = "            dk = warpgroup_mma_wait(0, deps=(dk,))\n"
 FREE = "            mbarrier.arrive(empty.index(stage), count=1)\n"
 OF_KEYS = {
@@ -246,7 +263,6 @@ OF_KEYS = {
         "            lse_smem.index(stage).store(lse_log2e)\n",
         "            lse_smem.index(stage).store(lse_log2e)\n"
         "            mbarrier.wait(empty.index(stage), phase ^ 1)\n"),
-    "statistics are not awaited": ("            barrier()\n", ""),
     "a place is given back before it is read": (DONE + FREE, FREE + DONE),
     "a place is never given back": (FREE, ""),
     "Q is not awaited": ("            mbarrier.wait(q_full.index(stage), phase)\n", ""),
@@ -261,9 +277,7 @@ OF_KEYS = {
     "dS is read before it is whole": (
         "            fence_async_shared()\n            token = meet(token)\n",
         "            fence_async_shared()\n"),
-    "dS is not fenced": ("            fence_async_shared()\n", ""),
     "K is overwritten while it is read": ("    token = meet(token)  # nobody reads K any more\n", ""),
-    "gradients are not fenced": ("    fence_async_shared()\n    tma_store(dk", "    tma_store(dk"),
     "dQ of the wrong columns": ("k_tile.slice(WARPGROUP * DQ_DIMS, DQ_DIMS, 1)",
         "k_tile.slice(0, DQ_DIMS, 1)"),
     "dQ of another head": ("        dq_ptr += head_size\n", ""),
@@ -357,7 +371,6 @@ OF_ROWS = {
     "dO is not counted": (
         "q_desc.block_type.nbytes + do_desc.block_type.nbytes", "q_desc.block_type.nbytes"),
     "one arrival empties": ("count=WARPGROUPS", "count=1"),
-    "dQ is not fenced": ("    fence_async_shared()\n    tma_store(dq", "    tma_store(dq"),
     "dQ of another consumer": ("q_tile = q_smem.index(WARPGROUP)", "q_tile = q_smem.index(0)"),
     "the diagonal is not seen": ("<= gl.expand_dims(last_key", "< gl.expand_dims(last_key"),
     "a masked tile too few": ("first_row + diagonal + 1, 0)", "first_row + diagonal + BC, 0)"),
@@ -376,34 +389,27 @@ BROKEN: dict[str, tuple[Direction, int, KernelConfig, dict[str, tuple[str, str]]
 }
 
 
+CASES = [
+    case(128, 128, heads=4, kv=4),
+    case(300, 60, heads=2),
+    case(193, 256, heads=4, kv=2),
+    case(129, 193, "top_left"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kernel", "mutant"), [(name, mutant) for name, row in BROKEN.items() for mutant in row[3]]
+    ("kernel", "mutant"),
+    each([(name, mutant) for name, row in BROKEN.items() for mutant in row[3]], 40),
 )
 def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
     direction, dim, config, mutants = BROKEN[kernel]
-    old, new = mutants[mutant]
-    spec = spec_of(direction, "causal", (dim, dim))
-    rendered = render(spec, config)
-    assert old in rendered.source
-    text = rendered.source.replace(old, new)
-    cases = [
-        case(128, 128, heads=4, kv=4), case(300, 60, heads=2), case(193, 256, heads=4, kv=2), case(129, 193, "top_left"),
-    ]  # fmt: skip
-    for seed in range(5):  # a race is not lost in every order
-        broken = ModelKernel(text, rendered.text_name, seed)
-        try:
-            result = check_loaded(broken, spec, config, cases=cases)
-        except (Deadlock, Misuse):
-            return
-        if not result.passed:
-            return
-    raise AssertionError("the broken text passes")
+    assert_found(spec_of(direction, "causal", (dim, dim)), config, mutants[mutant], CASES)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
     spec, config = spec_of(direction, "causal", (96, 64)), hopper(direction)
-    types = compile_signature(spec, config, model(spec, config).arg_names).types
+    types = compile_signature(spec, config, compiled(spec, config).arg_names).types
     x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
     own = {"q": (64, 128), "k": (64, 128), "do": (64, 64), "dq": (64, 128)}
     if direction != "backward_dq":

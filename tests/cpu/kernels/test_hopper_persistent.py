@@ -1,7 +1,7 @@
-"""Schedule hopper in other orders of tiles, and in programs of many tiles, run by a model of Gluon.
+"""Schedule hopper in other orders of tiles, and in programs of many tiles, as Triton compiles it.
 
-As tests/cpu/kernels/test_hopper_model.py has it for one tile a program: here the rings go on from tile to
-tile, Q is loaded again, and O is stored while the next tile begins.
+As test_hopper_forward.py has it for one tile a program: here the rings go on from tile to tile, Q
+is loaded again, and O is stored while the next tile begins.
 """
 
 from __future__ import annotations
@@ -16,45 +16,55 @@ from flashgen.evaluate.check import cases_of, check_loaded
 from flashgen.evaluate.check_attention import tile_cases
 from flashgen.kernels import launch_forward
 from flashgen.kernels.launch_forward import INTERPRETED, OrderLimits
-from flashgen.kernels.render import render
+from flashgen.ptx import FaultsFound
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
-from tests.cpu.kernels.test_hopper_model import case, hopper, model
-from tests.gluon_model import Deadlock, Misuse, ModelKernel
+from tests.cpu.kernels.test_hopper_forward import hopper
+from tests.executed import (
+    Load,
+    assert_found,
+    assert_right,
+    case,
+    compiled,
+    each,
+    loads,  # noqa: F401  # a fixture
+)
 from tests.makers import make_spec
 
 ALL_ORDERS = ("plain", "longest_first", "head_reversal", "grouped")
+WAYS = [
+    ((96, 96), hopper(192, 64, persistent=True)),
+    ((64, 64), hopper(192, 32, 3)),
+    ((128, 128), hopper()),
+    ((256, 256), hopper(persistent=True)),
+    ((192, 128), hopper(persistent=True)),
+    ((64, 64), hopper(128, 32, 3, persistent=True)),
+]
 
 
-@pytest.mark.parametrize("order", ALL_ORDERS)
 @pytest.mark.parametrize(
-    ("dims", "config"),
-    [
-        ((64, 64), hopper(192, 32, 3)),
-        ((128, 128), hopper()),
-        ((256, 256), hopper(persistent=True)),
-        ((192, 128), hopper(persistent=True)),
-        ((96, 96), hopper(192, 64, persistent=True)),
-        ((64, 64), hopper(128, 32, 3, persistent=True)),
-    ],
+    ("dims", "config", "order"),
+    each([(*way, order) for order in reversed(ALL_ORDERS) for way in WAYS]),
 )
 def test_every_order_is_right(dims: tuple[int, int], config: KernelConfig, order: Any) -> None:
     spec = make_spec("bfloat16", dims[0], "causal", head_dim_v=dims[1])
-    config = replace(config, order=order)
-    result = check_loaded(model(spec, config), spec, config)
-    assert result.passed, result
+    assert_right(spec, replace(config, order=order))
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(
-    ("dim", "config"),
-    [
-        (64, hopper(128, 32, 2, persistent=True)),
-        (64, hopper(192, 32, 3, persistent=True)),
-        (256, hopper(128, 32, 2, persistent=True)),
-    ],
+    ("dim", "config", "mask"),
+    each(
+        [
+            (*way, mask)
+            for mask in ("causal", "none")
+            for way in (
+                (64, hopper(128, 32, 2, persistent=True)),
+                (64, hopper(192, 32, 3, persistent=True)),
+                (256, hopper(128, 32, 2, persistent=True)),
+            )
+        ],
+    ),
 )
 def test_fewer_and_more_tiles_than_programs(dim: int, config: KernelConfig, mask: str) -> None:
     """Five programs, of 1 to 24 tiles of O: each place of a ring begins a tile, and Q is used again.
@@ -69,17 +79,21 @@ def test_fewer_and_more_tiles_than_programs(dim: int, config: KernelConfig, mask
         (1, 6, 2, 3 * br + 5, 193),
     ]
     shapes.append((3, 2, 1, 3 * br + 1, 3 * br + 1))
+    kernel = compiled(spec, config)
     for seed, (batch, heads, kv_heads, sq, sk) in enumerate(shapes):
+        before = kernel.report.blocks
         problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=sq, seq_k=sk)
         cases = [CheckCase(problem=problem, alignment="top_left")]
-        kernel = model(spec, config, seed)
         result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
         assert result.passed, result
-        assert len(kernel.loads) == min(INTERPRETED.sms, batch * heads * -(-sq // br))
+        tiles = batch * heads * -(-sq // br)
+        assert kernel.report.blocks - before == min(INTERPRETED.sms, tiles)
 
 
+@pytest.mark.slow("72 tiles of O")
 def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
+    loads: dict[int, list[Load]],  # noqa: F811
 ) -> None:
     """With as many SMs as tiles no program walks, and a ring that begins anew is not found."""
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, persistent=True)
@@ -90,25 +104,25 @@ def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
     assert cases_of(spec, replace(config, persistent=False)) == tile_cases(spec, config)
     *usual, walked = cases_of(spec, config)
     assert tuple(usual) == tile_cases(spec, config)
-    rendered = render(spec, config)
-    anew = rendered.source.replace("        walked = end\n", "        walked = 0\n")
-    assert check_loaded(ModelKernel(anew, rendered.text_name), spec, config, cases=usual).passed
-    kernel = model(spec, config)
-    assert check_loaded(kernel, spec, config, cases=[walked]).passed
-    of_q = [sum(block == "[1, 1, 64, 64]" for block, _, _ in loads) for loads in kernel.loads]
+    anew = compiled(spec, config, 0, "        walked = end\n", "        walked = 0\n")
+    assert check_loaded(anew, spec, config, cases=usual).passed
+    assert_right(spec, config, [walked])
+    of_q = [sum(box[2] == 64 for _, box, _ in copied) for copied in loads.values()]
     assert len(of_q) == few.sms
     assert min(of_q) >= 3 * config.consumers
-    with pytest.raises((Deadlock, Misuse)):
-        check_loaded(ModelKernel(anew, rendered.text_name), spec, config)
+    with pytest.raises(FaultsFound):
+        check_loaded(anew, spec, config, cases=[walked])
 
 
-@pytest.mark.parametrize("order", ALL_ORDERS)
-def test_each_program_walks_every_fifth_tile_of_its_order(order: Any) -> None:
+@pytest.mark.parametrize("order", each(ALL_ORDERS, 4))
+def test_each_program_walks_every_fifth_tile_of_its_order(
+    order: Any,
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
     """Heads, rows and keys, as the producer loads them; the results say that consumers agree."""
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, order, persistent=True)
     problem = Problem(batch=1, heads=6, kv_heads=3, seq_q=384, seq_k=384)
-    kernel = model(spec, config)
-    assert check_loaded(kernel, spec, config, cases=[CheckCase(problem=problem)]).passed
+    assert_right(spec, config, [CheckCase(problem=problem)])
     rows, heads = (0, 128, 256), range(6)
     together = 2  # K and V of one head do not fit half of INTERPRETED's L2: one group of two heads
     expected = {
@@ -122,11 +136,12 @@ def test_each_program_walks_every_fifth_tile_of_its_order(order: Any) -> None:
             for h in range(first, first + together)
         ],
     }[order]
-    for program, loads in enumerate(kernel.loads):
-        of_q = [(head, at) for block, head, at in loads if block == "[1, 1, 64, 64]"]
+    for program, copied in loads.items():
+        q = next(base for base, box, _ in copied if box[2] == 64)
+        of_q = [(at[1], at[2]) for base, _, at in copied if base == q]
         mine = expected[program :: INTERPRETED.sms]
         assert of_q == [(head, at + rows) for head, at in mine for rows in (0, 64)]
-        keys = [(head, at) for block, head, at in loads if block == "[1, 1, 32, 64]"]
+        keys = [(at[1], at[2]) for _, box, at in copied if box[2] == 32]
         seen = [(head // 2, at) for head, row in mine for at in range(0, row + 128, 32)]
         assert sorted(keys) == sorted(2 * seen), "K and V, once each"
 
@@ -182,33 +197,22 @@ SHARED_MUTANTS = {
 }  # fmt: skip
 
 
-def assert_found(spec: AttentionSpec, config: KernelConfig, old: str, new: str) -> None:
-    """That a persistent kernel with one text in place of another is found wrong."""
-    rendered = render(spec, config)
-    assert old in rendered.source
-    source = rendered.source.replace(old, new)
-    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=257, seq_k=289)
+CASES = [
+    case(257, 289, heads=4, kv=2, batch=2),
     # Few tiles of keys: only then the producer comes to a place that was given back too early.
-    cases = [CheckCase(problem=problem), case(257, 64, "top_left", heads=6)]
-    for seed in range(3):
-        kernel = ModelKernel(source, rendered.text_name, seed)
-        try:
-            result = check_loaded(kernel, spec, config, cases=cases)
-        except (Deadlock, Misuse):
-            return
-        if not result.passed:
-            return
-    pytest.fail("nobody noticed")
+    case(257, 64, "top_left", heads=6),
+]
 
 
-@pytest.mark.parametrize("mutant", PERSISTENT_MUTANTS)
+@pytest.mark.parametrize("mutant", each(PERSISTENT_MUTANTS, 12))
 def test_a_broken_persistent_text_is_found(mutant: str) -> None:
     config = hopper(128, 32, 2, "longest_first", persistent=True)
-    assert_found(make_spec("bfloat16", 64, "causal"), config, *PERSISTENT_MUTANTS[mutant])
+    spec = make_spec("bfloat16", 64, "causal")
+    assert_found(spec, config, PERSISTENT_MUTANTS[mutant], CASES)
 
 
-@pytest.mark.parametrize("mutant", SHARED_MUTANTS)
+@pytest.mark.parametrize("mutant", each(SHARED_MUTANTS))
 def test_a_text_that_breaks_q_by_o_is_found(mutant: str) -> None:
     """At head dim 256 O takes the place of Q, which the producer would load again."""
     config = hopper(128, 32, 2, "longest_first", persistent=True)
-    assert_found(make_spec("bfloat16", 256, "causal"), config, *SHARED_MUTANTS[mutant])
+    assert_found(make_spec("bfloat16", 256, "causal"), config, SHARED_MUTANTS[mutant], CASES)

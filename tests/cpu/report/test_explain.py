@@ -537,4 +537,4 @@ def test_gluon_that_ran_on_no_gpu_is_said(source: Any) -> None:
     question = SimpleNamespace(spec=spec, gpu=gpu)
     found = Ladder(rungs=(selection,), skipped=())
     said = list(explain._served(question, found, Path("generated"), None))  # type: ignore[arg-type]
-    assert any("has not run on a GPU" in line for line in said) is (source == "estimated")
+    assert any("not yet timed on a GPU" in line for line in said) is (source == "estimated")

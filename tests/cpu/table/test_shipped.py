@@ -88,7 +88,7 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
             assert not emit.is_stale(entry)
             assert result.source == ("estimated" if estimable(gpu.arch) else "untimed")
         assert (result.median_us is None) == (result.source == "untimed")
-        # A kernel that has run on a model of Gluon alone is taken for its estimate.
+        # A kernel that was executed on a CPU alone is taken for its estimate.
         assert entry.config.interpretable or result.source != "untimed"
         if entry.tflops is not None:
             assert gpu.peak_tflops is not None

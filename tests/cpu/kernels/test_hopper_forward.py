@@ -1,8 +1,4 @@
-"""Schedule hopper's text, run by a model of Gluon: its barriers, its order of tiles, its results.
-
-No GPU and no compiler is here: what is shown is that the text as it stands waits for all it must
-wait for and for nothing that never comes, whatever the order in which warps and copies proceed.
-"""
+"""Schedule hopper's forward as Triton compiles it: its barriers, its order of tiles, its results."""
 
 from __future__ import annotations
 
@@ -17,14 +13,18 @@ from triton.backends.nvidia.compiler import CUDABackend
 from flashgen.evaluate.check import check_loaded
 from flashgen.kernels.descriptors import gluon_descriptor_of
 from flashgen.kernels.launch import launch
-from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
-from flashgen.reference.cases import CheckCase
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import SHORT_DTYPE
-from tests.gluon_model import Deadlock, Misuse, ModelKernel
+from tests.executed import (
+    Load,
+    assert_found,
+    assert_right,
+    case,
+    compiled,
+    each,
+    loads,  # noqa: F401  # a fixture
+)
 from tests.makers import make_config, make_spec
 
 
@@ -35,78 +35,75 @@ def hopper(
     return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
 
 
-def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
-    rendered = render(spec, config)
-    return ModelKernel(rendered.source, rendered.text_name, seed)
+VARIANTS = [
+    ("bfloat16", (64, 64), hopper(), "causal"),
+    ("bfloat16", (64, 64), hopper(192, 32, 3), "none"),
+    ("bfloat16", (128, 128), hopper(128, 128), "causal"),
+    ("bfloat16", (256, 256), hopper(128, 64), "none"),
+    ("bfloat16", (96, 96), hopper(192, 64), "causal"),
+    ("bfloat16", (192, 192), hopper(128, 32), "none"),
+    ("bfloat16", (192, 128), hopper(128, 64), "causal"),
+    ("float16", (64, 64), hopper(128, 64, 4), "none"),
+]
 
 
-def case(
-    sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1
-) -> CheckCase:
-    problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-    return CheckCase(problem=problem, alignment=alignment)
-
-
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize(
-    ("dtype", "dims", "config"),
-    [
-        ("bfloat16", (64, 64), hopper()),
-        ("bfloat16", (64, 64), hopper(192, 32, 3)),
-        ("bfloat16", (128, 128), hopper(128, 128)),
-        ("bfloat16", (256, 256), hopper(128, 64)),
-        ("bfloat16", (96, 96), hopper(192, 64)),
-        ("bfloat16", (192, 192), hopper(128, 32)),
-        ("bfloat16", (192, 128), hopper(128, 64)),
-        ("float16", (64, 64), hopper(128, 64, 4)),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "dims", "config", "mask"), each(VARIANTS, 8))
 def test_every_variant_is_right(
     dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str
 ) -> None:
-    spec = make_spec(dtype, dims[0], mask, head_dim_v=dims[1])
-    result = check_loaded(model(spec, config), spec, config)
-    assert result.passed, result
+    assert_right(make_spec(dtype, dims[0], mask, head_dim_v=dims[1]), config)
 
 
 @pytest.mark.parametrize(
-    ("mask", "alignment"),
-    [("none", "bottom_right"), ("causal", "bottom_right"), ("causal", "top_left")],
+    ("config", "mask", "alignment"),
+    each(
+        [
+            (config, *mask)
+            for config in (hopper(), hopper(192, 32, 3, "plain"), hopper(128, 32, 2))
+            for mask in (("causal", "top_left"), ("causal", "bottom_right"), ("none", ""))
+        ],
+        9,
+    ),
 )
-@pytest.mark.parametrize("config", [hopper(), hopper(192, 32, 3, "plain"), hopper(128, 32, 2)])
 def test_one_to_five_tiles_of_keys(config: KernelConfig, mask: str, alignment: str) -> None:
-    """Every number of uses of a place of the ring, and every remainder, with many interleavings."""
+    """Every number of uses of a place of the ring, and every remainder."""
     spec, bc = make_spec("bfloat16", 64, mask), config.bc
     lengths = [1, bc - 1, bc, bc + 1, 2 * bc, 3 * bc - 1, 4 * bc + 1, 5 * bc]
+    kernel = compiled(spec, config)
     for seed, (sk, sq) in enumerate(itertools.product(lengths, (1, config.br + 65))):
-        cases = [case(sq, sk, alignment, heads=2)]
-        kernel = model(spec, config, seed)
+        cases = [case(sq, sk, alignment or "bottom_right", heads=2)]
         result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
         assert result.passed, result
 
 
 @pytest.mark.parametrize("order", ["plain", "longest_first"])
-def test_tiles_are_loaded_once_each_from_the_last_that_is_seen(order: str) -> None:
+def test_tiles_are_loaded_once_each_from_the_last_that_is_seen(
+    order: str,
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(order=order)
-    kernel = model(spec, config)
-    assert check_loaded(kernel, spec, config, cases=[case(384, 384)]).passed
+    assert_right(spec, config, [case(384, 384)])
     walks = []
-    for loads in kernel.loads:
-        rows = [at for block, head, at in loads[:2]]
-        assert rows[1] == rows[0] + 64
-        keys = [at for block, head, at in loads[2:]]
-        of_k, of_v = [keys[0], *keys[1:-1:2]], [*keys[2:-1:2], keys[-1]]
+    for _, copied in sorted(loads.items()):
+        (q, _, first), (_, _, second) = copied[:2]
+        assert second[2] == first[2] + 64
+        of_k, of_v = ([at[2] for base, _, at in copied if base == x] for x in _keys(copied, q))
         assert of_k == of_v
-        walks.append((rows[0], of_k))
+        walks.append((first[2], of_k))
     expected = [(row, list(range(row + 64, -1, -64))) for row in (0, 128, 256)]
     assert walks == (expected[::-1] if order == "longest_first" else expected)
+
+
+def _keys(copied: list[Load], q: int) -> list[int]:
+    """The addresses of K and V: what is copied after Q, and before O is stored."""
+    return list(dict.fromkeys(base for base, *_ in copied if base != q))[:2]
 
 
 def test_rows_that_see_no_key() -> None:
     """More queries than keys: the first 100 rows, one whole tile among them where br is 64."""
     spec, config = make_spec("bfloat16", 64, "causal"), hopper()
     q, k, v = (torch.randn(1, 1, n, 64, dtype=torch.bfloat16) for n in (200, 60, 60))
-    o, lse = launch(model(spec, config), spec, config, q, k, v, scale=0.125, diagonal=60 - 200)
+    o, lse = launch(compiled(spec, config), spec, config, q, k, v, scale=0.125, diagonal=60 - 200)
     assert bool((o[:, :, :140] == 0).all())
     assert bool((lse[:, :, :140] == float("-inf")).all())
     assert bool(torch.isfinite(lse[:, :, 140:]).all())
@@ -135,7 +132,6 @@ MUTANTS = {
     "no last turn": ("        row_max = await_turn(row_max, 0)\n", "        pass\n"),
     "turns are never passed on": (
         "        row_max = end_turn(row_max, (WARPGROUP + 1) % WARPGROUPS)\n", ""),
-    "no fence before the store": ("    fence_async_shared()\n    tma_store", "    tma_store"),
     "K in another order than V": ("tile_start, 0]\n        mbarrier", "i * BC - BC, 0]\n        mbarrier"),
     "the diagonal is not seen": (" <= limits", " < limits"),
     "a lane's keys are another's": ("keys & 6", "keys & 2"),
@@ -148,34 +144,21 @@ MUTANTS = {
     "the maximum starts infinite": ("-3.4028234663852886e38", 'float("-inf")'),
     "O of another warpgroup": ("o_smem.index(WARPGROUP)", "o_smem.index(0)"),
     "a sum that is not rescaled": ("row_sum * gl.expand_dims(scale, 1)", "row_sum"),
-    "LSE of one lane": ("gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)", "row_sum[:, 0]"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", each(MUTANTS, 14))
 def test_a_broken_text_is_found(mutant: str) -> None:
-    old, new = MUTANTS[mutant]
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2)
-    rendered = render(spec, config)
-    assert old in rendered.source
-    text = rendered.source.replace(old, new)
     cases = [case(200, 60), case(128, 256, heads=4), case(129, 193, "top_left")]
-    for seed in range(5):  # a race is not lost in every order
-        kernel = ModelKernel(text, rendered.text_name, seed)
-        try:
-            result = check_loaded(kernel, spec, config, cases=cases)
-        except (Deadlock, Misuse):
-            return
-        if not result.passed:
-            return
-    raise AssertionError("the broken text passes")
+    assert_found(spec, config, MUTANTS[mutant], cases)
 
 
 @pytest.mark.parametrize("way", [hopper(192, 64), hopper(192, 64, 2, "grouped", persistent=True)])
 def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
     """Triton keeps binaries by the text of their arguments' types; the order is the kernel's."""
     spec, config = make_spec("bfloat16", 96, "causal"), way
-    types = compile_signature(spec, config, model(spec, config).arg_names).types
+    types = compile_signature(spec, config, compiled(spec, config).arg_names).types
     x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
     for name, rows in {"q": 64, "k": 64, "v": 64, "o": 64}.items():
         host = gluon_descriptor_of(x, rows, 128)

@@ -1,30 +1,18 @@
-"""Schedule ampere's text, run by a model of Gluon: its copies, its tiles, its results."""
+"""Schedule ampere as Triton compiles it for sm_80: its copies, its tiles, its results."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
-from flashgen.evaluate.check import check_loaded
-from flashgen.evaluate.gluon_model import GluonModel, Misuse
-from flashgen.kernels.render import render
-from flashgen.reference.cases import CheckCase
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.problem import Problem
+from tests.executed import assert_found, assert_right, case, each
 from tests.makers import make_config, make_spec
 
 
 def ampere(br: int = 64, bc: int = 32, order: str = "plain") -> KernelConfig:
     return make_config(br, bc, num_warps=br // 16, num_stages=1, schedule="ampere", order=order)
-
-
-def case(seq_q: int, seq_k: int, **options: Any) -> CheckCase:
-    heads = {"heads": options.pop("heads", 1), "kv_heads": options.pop("kv", 1)}
-    problem = Problem(batch=options.pop("batch", 1), seq_q=seq_q, seq_k=seq_k, **heads)
-    return CheckCase(problem=problem, **options)
 
 
 CASES = (
@@ -36,45 +24,32 @@ CASES = (
 )
 
 
-def run(spec: AttentionSpec, config: KernelConfig, line: str = "", broken: str = "") -> bool:
-    """Whether the kernel passes the check, with a line broken or as it is."""
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
-    model = GluonModel(
-        rendered.source.replace(line, broken) if line else rendered.source, rendered.text_name
-    )
-    return check_loaded(model, spec, config, cases=CASES, seed=5).passed
+VARIANTS = [
+    ("bfloat16", (64, 64), ampere()),
+    ("bfloat16", (256, 256), ampere(128, 64)),
+    ("float16", (128, 128), ampere(128, 128)),
+    ("float16", (192, 128), ampere(64, 64)),
+    ("bfloat16", (64, 192), ampere(128, 32)),
+]
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(
-    ("dtype", "dims", "config"),
-    [
-        ("bfloat16", (256, 256), ampere(128, 64)),
-        ("bfloat16", (64, 64), ampere()),
-        ("float16", (128, 128), ampere(128, 128)),
-        ("float16", (192, 128), ampere(64, 64)),
-        ("bfloat16", (64, 192), ampere(128, 32)),
-    ],
-    ids=["d256", "d64", "d128", "d192x128", "d64x192"],
+    ("dtype", "dims", "config", "mask"),
+    each([(*variant, mask) for mask in ("causal", "none") for variant in VARIANTS], 10),
 )
 def test_results(dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str) -> None:
     spec = make_spec(dtype, dims[0], mask, head_dim_v=dims[1])
-    assert run(spec, config)
+    assert_right(spec, config, CASES)
     if spec.causal:
-        assert run(spec, dataclasses.replace(config, order="longest_first"))
+        assert_right(spec, dataclasses.replace(config, order="longest_first"), CASES[:1])
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("mask", each(["causal", "none"]))
 def test_all_short_lengths(mask: str) -> None:
     """Every way in which the masked tiles lie about the diagonal and the end of the keys."""
-    spec = make_spec("bfloat16", 64, mask)
-    rendered = render(spec, ampere())
     lengths = [(q, k) for q in (1, 31, 64, 65) for k in (1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 130)]
     cases = [case(q, k, alignment=a) for q, k in lengths for a in ("bottom_right", "top_left")]
-    model = GluonModel(rendered.source, rendered.text_name)
-    result = check_loaded(model, spec, ampere(), cases=cases, seed=3)
-    assert result.passed, result
+    assert_right(make_spec("bfloat16", 64, mask), ampere(), cases)
 
 
 D256, D256_CAUSAL = make_spec("bfloat16", 256), make_spec("bfloat16", 256, "causal")
@@ -97,24 +72,11 @@ WRONG = {
     "sums of lanes": (D256, "gl.sum(row_sum, 1)", "gl.max(row_sum, 1)"),
     "V is awaited": (D256, WAIT, "        v_ptrs +="),
     "K is awaited": (D256, "        async_copy.wait_group(0)\n        copy_async(v0", "        copy_async(v0"),
-    "the last copy is awaited": (D256, "    async_copy.wait_group(0)\n    # A row", "    # A row"),
     "V takes the place of K": (D256, "(v1, v_ptrs", "(k1, v_ptrs"),
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", each(WRONG, 9))
 def test_a_broken_text_is_found(name: str) -> None:
-    spec, line, broken = WRONG[name]
-    try:
-        assert not run(spec, ampere(), line, broken)
-    except Misuse:
-        return
-
-
-def test_each_copy_is_spoiled_until_it_is_awaited() -> None:
-    """The three that only a wait tells from the right text raise, whatever the numbers are."""
-    for name in ("V is awaited", "K is awaited", "the last copy is awaited"):
-        spec, line, broken = WRONG[name]
-        with pytest.raises(Misuse):
-            run(spec, ampere(), line, broken)
+    spec, *broken = WRONG[name]
+    assert_found(spec, ampere(), (broken[0], broken[1]), CASES)

@@ -1,0 +1,103 @@
+"""Kernels in Gluon as Triton compiles them, executed on the CPU: whole, or with a text broken."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flashgen.evaluate.check import check_loaded
+from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.kernels.render import render
+from flashgen.ptx import FaultsFound, machine
+from flashgen.ptx.block import Block
+from flashgen.ptx.findings import CHECKS, Check
+from flashgen.ptx.tensor_map import TensorMap
+from flashgen.reference.cases import CheckCase
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+
+Load = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""A copy by the TMA unit: the address of its tensor, its box, its coordinates."""
+
+
+def compiled(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    seed: int = 0,
+    old: str = "",
+    new: str = "",
+    checks: Collection[Check] = CHECKS,
+) -> ExecutedKernel:
+    """The kernel of sm_80 or sm_90; with `new` for each `old` of its text."""
+    rendered = render(spec, config)
+    assert old in rendered.source, f"the text to break is not in {rendered.name}: {old}"
+    if old:
+        rendered = replace(rendered, source=rendered.source.replace(old, new))
+    arch = "sm_80" if config.schedule == "ampere" else "sm_90"
+    return ExecutedKernel(rendered, spec, config, arch, seed=seed, checks=checks)
+
+
+def case(
+    sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1, **options: Any
+) -> CheckCase:
+    problem = Problem(batch=options.pop("batch", 1), heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
+    return CheckCase(problem=problem, alignment=alignment, **options)
+
+
+def assert_right(
+    spec: AttentionSpec, config: KernelConfig, cases: Sequence[CheckCase] | None = None
+) -> None:
+    result = check_loaded(compiled(spec, config), spec, config, cases=cases)
+    assert result.passed, result
+
+
+def assert_found(
+    spec: AttentionSpec, config: KernelConfig, broken: tuple[str, str], cases: Sequence[CheckCase]
+) -> None:
+    """That a broken text is found, by a check of the executor or by its results."""
+    kernel = compiled(spec, config, 0, *broken)
+    for seed in range(3):  # what no check finds, not every order shows
+        try:
+            if not check_loaded(kernel, spec, config, cases=cases, seed=seed).passed:
+                return
+        except FaultsFound:
+            return
+    pytest.fail("nobody noticed")
+
+
+def each(names: Iterable[Any], every: int = 0) -> list[Any]:
+    """Parameters of a test, of which make test has each `every`-th, from the first on; 0: none."""
+    slow = pytest.mark.slow("a second a kernel, most of it compilation")
+    return [
+        name if every and place % every == 0 else pytest.param(*_several(name), marks=slow)
+        for place, name in enumerate(names)
+    ]
+
+
+def _several(name: Any) -> tuple[Any, ...]:
+    return name if isinstance(name, tuple) else (name,)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Load]]:
+    """What the TMA unit copies, by block, in the order of issue; filled by launches."""
+    seen: dict[int, list[Load]] = {}
+    current: list[int] = []
+    run_block, places = machine.run_block, TensorMap.places
+
+    def run(block: Block) -> None:
+        current[:] = block.index[:1]
+        seen[current[0]] = []
+        run_block(block)
+
+    def record(self: TensorMap, coordinates: tuple[int, ...]) -> Any:
+        seen[current[0]].append((self.address, self.box, coordinates))
+        return places(self, coordinates)
+
+    monkeypatch.setattr(machine, "run_block", run)
+    monkeypatch.setattr(TensorMap, "places", record)
+    return seen
