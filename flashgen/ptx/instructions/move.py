@@ -6,7 +6,8 @@ import numpy as np
 
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
 from flashgen.ptx.decode import Form, Store, instruction
-from flashgen.ptx.program import Address, Group, Name, Operand, Register
+from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
+from flashgen.ptx.program import Group, Operand, Register
 from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array
 from flashgen.ptx.warp import Mask, Step, Warp
 
@@ -140,18 +141,24 @@ def _extended(form: Form, target: Operand, kind: str) -> Store:
 
 
 def _load_parameter(form: Form, size: int, writes: list[Store]) -> Step:
-    operand = form.operands[1]
-    if not isinstance(operand, Address) or not isinstance(operand.base, Name):
-        form.wrong("a parameter must be loaded by its name")
-    names = [parameter.name for parameter in form.program.parameters]
-    if operand.base.text not in names:
-        form.wrong(f"{operand.base.text} is no parameter")
-    which, begin, raw = names.index(operand.base.text), operand.offset, RAW[size]
+    """By the name of the parameter, or by an address that all lanes have."""
+    address, raw = form.address(1, 8), RAW[size]
+    bytes_read = size * len(writes)
 
     def step(warp: Warp, mask: Mask) -> None:
-        content = warp.block.machine.parameters[which]
-        values = np.frombuffer(content, raw, len(writes), begin)
-        for write, value in zip(writes, values, strict=True):
+        addresses = active(address(warp), mask)
+        which, begin = divmod(int(addresses[0]) - PARAMETER_BASE, PARAMETER_STRIDE)
+        parameters = warp.block.machine.parameters
+        if (addresses != addresses[0]).any() or not 0 <= which < len(parameters):
+            raise warp.fault("memcheck", f"it reads a parameter at {int(addresses[0]):#x}")
+        content = parameters[which]
+        if begin + bytes_read > len(content):
+            raise warp.fault(
+                "memcheck", f"it reads byte {begin} of a parameter that has {len(content)}"
+            )
+        for write, value in zip(
+            writes, np.frombuffer(content, raw, len(writes), begin), strict=True
+        ):
             write(warp, np.full(32, value), mask)
 
     return step

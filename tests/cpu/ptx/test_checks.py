@@ -30,6 +30,7 @@ WRONG: list[tuple[str, Check, str, str]] = [
     ("a vector that is not aligned", "memcheck", "ld.global.v2.b32 {%r1, %r2}, [%d20+4];", "not aligned"),
     ("shared memory of another block", "memcheck", "st.shared.b32 [%r62+900], %r60;", "of which the block has 1024"),
     ("shared memory not aligned", "memcheck", "st.shared.b64 [%r61+4], %d20;", "not aligned"),
+    ("a parameter behind its end", "memcheck", "ld.param.u64 %d1, [p0+8];", "of a parameter that has 8"),
     ("shared memory nobody wrote", "initcheck", "ld.shared.b32 %r1, [%r62];", "which nobody has written"),
     ("a register nobody wrote", "initcheck", "add.s32 %r1, %r2, 1;", "the register %r2"),
     ("two warps write one word", "racecheck", "st.shared.b32 [%r61], %r60;", "nothing orders the two"),
