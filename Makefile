@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-short test-driver-oldest test-flash-attn lint format generate check facts duel docs docs-output screenshots release clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-short test-driver-oldest test-engines test-flash-attn lint format generate check facts duel docs docs-output screenshots release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -36,6 +36,7 @@ help:
 	@echo 'make test-gpu   the tests that need a GPU'
 	@echo 'make test-driver  the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
 	@echo 'make test-driver-short  what of it takes a minute: calls, kept calls, launches, graphs, torch'\''s own calls'
+	@echo 'make test-engines  the plugins of vLLM and SGLang with the classes of their sources; 0.5 GB'
 	@echo 'make test-flash-attn  FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
@@ -72,8 +73,9 @@ slow: $(FOR_ALL)
 # stands in for them. Three equals signs, or pip takes the CPU build, whose version has a suffix.
 TORCH_CUDA := $(VENV)/torch-cuda
 CUDA_HEADERS := $(VENV)/cuda-headers
+ENGINES := $(VENV)/engines
 RECORDING := $(CURDIR)/build/driver
-DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA) LD_LIBRARY_PATH=$(RECORDING) \
+DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA):$(CURDIR)/$(ENGINES)/vllm:$(CURDIR)/$(ENGINES)/needed LD_LIBRARY_PATH=$(RECORDING) \
 TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
 
 # The first of the short ones loads kernels that the others launch again.
@@ -120,6 +122,17 @@ $(TORCH_CUDA): | $(BIN)/python
 $(CUDA_HEADERS): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 	nvidia-cuda-runtime==13.0.96
+
+# The sources of engines, without their extensions and without the torch that their wheels pin. An empty list of devices
+# lets vLLM define its Triton kernels where there is no GPU.
+ENGINE_TESTS := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 TRITON_INTERPRET=1
+ENGINE_PATHS = $(CURDIR)/$(ENGINES)/$(1):$(CURDIR)/$(ENGINES)/needed
+
+test-engines: $(FOR_ALL) | $(ENGINES)
+	$(ENGINE_TESTS) PYTHONPATH=$(call ENGINE_PATHS,vllm) $(BIN)/python -m pytest tests/engines/test_vllm.py
+
+$(ENGINES): | $(FOR_ALL)
+	$(BIN)/python -m tests.engines.sources $@ || { rm -rf $@; exit 1; }
 
 # FlashAttention's own tests of its public functions, from its source distribution, on ours.
 SUITES := $(VENV)/suites

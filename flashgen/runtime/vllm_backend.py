@@ -1,16 +1,19 @@
-"""vLLM's attention backend: what vLLM asks of one, on the operators of runtime/vllm.py.
+"""vLLM's attention backend: what vLLM asks of one, on runtime/paged.py.
 
 Imports vLLM, whose base classes these are: only vLLM loads this module. The methods, arguments and
-fields are those of vLLM 0.33; tests/cpu/runtime/test_vllm.py compares them with its source.
+fields are those of vLLM 0.33; tests/cpu/runtime/test_vllm.py compares them with its source, and
+tests/interpreted/runtime/test_vllm_classes.py runs them with its classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -23,21 +26,25 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_and_cache_flash
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime.vllm import paged_decode, paged_prefill
+from flashgen.runtime import vllm as plugin
+from flashgen.runtime.paged import PagedBatch, PagedLayer, Warmup, prompts_of, warm_up, warmups
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
+
+_E4M3 = ("fp8", "fp8_e4m3")
+_SM_OF_E4M3 = 89
 
 
 class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not installed here
-    """What vLLM asks before it chooses: decoder layers of 16-bit models and caches."""
+    """What vLLM asks before it chooses: decoder layers of 16-bit models."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *_E4M3]
     forward_includes_kv_cache_update = False
 
     @staticmethod
     def get_name() -> str:
         """The member of vLLM's AttentionBackendEnum."""
-        return "CUSTOM"
+        return plugin.NAME
 
     @staticmethod
     def get_impl_cls() -> type[FlashgenImpl]:
@@ -65,6 +72,24 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
         return bool(capability.major >= 8)
 
     @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        """E4m3 caches are written by vLLM's kernel, which needs compute capability 8.9."""
+        if kv_cache_dtype in _E4M3 and device_capability.to_int() < _SM_OF_E4M3:
+            return f"kv_cache_dtype {kv_cache_dtype} needs compute capability 8.9"
+        return None
+
+    @classmethod
     def supports_sink(cls) -> bool:
         """Whether a layer may have attention sinks."""
         return True
@@ -79,56 +104,85 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
         """Whether a batch may have no causal mask."""
         return True
 
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """No: how many splits a decode has depends on the batch."""
+        return False
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """No: the host's lengths say which sequences are decodes of one length."""
+        return False
+
 
 @dataclass(kw_only=True)
-class FlashgenMetadata(AttentionMetadata):  # type: ignore[misc]
-    """One batch: the first `decodes` sequences have one query each, the others are prefills.
-
-    query_starts: int32 (prefills + 1,), where the queries of each prefill begin, counted from the
-    first of them.
-    """
+class FlashgenMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
+    """One batch. tokens: how many queries it has, those of padded sequences included."""
 
     tokens: int
-    decodes: int
-    prefills: int
-    max_query_len: int
-    max_seq_len: int
-    query_starts: Tensor
-    seq_lens: Tensor
-    block_table: Tensor
-    causal: bool
 
 
 class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Makes FlashgenMetadata, once a step for all layers. vLLM puts decodes first."""
+    """Makes FlashgenMetadata, once a step for all layers. vLLM puts decodes first: sequences with
+    one new token, or with as many as are verified of a speculation.
+    """
 
-    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    reorder_batch_threshold = 1
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
+    requires_block_table_width: ClassVar[bool] = True
+    reorder_batch_threshold: int
 
     def __init__(
-        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: Any,
+        device: torch.device,
+        block_table_width: int,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self.pages = block_table_width
+        self._narrow = kv_cache_spec.dtype.itemsize == 1
+        if vllm_config.kernel_config.enable_jit_warmup:
+            FlashgenWarmup(self).register_warmup()
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashgenMetadata:
-        """Raises InvalidArgument where some sequences of a batch are causal and others are not."""
+        """Raises InvalidArgument for a common prefix, and where some sequences of a batch are
+        causal and others are not.
+        """
         common = common_attn_metadata
+        if common_prefix_len:
+            raise InvalidArgument(
+                "common_prefix_len must be 0, for flashgen has no cascade attention: "
+                f"got {common_prefix_len}"
+            )
         if isinstance(common.causal, Tensor):
             raise InvalidArgument("causal must be one bool for the whole batch: got a tensor")
-        decodes, prefills, _, _ = split_decodes_and_prefills(common, decode_threshold=1)
+        decodes, prefills, tokens, _ = split_decodes_and_prefills(
+            common, decode_threshold=self.reorder_batch_threshold, require_uniform=True
+        )
+        queries = max(1, int(common.query_start_loc_cpu[1]))  # the first sequence's
+        if prefills and tokens != decodes * queries:  # an empty sequence among the decodes
+            decodes, prefills, tokens = 0, decodes + prefills, 0
         starts = common.query_start_loc[decodes:]
+        prompts = ()
+        if self._narrow and prefills:
+            on_host = common.query_start_loc_cpu[decodes:].tolist()
+            prompts = prompts_of(on_host, decodes, common.seq_lens, common.block_table_tensor)
         return FlashgenMetadata(
             tokens=common.num_actual_tokens,
             decodes=decodes,
+            queries=queries,
             prefills=prefills,
-            max_query_len=common.max_query_len,
-            max_seq_len=common.max_seq_len,
-            query_starts=starts - decodes if decodes and prefills else starts,
-            seq_lens=common.seq_lens,
-            block_table=common.block_table_tensor,
+            max_q=common.max_query_len,
+            max_k=common.max_seq_len,
+            starts=starts - tokens if decodes and prefills else starts,
+            lengths=common.seq_lens,
+            table=common.block_table_tensor,
             causal=common.causal,
+            prompts=prompts,
         )
 
 
@@ -187,23 +241,10 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
             raise InvalidArgument("output_scale must be None: flashgen's O is not quantized")
         if attn_metadata is None:  # vLLM measures how much memory the model takes
             return output.fill_(0)
-        batch, slopes = attn_metadata, self.alibi_slopes
-        if slopes is not None and slopes.device != query.device:
-            slopes = self.alibi_slopes = slopes.to(query.device)
-        caches = self._caches(kv_cache)
-        options = batch.causal, self.scale, self.window, self.softcap, slopes, self.sinks
-        first, rest = slice(batch.decodes), slice(batch.decodes, batch.tokens)
-        if batch.decodes:
-            paged_decode(
-                output[first], query[first], *caches, batch.seq_lens[first],
-                batch.block_table[first], *options,
-            )  # fmt: skip
-        if batch.prefills:
-            paged_prefill(
-                output[rest], query[rest], *caches, batch.query_starts,
-                batch.seq_lens[batch.decodes :], batch.block_table[batch.decodes :],
-                batch.max_query_len, batch.max_seq_len, *options,
-            )  # fmt: skip
+        own = slice(attn_metadata.tokens)
+        self.paged_layer(query.device).attend(
+            output[own], query[own], *self.pools(kv_cache), attn_metadata, self.scales(layer)
+        )
         return output
 
     def do_kv_cache_update(
@@ -211,11 +252,79 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
     ) -> None:
         """Write key and value into the cache, by vLLM's own kernel."""
         triton_reshape_and_cache_flash(
-            key, value, *self._caches(kv_cache), slot_mapping, self.kv_cache_dtype,
+            key, value, *self.pools(kv_cache), slot_mapping, self.kv_cache_dtype,
             layer._k_scale, layer._v_scale,
         )  # fmt: skip
 
-    def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    def paged_layer(self, device: torch.device) -> PagedLayer:
+        """What this layer asks for, its tensors on the device."""
+        slopes = self.alibi_slopes
+        if slopes is not None and slopes.device != device:
+            slopes = self.alibi_slopes = slopes.to(device)
+        return PagedLayer(
+            scale=self.scale, window=self.window, softcap=self.softcap, alibi_slopes=slopes,
+            sinks=self.sinks,
+        )  # fmt: skip
+
+    def scales(self, layer: Any) -> tuple[Tensor, Tensor] | None:
+        """The scales of K and V in a cache of e4m3."""
+        return (layer._k_scale, layer._v_scale) if self.kv_cache_dtype in _E4M3 else None
+
+    def pools(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """K and V as pools (pages, page_size, kv_heads, head_size), without a copy."""
         pools, dim = kv_cache.transpose(1, 2), self.head_size
+        if self.kv_cache_dtype in _E4M3:
+            pools = pools.view(torch.float8_e4m3fn)
         return pools[..., :dim], pools[..., dim:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupKey:
+    """A launch of a layer's attention; layer: its name, that of the first of equal ones."""
+
+    layer: str
+    case: Warmup
+
+
+class FlashgenWarmup(VllmJitKernel):  # type: ignore[misc]
+    """Compiles what the layers of a builder may need, when vLLM warms up: caches are bound then."""
+
+    CompileKey = WarmupKey
+
+    def __init__(self, builder: FlashgenMetadataBuilder) -> None:
+        super().__init__()
+        self._builder = builder
+        self._layers = builder.vllm_config.compilation_config.static_forward_context
+
+    def get_warmup_keys(self) -> list[WarmupKey]:
+        """The launches of each layer that differs from all before it."""
+        return list(self._keys())
+
+    def _keys(self) -> Iterator[WarmupKey]:
+        builder, seen = self._builder, set()
+        for name in builder.layer_names:
+            impl, cache = self._layers[name].impl, self._layers[name].kv_cache
+            k, _ = impl.pools(cache)
+            kind = (
+                impl.num_heads, impl.num_kv_heads, impl.head_size, impl.window, impl.softcap,
+                impl.alibi_slopes is None, impl.sinks is None, k.dtype, k.stride(), k.shape[1],
+            )  # fmt: skip
+            if kind in seen:
+                continue
+            seen.add(kind)
+            cases = warmups(
+                group=impl.num_heads // impl.num_kv_heads, head_dim=impl.head_size,
+                capacity=builder.pages * k.shape[1], queries=builder.reorder_batch_threshold,
+                narrow=k.element_size() == 1,
+            )  # fmt: skip
+            yield from (WarmupKey(layer=name, case=case) for case in cases)
+
+    def compile(self, compile_key: WarmupKey) -> None:
+        """Launch it over sequences without keys."""
+        layer = self._layers[compile_key.layer]
+        impl, cache = layer.impl, layer.kv_cache
+        warm_up(
+            compile_key.case, impl.paged_layer(cache.device), (impl.num_heads, impl.num_kv_heads),
+            self._builder.vllm_config.model_config.dtype, impl.pools(cache), self._builder.pages,
+            impl.scales(layer),
+        )  # fmt: skip

@@ -1,10 +1,11 @@
-"""The operators of the vLLM backend: what they launch, and that a CUDA graph can capture a decode."""
+"""The operators of engines: what they launch, and that a CUDA graph can capture a decode."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from flashgen.runtime.vllm import paged_decode, paged_prefill
+from flashgen.runtime.paged import paged_decode, paged_prefill
 from tests.driver.cases import tensors
 from tests.driver.events import Launch, Recording
 
@@ -24,15 +25,21 @@ def batch(sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
     return lengths, torch.zeros(sequences, 32, dtype=torch.int32, device="cuda")
 
 
-def test_a_decode_can_be_captured(recording: Recording) -> None:
-    q, out, *_ = tensors(4, HEADS, DIM)
+@pytest.mark.parametrize("narrow", [False, True], ids=["16 bits", "e4m3"])
+@pytest.mark.parametrize("queries", [1, 4], ids=["one token", "speculation"])
+def test_a_decode_can_be_captured(recording: Recording, queries: int, narrow: bool) -> None:
+    q, out, *_ = tensors(4 * queries, HEADS, DIM)
     k, v = pools()
+    scales: tuple[torch.Tensor, ...] = ()
+    if narrow:
+        k, v = (torch.empty_like(x, dtype=torch.float8_e4m3fn) for x in (k, v))
+        scales = tuple(torch.ones((), device="cuda") for _ in range(2))
     lengths, table = batch(4)
     for _ in range(2):
-        paged_decode(out, q, k, v, lengths, table, *OPTIONS)
+        paged_decode(out, q, k, v, lengths, table, queries, *OPTIONS, *scales)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        paged_decode(out, q, k, v, lengths, table, *OPTIONS)
+        paged_decode(out, q, k, v, lengths, table, queries, *OPTIONS, *scales)
     launches = recording.of(Launch)
     assert {each.kernel.split("_")[0] for each in launches} <= {"decode", "combine"}
     assert [each.captured for each in launches[-2:]] == [True, True]
