@@ -83,7 +83,7 @@ def paged_decode(
     splits: 0 lets flashgen choose. Raises InvalidArgument.
     """
     decoder = folders.current().decoder
-    of_sequence = q.unflatten(0, (-1, queries)).transpose(1, 2)
+    of_sequence = q.view(-1, queries, *q.shape[1:]).transpose(1, 2)
     cache = CacheArguments(
         lengths=seq_lens, block_table=block_table, k_scale=_per_head(k_scale),
         v_scale=_per_head(v_scale),
@@ -102,7 +102,7 @@ def paged_decode(
             Call(causal=causal, scale=scale, features=features), of_sequence, k_cache, v_cache,
             cache, key=key, splits=splits or None,
         )  # fmt: skip
-    out.unflatten(0, (-1, queries)).copy_(found[0].transpose(1, 2))
+    out.view(-1, queries, *out.shape[1:]).copy_(found[0].transpose(1, 2))
 
 
 def _sides(window: int, causal: bool) -> Window | None:
@@ -130,6 +130,7 @@ class Prompt:
 class PagedBatch:
     """The sequences of one step.
 
+    tokens     the rows of q that are theirs; the others are padding
     decodes    how many sequences come first, with `queries` new tokens each
     prefills   how many others follow
     max_q      no prefill has more queries; max_k: no sequence has more keys
@@ -140,6 +141,7 @@ class PagedBatch:
     prompts    the prefills one by one; only over a cache of 8 bits
     """
 
+    tokens: int
     decodes: int
     queries: int
     prefills: int
@@ -196,10 +198,11 @@ class PagedLayer:
         batch: PagedBatch,
         scales: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Write the attention of q (tokens, heads, head_dim), the queries of the batch, over the
-        pools k and v (pages, page_size, kv_heads, head_dim) into out, of q's shape. scales: of K
-        and V of 8 bits. Raises InvalidArgument.
+        """Write the attention of q (rows, heads, head_dim) over the pools k and v (pages,
+        page_size, kv_heads, head_dim) into out, of q's shape; rows of padding stay as they are.
+        scales: of K and V of 8 bits. Raises InvalidArgument.
         """
+        out, q = out[: batch.tokens], q[: batch.tokens]
         options = (
             batch.causal, self.scale, self.window, self.softcap, self.alibi_slopes, self.sinks
         )  # fmt: skip
@@ -288,7 +291,7 @@ def warm_up(
     if prefill:
         starts = torch.tensor([0, 1], dtype=torch.int32, device=k.device)
         one = PagedBatch(
-            decodes=case.sequences, queries=1, prefills=1, max_q=1, max_k=case.max_k,
+            tokens=tokens, decodes=case.sequences, queries=1, prefills=1, max_q=1, max_k=case.max_k,
             starts=starts, lengths=lengths, table=table,
         )  # fmt: skip
         layer.attend(out, q, k, v, one)

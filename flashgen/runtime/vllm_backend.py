@@ -27,7 +27,15 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import vllm as plugin
-from flashgen.runtime.paged import PagedBatch, PagedLayer, Warmup, prompts_of, warm_up, warmups
+from flashgen.runtime.paged import (
+    PagedBatch,
+    PagedLayer,
+    Prompt,
+    Warmup,
+    prompts_of,
+    warm_up,
+    warmups,
+)
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
 
 _E4M3 = ("fp8", "fp8_e4m3")
@@ -117,9 +125,7 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
 
 @dataclass(kw_only=True)
 class FlashgenMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
-    """One batch. tokens: how many queries it has, those of padded sequences included."""
-
-    tokens: int
+    """One batch."""
 
 
 class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -167,7 +173,7 @@ class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         if prefills and tokens != decodes * queries:  # an empty sequence among the decodes
             decodes, prefills, tokens = 0, decodes + prefills, 0
         starts = common.query_start_loc[decodes:]
-        prompts = ()
+        prompts: tuple[Prompt, ...] = ()
         if self._narrow and prefills:
             on_host = common.query_start_loc_cpu[decodes:].tolist()
             prompts = prompts_of(on_host, decodes, common.seq_lens, common.block_table_tensor)
@@ -241,9 +247,8 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
             raise InvalidArgument("output_scale must be None: flashgen's O is not quantized")
         if attn_metadata is None:  # vLLM measures how much memory the model takes
             return output.fill_(0)
-        own = slice(attn_metadata.tokens)
         self.paged_layer(query.device).attend(
-            output[own], query[own], *self.pools(kv_cache), attn_metadata, self.scales(layer)
+            output, query, *self.pools(kv_cache), attn_metadata, self.scales(layer)
         )
         return output
 
