@@ -254,6 +254,13 @@ class Form:
         offset = RAW[size](operand.offset % (1 << 8 * size))
         return lambda warp: base(warp) + offset
 
+    def parameter(self, at: int) -> int | None:
+        """How far an address that names a parameter is from the first; None if it names none."""
+        operand = self.operands[at]
+        if not isinstance(operand, Address) or not isinstance(operand.base, Name):
+            return None
+        return self._symbol(operand.base.text) + operand.offset - PARAMETER_BASE
+
     def _symbol(self, name: str) -> int:
         """The address of a variable or parameter."""
         if name in self.symbols:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from flashgen.ptx.tensor_map import swizzled
-from flashgen.ptx.types import Array, bfloat16_to_float, float8_values
+from flashgen.ptx.types import RAW, Array, bfloat16_to_float, float8_values
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,22 @@ ELEMENTS: dict[str, Element] = {
 """Element types by their PTX names."""
 
 
-def _elements(register: Array, element: Element) -> Array:
-    """One 32-bit register of the lanes as 8 rows of consecutive elements."""
-    raw = np.ascontiguousarray(register).view(f"u{element.size}")
-    return element.load(raw).reshape(8, -1)
+def _elements(registers: list[Array], element: Element) -> Array:
+    """For each 32-bit register of the lanes, 8 rows of consecutive elements."""
+    raw = np.array(registers).view(RAW[element.size])
+    return element.load(raw).reshape(len(registers), 8, -1)
 
 
 def matrix_a(registers: list[Array], element: Element) -> Array:
     """A of 16 rows: registers alternate between the upper and the lower 8 rows."""
-    halves = [[_elements(r, element) for r in registers[half::2]] for half in (0, 1)]
-    return np.vstack([np.hstack(half) for half in halves])
+    held = _elements(registers, element)
+    columns = held.reshape(len(registers) // 2, 2, 8, -1)
+    return columns.transpose(1, 2, 0, 3).reshape(16, -1)
 
 
 def matrix_b(registers: list[Array], element: Element) -> Array:
     """B of 8 columns, (k, 8): lanes hold columns."""
-    return np.hstack([_elements(r, element) for r in registers]).T
+    return _elements(registers, element).transpose(0, 2, 1).reshape(-1, 8)
 
 
 def accumulator(registers: list[Array], dtype: np.dtype[np.generic]) -> Array:

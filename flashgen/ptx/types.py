@@ -110,10 +110,13 @@ def float_to_float8(values: Array, name: str) -> Array:
     return np.where(np.isnan(values), 0x7F, bits).astype(np.uint8)
 
 
+_NORMAL, _ZERO = np.float32(np.finfo(np.float32).tiny), np.float32(0)
+
+
 def flush(values: Array) -> Array:
     """Subnormal float32 values to zero of the same sign, as .ftz asks."""
-    tiny = np.abs(values) < np.float32(np.finfo(np.float32).tiny)
-    return np.where(tiny, np.copysign(np.float32(0), values), values)
+    tiny = np.abs(values) < _NORMAL
+    return np.where(tiny, np.copysign(_ZERO, values), values) if tiny.any() else values
 
 
 def _viewed(dtype: Any) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from flashgen.ptx.access import active, find_global, note_global, note_shared_write, shared_offsets
@@ -9,6 +11,7 @@ from flashgen.ptx.clocks import GENERIC, Engine
 from flashgen.ptx.decode import Form, Source, instruction
 from flashgen.ptx.instructions import mbarrier, tensor_copy
 from flashgen.ptx.instructions.move import CACHING
+from flashgen.ptx.memory import Buffer, Words
 from flashgen.ptx.program import Number, Register
 from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Mask, Step, Warp, lanes_of
@@ -99,8 +102,11 @@ def _issue(form: Form) -> Step:
 
         def land() -> None:
             values = np.zeros((len(first), size // 4), np.uint32)
-            for lanes, content, begin, length in reads:
-                rows = content[begin[:, None] + np.arange(length)]
+            for lanes, held, begin, length in reads:
+                if length == size:
+                    values[lanes] = held.of(4)[(begin // 4)[:, None] + units]
+                    continue
+                rows = held.bytes[begin[:, None] + np.arange(length)]
                 values.view(np.uint8).reshape(len(first), size)[lanes, :length] = rows
             words[first[:, None] + units] = values
 
@@ -121,24 +127,33 @@ def _unless(ignored: Source, size: int) -> Source:
 
 def _sources(
     warp: Warp, addresses: Array, lengths: Array, size: int, mask: Mask
-) -> list[tuple[Array, Array, Array, int]]:
-    """What the lanes read: which lanes, of which bytes, from which offsets, how many."""
+) -> list[tuple[Array, Words, Array, int]]:
+    """What the lanes read: which lanes, of which memory, from which offsets, how many bytes."""
     found = []
-    for length in map(int, np.unique(lengths)):
+    alike = (lengths == lengths[0]).all()
+    for length in map(int, lengths[:1] if alike else np.unique(lengths)):
         if not 0 <= length <= size:
             raise warp.fault("memcheck", f"it copies {length} of {size} bytes")
         which = np.flatnonzero(lengths == length)
         if not length:
             continue
         unit = length if length == size else 1
-        parts = [which]
-        buffer = find_global(warp, addresses[which], unit, mask, "copies from")
-        if buffer is None:
-            parts = [which[n : n + 1] for n in range(len(which))]
-        for part in parts:
-            buffer = find_global(warp, addresses[part], unit, mask, "copies from")
-            assert buffer is not None
+        for part, buffer in _parts(warp, addresses, which, unit, mask):
             begin = (addresses[part] - np.uint64(buffer.address)).astype(np.int64)
             note_global(warp, buffer, begin, length, writes=False)
-            found.append((part, buffer.content, begin, length))
+            found.append((part, buffer.words, begin, length))
     return found
+
+
+def _parts(
+    warp: Warp, addresses: Array, lanes: Array, unit: int, mask: Mask
+) -> Iterator[tuple[Array, Buffer]]:
+    """Lanes with the buffer that they read: all of them, or each one if they read several."""
+    buffer = find_global(warp, addresses[lanes], unit, mask, "copies from")
+    if buffer is not None:
+        yield lanes, buffer
+        return
+    for lane in lanes:
+        buffer = find_global(warp, addresses[[lane]], unit, mask, "copies from")
+        assert buffer is not None
+        yield np.array([lane]), buffer

@@ -144,13 +144,19 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> Step:
     """By the name of the parameter, or by an address that all lanes have."""
     address, raw = form.address(1, 8), RAW[size]
     bytes_read = size * len(writes)
+    named = form.parameter(1)
 
     def step(warp: Warp, mask: Mask) -> None:
-        addresses = active(address(warp), mask)
-        which, begin = divmod(int(addresses[0]) - PARAMETER_BASE, PARAMETER_STRIDE)
+        place = named
+        if place is None:
+            addresses = active(address(warp), mask)
+            place = int(addresses[0]) - PARAMETER_BASE
+            if (addresses != addresses[0]).any():
+                raise warp.fault("memcheck", "its lanes read a parameter at different addresses")
+        which, begin = divmod(place, PARAMETER_STRIDE)
         parameters = warp.block.machine.parameters
-        if (addresses != addresses[0]).any() or not 0 <= which < len(parameters):
-            raise warp.fault("memcheck", f"it reads a parameter at {int(addresses[0]):#x}")
+        if not 0 <= which < len(parameters):
+            raise warp.fault("memcheck", f"there is no parameter at {place + PARAMETER_BASE:#x}")
         content = parameters[which]
         if begin + bytes_read > len(content):
             raise warp.fault(
