@@ -74,7 +74,7 @@ def _allocate(form: Form) -> Step:
 
 
 def _free(form: Form) -> Step:
-    """9.7.16.7.2: what was allocated as a whole, when nobody uses it any more."""
+    """9.7.16.7.1: what was allocated as a whole, when nobody uses it any more."""
     form.hint("b32")
     address, count = form.number(0, "u32"), form.number(1, "u32")
 
@@ -98,7 +98,7 @@ def _free(form: Form) -> Step:
 
 
 def _relinquish(warp: Warp, mask: Mask) -> None:
-    """9.7.16.7.3: the block asks for no more columns."""
+    """9.7.16.7.1: the block asks for no more columns."""
     whole_warp(warp, mask)
     memory_of(warp.block).permitted = False
 

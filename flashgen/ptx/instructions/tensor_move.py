@@ -116,7 +116,7 @@ _COPIES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 
 
 def copy(form: Form) -> Step:
-    """9.7.16.9.1: rows of shared memory to lanes, in the order of products."""
+    """9.7.16.9.2: rows of shared memory to lanes, in the order of products."""
     shape, quarters = form.choice(*_COPIES), form.choice(*_QUARTERS)
     if not shape or ({"64": 2, "32": 4}.get(shape[:2], 0) == 0) != (quarters == ""):
         form.unknown("a copy of this shape")

@@ -31,7 +31,7 @@ _TYPES: dict[str, dict[int, str]] = {
     "kind::f8f6f4": {0: "e4m3", 1: "e5m2"},
     "kind::i8": {0: "u8", 1: "s8"},
 }
-"""Element types by kind and field of the instruction descriptor (9.7.16.4.2, table 42)."""
+"""Element types by kind and field of the instruction descriptor (9.7.16.4.2)."""
 
 _K_BYTES = 32
 """Of a row of A or B that one product reads (9.7.16.2.1)."""
