@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashgen import paths
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
 from flashgen.errors import InvalidArgument, ToolchainError, printable
 from flashgen.files import temporary_folder
@@ -22,15 +23,28 @@ if TYPE_CHECKING:
 
 
 def verify(
-    gpu: UseGpu = False, target: Target = None, jobs: Jobs = None, out: Out = Path()
+    gpu: UseGpu = False,
+    target: Target = None,
+    executed: Annotated[
+        bool, typer.Option(help="Execute every kernel on the CPU as Triton compiles it.")
+    ] = False,
+    jobs: Jobs = None,
+    out: Out = Path(),
 ) -> None:
-    """Verify the entries of a table again: legal, compiled as recorded, correct against float64."""
+    """Verify the entries of a table again: legal, compiled as recorded, correct against float64;
+    or execute its kernels, and print what the checks of flashgen.ptx find.
+    """
     from flashgen.spec.known_bugs import warnings_here
     from flashgen.tune.verify import verify as proofs_of
 
     if gpu == (target is not None):
         raise InvalidArgument("verify needs either --gpu or --target SLUG")
     check_least("--jobs", jobs, 1)
+    if executed:
+        if target is None:
+            raise InvalidArgument("--executed goes with --target SLUG: nothing runs on a GPU")
+        _execute(named_table(target, out), out, jobs)
+        return
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
@@ -43,6 +57,26 @@ def verify(
                 failed += not proof.holds
     print(f"{table.gpu.slug}: {len(table.entries) - failed} of {len(table.entries)} entries hold")
     if failed:
+        raise typer.Exit(1)
+
+
+def _execute(table: Table, out: Path, jobs: int | None) -> None:
+    """Print the verdict of each kernel of a table. Raises typer.Exit where one does not hold."""
+    from flashgen.tune.verify import execute
+
+    log = paths.state_dir(out) / f"{table.gpu.slug}-executed.jsonl"
+    found = []
+    for name, result in execute(table, log, jobs):
+        found.append((name, result.holds))
+        for line in result.lines():
+            print(printable(line), flush=True)
+    wrong = {name for name, holds in found if not holds}
+    specs = dict.fromkeys(entry.spec.name for entry in table.everything)
+    print(
+        f"{table.gpu.slug}: {sum(holds for _, holds in found)} of {len(found)} kernels execute "
+        f"right and without a fault, those of {len(specs) - len(wrong)} of {len(specs)} specs"
+    )
+    if wrong:
         raise typer.Exit(1)
 
 
@@ -68,7 +102,7 @@ def sanitize(
     table = named_table(target, out)
     shipped = {
         kernel_name(entry.spec, config): (entry.spec, config)
-        for entry in table.entries
+        for entry in table.everything
         for config in kernels_of(entry)
     }
     failed = 0

@@ -114,6 +114,15 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Execute:
+    """Execute a kernel as it is compiled for `arch`, with all checks of flashgen.ptx."""
+
+    spec: AttentionSpec
+    config: KernelConfig
+    arch: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launches:
     """What is timed, and where. cache: the folder of the kernels' files."""
 
@@ -150,7 +159,7 @@ class Answers:
     device: str
 
 
-Asked = Compile | Precompile | Check | Measure | Final | Answers
+Asked = Compile | Precompile | Check | Execute | Measure | Final | Answers
 Payload = dict[str, Any]
 T = TypeVar("T")
 
@@ -163,7 +172,7 @@ def _executed(asked: Asked) -> bool:
 def task(function: str, asked: Asked, limit_s: float, rank: int = 0) -> Task:
     """The task for a worker to call this function with what is asked; rank as Task has it."""
     kind: Kind = "device"
-    if isinstance(asked, Compile | Precompile) or _executed(asked):
+    if isinstance(asked, Compile | Precompile | Execute) or _executed(asked):
         kind = "compile"
     elif isinstance(asked, Check) and asked.device == "cpu":
         kind = "interpret"
@@ -263,6 +272,14 @@ def check_one(asked: Check) -> Payload:
         return asdict(
             check_kernel(rendered, spec, config, device=device, arch=asked.arch, seed=asked.seed)
         )
+
+
+@_answering(Execute)
+def execute_one(asked: Execute) -> Payload:
+    """The fields of a Sanitized."""
+    from flashgen.evaluate.sanitize import sanitize
+
+    return asdict(sanitize(asked.spec, asked.config, asked.arch))
 
 
 @_answering(Measure)

@@ -1,18 +1,32 @@
 """Verifies the entries of a table again: legal, compiled as recorded, correct against float64.
 
 The evaluator does the work, as in a tuning run; here its results are compared with the table.
+execute() executes every kernel as it is compiled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
+from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
+from flashgen.evaluate.pools import Children
+from flashgen.evaluate.sanitize import Sanitized
+from flashgen.evaluate.tasks import Execute, task
+from flashgen.evaluate.workers.answers import Done, Task
+from flashgen.files import content_of
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome
+from flashgen.spec.records import parsed, record_of, value_of
 from flashgen.table.emit import is_stale, kernels_of
 from flashgen.table.entry import Entry
 from flashgen.table.evidence import missing
@@ -116,3 +130,57 @@ def _other_facts(entry: Entry, outcome: Outcome) -> str:
         f"compiles to {found[0]} bytes of shared memory and {found[1]} registers: "
         f"the entry says {recorded[0]} and {recorded[1]}"
     )
+
+
+EXECUTE_LIMIT_S = 300.0
+"""A kernel takes 2 to 30 s on one core, its compilation included."""
+
+
+def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[str, Sanitized]]:
+    """Execute every kernel of a table as this Triton compiles it, on the cases of the check, and
+    yield the name of its spec with what was found, in the order of the table. `jobs` children work.
+
+    The lines of `log` are the results so far: a run that was cut off goes on, and one that comes to
+    the end deletes them.
+    """
+    kernels = dict.fromkeys((e.spec, config) for e in table.everything for config in kernels_of(e))
+    known = _known(log)
+    children = Children(jobs or cpu_count())
+    try:
+        pending = {
+            (spec, config): children.submit(_execution(spec, config, table.gpu.arch))
+            for spec, config in kernels
+            if render(spec, config).digest not in known
+        }
+        for spec, config in kernels:
+            rendered = render(spec, config)
+            found = known.get(rendered.digest)
+            if found is None:
+                answer = pending[spec, config].result()
+                found = Sanitized(name=rendered.name, digest=rendered.digest, error=str(answer))
+                if isinstance(answer, Done):
+                    found = record_of(Sanitized, answer.value, "the answer")
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with log.open("a") as file:
+                    file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")
+            yield spec.name, found
+    finally:
+        children.close()
+    log.unlink(missing_ok=True)
+
+
+def _execution(spec: AttentionSpec, config: KernelConfig, arch: str) -> Task:
+    asked = Execute(spec=spec, config=config, arch=arch)
+    return task("flashgen.evaluate.tasks:execute_one", asked, EXECUTE_LIMIT_S)
+
+
+def _known(log: Path) -> dict[str, Sanitized]:
+    """The results of a log under this Triton, by digest. Its last line may be cut off."""
+    found: dict[str, Sanitized] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in content_of(log).decode().splitlines():
+            record = value_of(dict[str, Any], parsed(line), "a line")
+            if record.pop("triton", None) == triton_version():
+                result = record_of(Sanitized, record, "a line")
+                found[result.digest] = result
+    return found

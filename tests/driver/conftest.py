@@ -15,6 +15,13 @@ HERE = Path(__file__).parent
 REASON = "needs the recording driver: make test-driver"
 
 
+def pytest_configure() -> None:
+    if "RECORDING_CUDA_LOG" in os.environ:
+        from tests.driver import executing
+
+        executing.remember()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "RECORDING_CUDA_LOG" not in os.environ:
         for item in items:

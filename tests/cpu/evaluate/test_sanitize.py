@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
 import pytest
 
 from flashgen import paths
 from flashgen.evaluate import sanitize as sanitizing
+from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.sanitize import sanitize
 from flashgen.ptx.program import InvalidPtx
 from flashgen.reference.cases import CheckCase
@@ -13,6 +18,9 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 from flashgen.table.table import load
+from flashgen.tune.verify import execute
+from tests.makers import make_config, make_spec
+from tests.tables import made_entry, made_table
 
 CASE = CheckCase(problem=Problem(batch=1, heads=1, kv_heads=1, seq_q=150, seq_k=200))
 
@@ -58,6 +66,20 @@ def test_a_kernel_of_schedule_hopper_is_right_as_it_was_compiled() -> None:
     )  # fmt: skip
     result = sanitize(spec, config, "sm_90", cases=[CASE], seeds=2)
     assert result.holds, result.lines()
+
+
+def test_a_table_is_executed_and_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    spec = make_spec("bfloat16", 64, direction="backward_delta")
+    config = make_config(16, 16, num_warps=2, num_stages=1)
+    table, log = made_table(made_entry(spec, config=config)), tmp_path / "executed.jsonl"
+    ((name, found),) = execute(table, log, 1)
+    assert (name, found.holds) == (spec.name, True)
+    assert not log.exists(), "the run came to its end"
+    held = replace(found, findings=("memcheck: of the log",))
+    lines = [{"triton": triton_version()} | asdict(held), {"triton": "3.5.0"} | asdict(found)]
+    log.write_text("\n".join(map(json.dumps, lines)) + '\n{"triton": "3.')
+    ((_, again),) = execute(table, log, 1)
+    assert again == held
 
 
 def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

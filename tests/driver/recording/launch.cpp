@@ -84,6 +84,22 @@ void record(const Kernel &kernel, const Launch &launch, void **parameters, bool 
       .write();
 }
 
+using Executor = void (*)(const void *kernel, const unsigned *grid, unsigned dynamic_shared, int count,
+                          const int *sizes, void **parameters);
+Executor executor = nullptr;
+
+// Hands a launch to the program's executor, if it named one.
+void execute(const Kernel &kernel, const Launch &launch, void **parameters) {
+  if (!executor) return;
+  std::vector<int> sizes;
+  std::vector<void *> values;
+  for (const Parameter &parameter : kernel.parameters) {
+    sizes.push_back(parameter.size);
+    values.push_back(parameters[parameter.ordinal]);
+  }
+  executor(&kernel, launch.grid, launch.dynamic_shared, static_cast<int>(sizes.size()), sizes.data(), values.data());
+}
+
 // Reads each declared byte of the parameters, as a driver does when it copies them.
 void touch(const Kernel &kernel, void **parameters) {
   static thread_local unsigned char copy[128];
@@ -115,8 +131,17 @@ int launch(const Kernel &kernel, const Launch &launch, void **parameters) {
   if (failure.at_launch) return failure.at_launch;
   if (failure.later) lose(failure.later);
   if (is_captured) return OK;
+  execute(kernel, launch, parameters);
   enqueue(current_device, failure.hangs ? FOREVER_S : kernel_seconds(kernel.name, count(launch.grid)));
   return OK;
 }
 
 }  // namespace recording
+
+// The function that computes launches from now on; null for none. A kernel is its CUfunction.
+API void recording_execute(recording::Executor to) { recording::executor = to; }
+
+// Where the memory lies that holds an address of a device, for the executor; null where none does.
+API void *recording_view(recording::u64 address, recording::u64 *begin, recording::u64 *size) {
+  return recording::allocation_of(address, begin, size) ? recording::host_view(*begin) : nullptr;
+}

@@ -1,0 +1,193 @@
+"""Chooses kernels of schedule hopper for a table: those that are estimated faster than its entries,
+and that flashgen.ptx executes right and without a fault.
+
+    python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200
+    PYTHONPATH=.venv/triton-3.8.0 python benchmarks/choose_executed.py admit nvidia_h200
+
+choose writes the list `executed` of a table anew, for the installed Triton. admit adds that Triton
+to the versions of each of its kernels that compiles without spills there, and is executed right.
+Both resume: what was compiled and executed is kept under --cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import groupby, islice
+from pathlib import Path
+
+from flashgen import paths, settings
+from flashgen.evaluate import offline
+from flashgen.evaluate.offline import OfflineEvaluator
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import Outcome
+from flashgen.spec.space import legal_configs
+from flashgen.table import emit
+from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
+from flashgen.table.table import Table, load_with_evidence, save
+from flashgen.tune.run_files import run_now
+
+DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
+"""The fused backward is left out: its additions are in no fixed order."""
+
+MOST = 4
+"""Candidates of a spec: each tile of 64 and 128 keys for two and three consumers."""
+
+
+def candidates(
+    spec: AttentionSpec, table: Table, chosen: Sequence[Entry]
+) -> tuple[KernelConfig, ...]:
+    """The likely configs of schedule hopper, one tile a program, the longest tiles first where
+    causal: no estimate tells the other orders. float16 takes what bfloat16 took.
+    """
+    if spec.dtype == "float16":
+        twin = replace(spec, dtype="bfloat16")
+        return tuple(dict.fromkeys(entry.config for entry in chosen if entry.spec == twin))
+    order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
+    found = (
+        config
+        for config in legal_configs(spec, table.gpu, on_gpu=True)
+        if config.schedule == "hopper" and config.order == order and not config.persistent
+    )
+    return tuple(islice(found, MOST))
+
+
+def faster(
+    entries: Sequence[Entry],
+    found: Sequence[KernelConfig],
+    evaluator: OfflineEvaluator,
+    run: Run,
+) -> Iterator[Entry]:
+    """For each of the entries of a spec that one kernel beats, that kernel's entry: the candidate
+    that takes the least time for all of them together, relative to theirs, of those that pass.
+    """
+    spec = entries[0].spec
+    times: dict[KernelConfig, list[Outcome]] = {config: [] for config in found}
+    for entry in entries:
+        for config, outcome in zip(
+            found, evaluator.evaluate("timed", spec, entry.problem, found), strict=True
+        ):
+            times[config].append(outcome)
+
+    def share(config: KernelConfig) -> float:
+        pairs = zip(times[config], entries, strict=True)
+        return sum(
+            min(1.0, each.timing.median_us / (held.result.median_us or 1.0)) if each.timing else 1.0
+            for each, held in pairs
+        )
+
+    for config in sorted(found, key=share):
+        if share(config) >= len(entries):
+            return
+        (checked,) = evaluator.evaluate("check", spec, entries[0].problem, [config])
+        print(f"{spec.name} {config.label}: {share(config) / len(entries):.3f} {checked.status}",
+              checked.detail[:200], flush=True)  # fmt: skip
+        if checked.ok and checked.check is not None:
+            break
+    else:
+        return
+    for held, outcome in zip(entries, times[config], strict=True):
+        timing, us = outcome.timing, held.result.median_us
+        if timing is None or us is None or timing.median_us >= us:
+            continue
+        default = held.evidence.default_us
+        yield Entry(
+            spec=spec,
+            bucket=held.bucket,
+            config=config,
+            tritons=(settings.compiling_triton(),),
+            result=Result(
+                source="estimated",
+                median_us=timing.median_us,
+                speedup=default / timing.median_us if default else None,
+                max_abs_err_floors=checked.check.floors,
+            ),
+            evidence=EntryEvidence(
+                run=run.id,
+                digest=short_digest(outcome.digest),
+                problem=held.problem,
+                registers=outcome.registers,
+                shared_bytes=outcome.shared_bytes,
+                candidates=len(found),
+                legal=len(found),
+                default_us=default,
+                low_us=timing.low_us,
+                high_us=timing.high_us,
+            ),
+        )
+
+
+def choose(table: Table, evaluator: OfflineEvaluator) -> Table:
+    """The table with its executed entries chosen anew."""
+    run = run_now(evaluator)
+    run = replace(run, id=run.id.replace("estimated", "executed"))
+    chosen: list[Entry] = []
+    for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
+        entries = [entry for entry in group if entry.result.source == "estimated"]
+        if spec.direction in DIRECTIONS and not spec.featured and entries:
+            found = candidates(spec, table, chosen)
+            chosen += faster(entries, found, evaluator, run)
+    for entry in chosen:
+        table = table.with_entry(entry, run)
+    return table
+
+
+def admit(table: Table, evaluator: OfflineEvaluator) -> Table:
+    """The table with the installed Triton among the versions of each executed entry that holds."""
+    here, kept = settings.compiling_triton(), list(table.entries)
+    for spec, group in groupby(table.executed, key=lambda entry: entry.spec):
+        entries = list(group)
+        holds = True
+        for config in dict.fromkeys(entry.config for entry in entries):
+            for stage in ("compile", "check"):
+                (found,) = evaluator.evaluate(stage, spec, entries[0].problem, [config])  # type: ignore[arg-type]
+                spills = stage == "compile" and bool(found.shortcomings)
+                if not found.ok or spills:
+                    holds = False
+                    why = found.detail if not found.ok else "its loops spill, or overlap too little"
+                    print(
+                        f"{spec.name} {config.label}: {stage} {found.status} {why[:300]}",
+                        flush=True,
+                    )
+        for entry in entries:
+            others = [each for each in entry.tritons if each != here]
+            versions = sorted([*others, here] if holds else others, key=_number)
+            kept.append(replace(entry, tritons=tuple(versions)))
+        print(
+            f"{spec.name}: {'holds' if holds else 'does not hold'} with Triton {version('triton')}",
+            flush=True,
+        )
+    return table.of(kept)
+
+
+def _number(triton: str) -> list[int]:
+    return [int(part) for part in triton.split(".")]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Choose or admit, table by table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("choose", "admit"))
+    parser.add_argument("slug", nargs="+")
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--cache", type=Path, default=Path(".flashgen"))
+    asked = parser.parse_args(arguments)
+    offline.CHECK_LIMIT_S = 900.0  # of a machine that does much else
+    for slug in asked.slug:
+        path = paths.shipped_table(slug)
+        table = load_with_evidence(path)
+        with OfflineEvaluator(table.gpu, asked.cache, asked.jobs) as evaluator:
+            made = (choose if asked.what == "choose" else admit)(table, evaluator)
+        save(made, path)
+        print(f"{slug}: {len(made.executed)} executed entries, {datetime.now(UTC):%H:%M}")
+    emit.write(emit.tables_for(Path()), paths.generated_dir(Path()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
