@@ -1,6 +1,7 @@
 """Machine code for Hopper beside FlashAttention-3's own binaries. CPU only; runs no kernel.
 
     make duel                            fetch the wheels, compile, write results/machine_code.*
+    python benchmarks/machine_code.py --draw                   draw the committed results again
     python benchmarks/machine_code.py --direction forward --head-dim 128      print this part
     python benchmarks/machine_code.py --json                   print the JSON, and write nothing
 
@@ -61,6 +62,8 @@ from flashgen.estimate.machines import MACHINES, Machine, hmma_cycles
 from flashgen.estimate.sm import Replay, Scoreboard, steady_cycles
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
+from flashgen.report import charts
+from flashgen.report.charts import Chart, Line, Scale
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs
@@ -80,6 +83,8 @@ PRODUCTS = {"forward": 2, "backward": 5}
 RING = 2
 """Tiles of K or V that FlashAttention-3 keeps in shared memory."""
 DRAWS, OFF = 8, 0.3
+SHIPS = "flashgen, ships"
+"""A row's `whose` of the kernels that the H100's table names."""
 NOISE = 0.02
 MOST_OF_DECODE = 1.2
 
@@ -525,32 +530,39 @@ def markdown(cells: Sequence[Sequence[Row]], published: Sequence[str]) -> str:
     return "\n".join([*lines, "", summary(cells), ""])
 
 
-def draw(cells: Sequence[Sequence[Row]], path: Path) -> None:
-    """Instructions a score, or a KiB, of each kernel; a panel a direction. Needs matplotlib."""
-    from matplotlib.figure import Figure
+def drawing(rows: Sequence[Row]) -> str:
+    """The SVG file of the causal kernels: how busy each keeps the matrix units, over head dims."""
+    made = [_chart(direction, rows) for direction in ("forward", "backward")]
+    return charts.standalone([charts.lines(chart) for chart in made])
 
-    directions = list(dict.fromkeys(rows[0].direction for rows in cells))
-    figure = Figure(figsize=(5.2 * len(directions), 5.2), dpi=120, layout="constrained")
-    panels = figure.subplots(1, len(directions), squeeze=False)[0]
-    for axes, direction in zip(panels, directions, strict=True):
-        those = [rows for rows in cells if rows[0].direction == direction]
-        for place, rows in enumerate(those):
-            for row in rows:
-                look = ("o", "tab:blue") if row.is_ours else ("_", "black")
-                spills = row.is_ours and row.spills
-                axes.scatter(
-                    place, row.per_score, marker="x" if spills else look[0], color=look[1], s=70
-                )
-        labels = [f"{rows[0].head_dim}\n{rows[0].mask}" for rows in those]
-        axes.set_xticks(range(len(those)), labels, fontsize=8)
-        axes.set_ylim(bottom=0)
-        what = "all warps, a KiB of K and V" if direction == DECODE else "a thread and score"
-        axes.set_title(f"{direction}: instructions of {what}", fontsize=9)
-        axes.grid(axis="y", alpha=0.3)
-    figure.suptitle(
-        "blue: flashgen (crosses spill), black: FlashAttention-3; compiled for sm_90", fontsize=9
+
+def _chart(direction: str, rows: Sequence[Row]) -> Chart:
+    those = [
+        row
+        for row in rows
+        if (row.direction, row.mask, row.spills) == (direction, "causal", 0) and row.cycles
+    ]
+    kinds = {
+        "FlashAttention-3": [row for row in those if not row.is_ours],
+        "flashgen, what ships": [row for row in those if row.whose == SHIPS],
+        "flashgen, hopper": [row for row in those if row.is_ours and row.whose != SHIPS],
+    }
+    dims = sorted({row.head_dim for row in those})
+    return Chart(
+        title=f"{direction}, causal",
+        caption="",
+        x=Scale(name="head dim", at=tuple(map(float, dims))),
+        y=Scale(name=f"{direction}, causal: matrix units busy, %, estimated", log=False, low=0.0),
+        lines=tuple(
+            Line(name=name, points=tuple((float(dim), _busiest(some, dim)) for dim in dims))
+            for name, some in kinds.items()
+        ),
     )
-    figure.savefig(path)
+
+
+def _busiest(rows: Sequence[Row], head_dim: int) -> float:
+    """Of the kernels of a head dim: the largest share of the matrix units' cycles, in percent."""
+    return max(100 / row.cycles for row in rows if row.head_dim == head_dim and row.cycles)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -558,10 +570,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--direction", choices=("forward", "backward", DECODE))
     parser.add_argument("--head-dim", type=int)
+    parser.add_argument("--draw", action="store_true", help="draw the committed results again")
     parser.add_argument("--json", action="store_true", help="print the JSON, and write nothing")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of wheels and cubins")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args(arguments)
+    if asked.draw:
+        rows = [
+            Row(**each) for each in json.loads(asked.out.with_suffix(".json").read_text())["rows"]
+        ]
+        write_whole(asked.out.with_suffix(".svg"), drawing(rows))
+        return 0
     cells = [
         compare(kernel, asked.folder)
         for kernel in KERNELS
@@ -583,7 +602,7 @@ def main(arguments: Sequence[str]) -> int:
     if whole:
         write_whole(asked.out.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
         write_whole(asked.out.with_suffix(".md"), text)
-        draw(cells, asked.out.with_suffix(".png"))
+        write_whole(asked.out.with_suffix(".svg"), drawing([row for rows in cells for row in rows]))
     return 0
 
 

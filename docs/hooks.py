@@ -28,7 +28,7 @@ COPIED = (
     "LICENSE",
     "examples/tour.ipynb",
     f"{RESULTS}/machine_code.md",
-    f"{RESULTS}/machine_code.png",
+    f"{RESULTS}/machine_code.svg",
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
     f"{RESULTS}/search_efficiency.png",

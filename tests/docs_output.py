@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashgen.errors import FlashgenError
+from flashgen.report.charts import standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,15 +104,11 @@ def make(output: Output, folder: Path) -> str:
 
 
 def chart_of(report: str) -> str:
-    """The first chart of a report with its style sheet, as an SVG file."""
+    """The first chart of a report, as an SVG file."""
     chart = re.search(r'<svg class="chart".*?</svg>', report, re.DOTALL)
-    style = re.search(r"<style>(.*?)</style>", report, re.DOTALL)
-    if chart is None or style is None:
+    if chart is None:
         raise FlashgenError("the report has no chart: its log is missing")
-    rules = style[1] + "svg { background: var(--page); }"
-    head = '<svg xmlns="http://www.w3.org/2000/svg"'
-    text = chart[0].replace("<svg", head, 1).replace(">", f"><style>{rules}</style>", 1)
-    return text.replace("><", ">\n<") + "\n"
+    return standalone([chart[0]])
 
 
 def normal(text: str) -> str:

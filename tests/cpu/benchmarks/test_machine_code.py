@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +127,32 @@ def test_the_page_ends_with_that_line() -> None:
     assert "- flashgen, x, 128x128: why" in page
     assert "| ~1000 |" in page
     assert "| 1000 |" in page
+
+
+def test_the_committed_picture_is_drawn_from_the_committed_rows(tmp_path: Path) -> None:
+    for suffix in (".json", ".svg"):
+        shutil.copy(machine_code.RESULT.with_suffix(suffix), tmp_path / f"copy{suffix}")
+    committed = (tmp_path / "copy.svg").read_text()
+    assert machine_code.main(["--draw", "--out", str(tmp_path / "copy")]) == 0
+    assert (tmp_path / "copy.svg").read_text() == committed, "machine_code.py --draw"
+
+
+def test_the_picture_shows_the_busiest_kernel_of_each_sort_that_does_not_spill() -> None:
+    cells = [
+        replace(row(cycles=cycles, per_score=1.0), direction=direction, mask="causal", whose=whose)
+        for direction in ("forward", "backward")
+        for whose, cycles in (
+            ("peer==1", 1.25), ("flashgen, ships", 2.0), ("flashgen, hopper", 1.6),
+            ("flashgen, hopper", 1.0),
+        )
+    ]  # fmt: skip
+    spilling = replace(cells[3], spills=5, cycles=0.5)
+    text = machine_code.drawing([*cells, spilling])
+    assert "flashgen, what ships: head dim 128" in text
+    shown = re.findall(r"<title>([^:<]+): head dim 128, [^<]*estimated ([\d.]+)</title>", text)
+    assert shown == [
+        ("FlashAttention-3", "80"), ("flashgen, what ships", "50"), ("flashgen, hopper", "100"),
+    ] * 2  # fmt: skip
 
 
 def test_drawn_machines_differ_in_latencies_and_bandwidth() -> None:

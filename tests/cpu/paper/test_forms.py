@@ -41,6 +41,7 @@ def test_the_bound_is_approached_from_above() -> None:
 
 def test_a_causal_mask_walks_about_half() -> None:
     assert forms.keys_seen(N, 128, 128, True) == 128 * 36  # 8 tiles of rows: 1 + 2 + ... + 8
+    assert forms.keys_seen(256, 64, 128, True) == 2 * 128 + 2 * 256  # whole tiles of keys
     assert forms.rows_seen(N, 128, 128, True) == 128 * 36
 
 

@@ -4,12 +4,13 @@
 ```bash       runs in an empty folder, where `flashgen` is this checkout's; must be quick
               Both are forks of one process (tests/programs.py).
 ... no-run    after the language: shown only; its flashgen commands must still be ones flashgen takes
-```console, ```text, ```mermaid, ```yaml   shown only
+```console, ```text, ```bibtex, ```yaml   shown only
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import shlex
@@ -20,11 +21,12 @@ from pathlib import Path
 
 import pytest
 
+from flashgen import attention
 from tests import programs
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN_ONLY = {"console", "text", "mermaid", "yaml"}
+SHOWN_ONLY = {"console", "text", "bibtex", "yaml"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +212,16 @@ def test_readme_shows_the_words_of_the_code() -> None:
         assert re.search(rf"^\| `?{word}`? \|", text, re.MULTILINE), (
             f"README.md does not explain {word}"
         )
+
+
+def test_the_call_in_the_readme_has_the_arguments_and_defaults_of_attention() -> None:
+    text = (ROOT / "README.md").read_text()
+    (shown,) = re.findall(r"```python no-run\n(attention\(.*?)```", text, re.DOTALL)
+    call = ast.parse(shown).body[0].value  # type: ignore[attr-defined]
+    known = inspect.signature(attention).parameters
+    assert [name.id for name in call.args] == [n for n, p in known.items() if p.default is p.empty]
+    for given in call.keywords:
+        assert known[given.arg].default == ast.literal_eval(given.value)
 
 
 @pytest.mark.parametrize("line", ["tune --gpuz", "generat --check", "explain --head-dim 64"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from flashgen.errors import FlashgenError
+from flashgen.report.charts import standalone
 from tests import docs_output
 from tests.docs_output import Output
 
@@ -60,8 +62,21 @@ def test_a_command_that_fails_is_named(tmp_path: Path) -> None:
 
 
 def test_a_chart_is_a_file_of_its_own() -> None:
-    report = '<style>.a { b: c }</style><svg class="chart" role="img"><g/></svg><svg class="chart">'
-    made = docs_output.chart_of(report)
-    assert made.startswith('<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img">')
-    assert made.count("<svg") == 1
-    assert ".a { b: c }" in made
+    chart = '<svg class="chart" role="img" aria-label="A chart" viewBox="0 0 340 220"><g/></svg>'
+    made = docs_output.chart_of(f"<p>text</p>{chart}{chart}")
+    assert made.count("<g/>") == 1
+    assert made.startswith(
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="A chart"'
+    )
+    assert "--page: #ffffff" in made
+    assert "prefers-color-scheme: dark" in made
+    with pytest.raises(FlashgenError, match="no chart"):
+        docs_output.chart_of("<p>text</p>")
+
+
+def test_charts_stand_side_by_side() -> None:
+    chart = '<svg class="chart" role="img" aria-label="{}" viewBox="0 0 340 {}"><g/></svg>'
+    made = standalone([chart.format("one", 220), chart.format("two", 240)])
+    assert 'aria-label="one; two" viewBox="0 0 680 240"' in made
+    assert '<svg class="chart" x="340" width="340" height="240"' in made
+    ElementTree.fromstring(made)
