@@ -29,7 +29,7 @@ def test_a_mutant_is_found(row: Row) -> None:
     check(row, most=1)
 
 
-@pytest.mark.slow("runs 800 mutants of PTX")
+@pytest.mark.slow("runs 620 mutants of PTX")
 @pytest.mark.parametrize("row", ROWS, ids=name)
 def test_every_mutant_is_found(row: Row) -> None:
     check(row)
