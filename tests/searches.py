@@ -66,6 +66,7 @@ def run(
     seconds: float | None = None,
     sampler: str = "auto",
     seed: int = 0,
+    likely_first: bool = False,
     notify: Callable[[Progress], None] = lambda _: None,
 ) -> Found:
     with open_log(folder) as log:
@@ -74,6 +75,6 @@ def run(
             evaluator,
             log,
             budget=Budget(trials=trials, seconds=seconds),
-            method=Method(sampler=sampler, seed=seed),  # type: ignore[arg-type]
+            method=Method(sampler=sampler, seed=seed, likely_first=likely_first),  # type: ignore[arg-type]
             notify=notify,
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashgen.errors import FlashgenError
+from flashgen.search.decide import spearman
 from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, Loads, Schedule
@@ -233,26 +234,6 @@ def _geometric(regrets: Sequence[float]) -> float | None:
     if not regrets:
         return None
     return math.exp(statistics.fmean(math.log1p(regret) for regret in regrets)) - 1
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation: Pearson's of the ranks, where equal values share their mean
-    rank.
-
-    None if all values of either are equal.
-    """
-    try:
-        return statistics.correlation(ranks(first), ranks(second))
-    except statistics.StatisticsError:
-        return None
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value, from 1; equal values share their mean rank."""
-    places: dict[float, list[int]] = defaultdict(list)
-    for place, value in enumerate(sorted(values), start=1):
-        places[value].append(place)
-    return [statistics.fmean(places[value]) for value in values]
 
 
 def table_lines(rows: Sequence[Calibration]) -> list[str]:

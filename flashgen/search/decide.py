@@ -39,6 +39,8 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -165,7 +167,10 @@ landscapes lose its winner to this limit, and one to 1.3. They are not kept here
 model of estimate/sm.py nobody has looked again."""
 
 ENOUGH_RATIOS = 8
-"""Measured configs with an estimate, before the ratio of the two is believed."""
+"""Measured configs with an estimate, before the ratio of the two, or their order, says anything."""
+
+LEAST_CORRELATION = 0.4
+"""Of estimates and times, by rank. Estimates below are ignored."""
 
 TIE = 1.05
 """Estimates closer to the best are not told apart: the estimator errs by more than this."""
@@ -210,6 +215,34 @@ def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) ->
         return True
     ratio = min(actual / estimated for estimated, actual in measured)
     return estimate.low_us * ratio <= min(actual for _, actual in measured)
+
+
+def believable(measured: Sequence[tuple[float, float]]) -> bool:
+    """Whether these (estimated, measured) medians agree in order, or are too few to tell."""
+    if len(measured) < ENOUGH_RATIOS:
+        return True
+    correlation = spearman(*zip(*measured, strict=True))
+    return correlation is None or correlation >= LEAST_CORRELATION
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's rank correlation: Pearson's of the ranks, where equal values share their mean
+    rank.
+
+    None if all values of either are equal.
+    """
+    try:
+        return statistics.correlation(ranks(first), ranks(second))
+    except statistics.StatisticsError:
+        return None
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value, from 1; equal values share their mean rank."""
+    places: dict[float, list[int]] = defaultdict(list)
+    for place, value in enumerate(sorted(values), start=1):
+        places[value].append(place)
+    return [statistics.fmean(places[value]) for value in values]
 
 
 ROWS_IN_FLIGHT = 256

@@ -1,20 +1,21 @@
 """Explorer: which configs are evaluated, in which order, and when that ends.
 
 A candidate passes the stages one after the other, in batches; a stage that it fails ends it. On a
-GPU with estimates, compiling runs ahead of measuring: compiled candidates wait, and those that rank
-says are best go on, as trials. In full:
+GPU with estimates, compiling runs ahead of measuring, and only what is measured is a trial:
 
   - All of an enumerated space are compiled before the first is measured; where time is limited,
-    within half of it, and then a batch at a time.
-  - Of a larger space, what other GPUs chose, the seeds and what was chosen for similar specs are
-    compiled, and then measured. After that a sampler proposes, and LOOK_AHEAD times as many are
-    compiled as are measured, in rounds of a batch: the best of all that wait. Before each round it
-    learns about all: the measured time; for one that waits, its estimate, scaled by the ratio of
-    measured times to theirs; for a failure, that it failed.
-  - The promising go first. The postponed go last, if trials and time are left.
-  - A config that cannot win any more is not measured, unless `exhaustive` was asked for by name.
+    within half of it, and then a batch at a time. Of a larger space, the default, what other GPUs
+    chose, the seeds and what was chosen for similar specs are compiled; then the sampler proposes
+    LOOK_AHEAD configs for each that is measured by its estimate. It learns the measured times, and
+    of a config that waits the estimate, times what the estimates of its tile were off by.
+  - A batch has the best estimates of those that wait. The postponed go last, if trials are left.
+    One that cannot win any more is not measured, unless `exhaustive` was asked for by name.
+  - A part of each batch, one in DOUBT, disregards the estimates: first the seeds, then one config
+    of each tile that was never measured, then what the sampler proposes from measured times alone.
+    So an error of the estimates is found.
+  - Estimates that do not rank the measured configs (decide.believable) are ignored for as long as
+    they do not. The whole batch is chosen like that part then.
   - Incumbent, default and seeds are measured whatever is estimated of them.
-  - Only what goes on to be measured is a trial.
 
 Without any estimate, and with no GPU, nobody waits, and each config that is evaluated is a trial.
 
@@ -27,18 +28,19 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import chain, islice
 
-from flashgen.search.decide import can_win, to_measure
+from flashgen.search.decide import believable, can_win, to_measure
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.points import ListedSpace
-from flashgen.search.samplers import Proposer, proposer_for
+from flashgen.search.samplers import proposer_for
 from flashgen.search.space import Budget, Method
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Stage, Status
+from flashgen.spec.outcome import Outcome, Stage, Status, Timing
 
 BATCH = 12
 """Configs proposed and measured at a time. The same on any machine, so that searches end alike."""
@@ -46,6 +48,9 @@ BATCH = 12
 LOOK_AHEAD = 4
 """Configs compiled for one that is measured, where a sampler proposes. They compile side by side
 and are measured one by one; more would keep a machine of few cores from measuring."""
+
+DOUBT = 3
+"""One trial in so many disregards the estimates, while they are believed."""
 
 
 class Explorer:
@@ -58,13 +63,17 @@ class Explorer:
         self._budget = budget
         self._method = method
         self._to_the_last = method.sampler == "exhaustive"
+        self._legal = tuple(dict.fromkeys(self._goal.legal))
+        self._number = {config: number for number, config in enumerate(self._legal)}
+        self._space = ListedSpace([asdict(config) for config in self._legal])
         self._enumerated = self._to_the_last or len(self._goal.order) <= budget.trials
         self._met: dict[KernelConfig, None] = {}  # in the order in which they were considered
         self._waiting: dict[KernelConfig, None] = {}
         self._tried: dict[
             KernelConfig, None
         ] = {}  # in that order, including the incumbent at its own position
-        self._trials = 0
+        self._trials = self._doubts = self._proposals = 0
+        self._most = len(self._goal.order) if self._enumerated else budget.trials
         now, seconds = time.monotonic(), math.inf if budget.seconds is None else budget.seconds
         self._half_time, self._end = now + seconds / 2, now + seconds
 
@@ -79,11 +88,9 @@ class Explorer:
             self._walk(goal.warm[:trials])
         if self._blind:
             self._walk(goal.order[:trials], enough)
-        elif not self._enumerated:
-            self._sample()
-        if self._evidence.on_gpu:
-            left = len(self._waiting) if self._enumerated else trials - self._trials
-            self._measure(left, postponed=True)
+        else:
+            while self._trials < self._most and not self._late and self._round():
+                pass
 
     @property
     def evaluated(self) -> int:
@@ -112,42 +119,103 @@ class Explorer:
         """Whether there is a GPU, and an estimate of any config considered so far."""
         return self._evidence.on_gpu and any(self._estimate_us(c) for c in self._met)
 
+    @property
+    def _trusted(self) -> bool:
+        """Whether there are estimates, and nothing speaks against them."""
+        return self._guided and believable(self._pairs())
+
     def _walk(
         self, configs: Iterable[KernelConfig], enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Evaluate configs in batches, unless `enough`; then measure the promising ones that
-        wait.
+        """Admit configs in batches, unless `enough`. After half of the time budget, what is
+        promising is measured after each batch.
         """
         rest = iter(configs)
         while not enough() and (batch := list(islice(rest, self._ahead(BATCH)))):
             self._admit(batch)
-            if self._waiting and time.monotonic() >= self._half_time:
-                self._measure(len(self._waiting))
-        self._measure(len(self._waiting))
+            while self._half_time <= time.monotonic() < self._end and (best := self._best(BATCH)):
+                self._measure(best)
 
-    def _sample(self) -> None:
-        """Evaluate what the sampler proposes."""
-        legal = list(dict.fromkeys(self._goal.legal))
-        proposer = proposer_for(self._method, ListedSpace([asdict(config) for config in legal]))
-        number_of = {config: number for number, config in enumerate(legal)}
-        while True:
-            self._tell(proposer, number_of)
-            count = min(BATCH, self._budget.trials - self._trials)
-            room = LOOK_AHEAD * self._budget.trials - len(self._met)
-            if count <= 0 or room <= 0 or self._late:
-                return
-            new = [legal[number] for number in proposer.propose(min(room, self._ahead(count)))]
-            if not new:
-                return
-            self._admit(new)
-            self._measure(count)
+    def _round(self) -> bool:
+        """Choose a batch and evaluate it. Returns whether there was anything to do."""
+        before = self._trials, len(self._met)
+        left = self._most - self._trials
+        count = min(BATCH, left)
+        chosen, doubts = list[KernelConfig](), count
+        if self._to_the_last or self._trusted:
+            untried = sum(config in self._goal.first for config in self._waiting)
+            doubts = min(count // DOUBT, self._most // DOUBT - self._doubts)
+            by_estimate = max(0, min(count - doubts, left - untried))
+            for _ in range(0 if self._enumerated else LOOK_AHEAD):
+                self._admit(self._proposed(by_estimate, estimates=True))
+            ended = before[1] == len(self._met)
+            chosen = self._best(by_estimate) or self._best(by_estimate * ended, postponed=True)
+            doubts = max(doubts, min(untried, count - by_estimate))
+        if not self._to_the_last:
+            chosen += self._doubted(doubts, chosen)
+        self._measure(chosen)
+        return before != (self._trials, len(self._met))
 
-    def _tell(self, proposer: Proposer, number_of: Mapping[KernelConfig, int]) -> None:
-        """Pass the results of all configs considered so far to the sampler, except pending ones."""
+    def _doubted(self, count: int, chosen: Collection[KernelConfig]) -> list[KernelConfig]:
+        """Configs to measure whatever is estimated of them: those that the search started with, one
+        of each tile that was never measured, then what the sampler proposes from measured times.
+        """
+        found = [c for c in self._waiting if c in self._goal.warm and c not in chosen][:count]
+        if len(found) < count:
+            found += self._of_new_tiles(count - len(found), [*chosen, *found])
+        if missing := count - len(found):
+            taken = [*chosen, *found, *(self._best(len(self._waiting)) if self._trusted else ())]
+            proposed = self._proposed(missing, but=taken)
+            self._admit([config for config in proposed if config not in self._met])
+            found += [config for config in proposed if config in self._waiting]
+        self._doubts += len(found)
+        return found
+
+    def _of_new_tiles(self, count: int, chosen: Collection[KernelConfig]) -> list[KernelConfig]:
+        """Configs of tiles of which none was measured, one each: an estimator errs by tile, because
+        the loop that it replays is a tile's. It is the one most like the best measured.
+        """
+        measured = [c for c in self._tried if self._measured_us(c)]
+        best = min(measured, key=lambda c: self._measured_us(c) or math.inf, default=None)
+        if best is None or not self._guided:
+            return []
+        known = {_tile(config) for config in (*self._tried, *chosen)}
+        like = asdict(best)
+        found: dict[tuple[int, int], KernelConfig] = {}
+        for config in sorted(self._legal, key=lambda c: -_shared(asdict(c), like)):
+            tile = _tile(config)
+            if tile not in known and (config not in self._met or config in self._waiting):
+                found.setdefault(tile, config)
+        first = sorted(found.values(), key=lambda c: -_shared(asdict(c), like))[:count]
+        new = [config for config in first if config not in self._met]
+        self._admit(new[: max(0, self._room)])
+        return [config for config in first if config in self._waiting]
+
+    def _proposed(
+        self, count: int, *, estimates: bool = False, but: Iterable[KernelConfig] = ()
+    ) -> list[KernelConfig]:
+        """The sampler's proposals from all results so far, and from the estimates of those that
+        wait, or in disregard of them.
+        """
+        count = min(count, self._room)
+        if count <= 0:
+            return []
+        self._proposals += 1
+        seed = (self._method.seed + self._proposals) % 2**32
+        proposer = proposer_for(replace(self._method, seed=seed), self._space)
+        proposer.exclude(self._number[config] for config in but if config in self._number)
+        expected = self._expected_us() if estimates else {}
         for config in self._met:
-            value = self._value_us(config)
-            if config in number_of and (value is not None or config not in self._waiting):
-                proposer.learn(number_of[config], value)
+            waits = config in self._waiting
+            value = expected.get(config) if waits else self._measured_us(config)
+            if config in self._number and (value is not None or not waits):
+                proposer.learn(self._number[config], value)
+        return [self._legal[number] for number in proposer.propose(count)]
+
+    @property
+    def _room(self) -> int:
+        """How many configs may still be compiled."""
+        return LOOK_AHEAD * self._budget.trials - len(self._met)
 
     def _ahead(self, count: int) -> int:
         """The number of configs to compile for this number to measure."""
@@ -164,26 +232,31 @@ class Explorer:
             self._trials += len(batch)
             self._try(compiled)
 
-    def _measure(self, most: int, *, postponed: bool = False) -> None:
-        """Take the best waiting configs, at most `most`, through all stages, a batch at a time."""
-        while (batch := self._next(min(most, BATCH), postponed)) and not self._late:
-            most -= len(batch)
-            self._trials += len(batch)
-            for config in batch:
-                del self._waiting[config]
-            self._try(batch)
+    def _measure(self, batch: Sequence[KernelConfig]) -> None:
+        """Take configs that wait through all stages."""
+        self._trials += len(batch)
+        for config in batch:
+            del self._waiting[config]
+        self._try(batch)
 
-    def _next(self, count: int, postponed: bool) -> list[KernelConfig]:
-        """The next waiting configs to measure."""
-        compiled = self._evidence.ask("compile", self._waiting)
-        first, last = to_measure(compiled, self._least_us(), self._goal.first)
-        pairs = self._pairs()
+    def _best(self, count: int, *, postponed: bool = False) -> list[KernelConfig]:
+        """The next configs to measure by their estimates."""
+        expected, pairs = self._expected_us(), self._pairs()
+        measured = [us for config in self._tried if (us := self._measured_us(config))]
+        least_us = min([*expected.values(), *measured], default=math.inf)
+        compiled = {
+            outcome.config: outcome for outcome in self._evidence.ask("compile", self._waiting)
+        }
+        first, last = to_measure(
+            [_estimated(outcome, expected.get(config)) for config, outcome in compiled.items()],
+            least_us, self._goal.first,
+        )  # fmt: skip
         return [
             outcome.config
             for outcome in (first + last if postponed else first)
             if self._to_the_last
             or outcome.config in self._goal.first
-            or can_win(outcome.estimate, pairs)
+            or can_win(compiled[outcome.config].estimate, pairs)
         ][:count]
 
     def _try(self, configs: Sequence[KernelConfig]) -> None:
@@ -208,27 +281,28 @@ class Explorer:
             configs = [outcome.config for outcome in outcomes if outcome.ok]
         return configs
 
-    def _least_us(self) -> float:
-        """The least estimate of the configs considered so far, without failed ones.
-
-        The estimate of a config that was wrong, or was dropped as slow, does not describe it.
+    def _expected_us(self) -> dict[KernelConfig, float]:
+        """Expected microseconds of the waiting configs that have estimates: the estimate, times
+        what the estimates of its tile were off by, and of all tiles as far as few were measured.
         """
-        failed, stages = self._evidence.failed, self._evidence.stages
-        sound = (c for c in self._met if not any(failed(stage, c) for stage in stages))
-        return min((self._estimate_us(c) or math.inf for c in sound), default=math.inf)
+        errors: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for config in self._tried:
+            estimate, actual = self._estimate_us(config), self._measured_us(config)
+            if estimate and actual:
+                errors[_tile(config)].append(math.log(actual / estimate))
+        common = statistics.median(chain.from_iterable(errors.values())) if errors else 0.0
+        expected = {}
+        for config in self._waiting:
+            if estimate := self._estimate_us(config):
+                own = errors.get(_tile(config), [])
+                error = (sum(own) + common) / (len(own) + 1)
+                expected[config] = estimate * math.exp(error)
+        return expected
 
     def _pairs(self) -> list[tuple[float, float]]:
         """Estimated and measured medians of the configs tried, in microseconds."""
         pairs = ((self._estimate_us(c), self._measured_us(c)) for c in self._tried)
         return [(estimated, actual) for estimated, actual in pairs if estimated and actual]
-
-    def _value_us(self, config: KernelConfig) -> float | None:
-        """Microseconds for the sampler to learn from; None if there are none."""
-        if config not in self._waiting:
-            return self._measured_us(config)
-        estimated, pairs = self._estimate_us(config), self._pairs()
-        scale = statistics.median(actual / guess for guess, actual in pairs) if pairs else 1.0
-        return scale * estimated if estimated else None
 
     def _estimate_us(self, config: KernelConfig) -> float | None:
         outcome = self._evidence.get("compile", config)
@@ -245,3 +319,18 @@ class Explorer:
         if self._guided and not self._enumerated:
             planned += (LOOK_AHEAD - 1) * planned / len(self._evidence.stages)
         self._evidence.planned = planned + len(goal.rivals) + 1 + RUNNERS_UP
+
+
+def _estimated(outcome: Outcome, us: float | None) -> Outcome:
+    """The outcome with this estimate, if there is any."""
+    timing = us and Timing(median_us=us, low_us=us, high_us=us)
+    return replace(outcome, estimate=timing) if timing else outcome
+
+
+def _shared(one: Mapping[str, object], other: Mapping[str, object]) -> int:
+    """How many parameters are equal."""
+    return sum(value == other[name] for name, value in one.items())
+
+
+def _tile(config: KernelConfig) -> tuple[int, int]:
+    return config.br, config.bc

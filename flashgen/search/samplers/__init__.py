@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from flashgen.search.space import Method
@@ -18,12 +18,17 @@ class Proposer(ABC):
     def __init__(self, space: Space) -> None:
         self._space = space
         self._learnt: dict[int, float | None] = {}
+        self._excluded: set[int] = set()
 
     @abstractmethod
     def propose(self, count: int) -> list[int]:
         """Up to `count` numbers of points that were neither proposed nor learnt; fewer if none are
         left.
         """
+
+    def exclude(self, numbers: Iterable[int]) -> None:
+        """Never propose these points."""
+        self._excluded.update(numbers)
 
     def learn(self, number: int, value: float | None) -> None:
         """Record the result of a point: a value, lower is better, or None for a failure.

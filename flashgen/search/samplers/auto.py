@@ -142,7 +142,7 @@ class AutoProposer(Proposer):
 
     def _is_new(self, number: int) -> bool:
         """Whether a point was neither proposed nor learnt."""
-        return number not in self._learnt and number not in self._pending
+        return not any(number in each for each in (self._learnt, self._pending, self._excluded))
 
     def _new(self, numbers: Iterable[int]) -> list[int]:
         """The new points among these, in the order of the space."""

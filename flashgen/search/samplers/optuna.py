@@ -79,7 +79,8 @@ class OptunaProposer(Proposer):
 
     def _new(self, numbers: Sequence[int]) -> list[int]:
         """Those that were neither proposed nor learnt."""
-        return [n for n in numbers if n not in self._learnt and n not in self._pending]
+        known = (self._learnt, self._pending, self._excluded)
+        return [number for number in numbers if not any(number in each for each in known)]
 
     def _ask(self) -> list[int]:
         """One proposal: a new point, or none if it was answered at once."""
@@ -88,7 +89,7 @@ class OptunaProposer(Proposer):
         number = int(self._space.numbers(np.array([codes], dtype=np.int64))[0])
         if number == ILLEGAL:
             self._tell(trial, None)
-        elif number in self._pending:
+        elif number in self._pending or number in self._excluded:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         elif number in self._learnt:
             self._tell(trial, self._learnt[number])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flashgen.search.explore import BATCH, LOOK_AHEAD
+from flashgen.search.explore import BATCH, DOUBT, LOOK_AHEAD
 from flashgen.search.goal import Found, Goal, Progress, goal_for
 from flashgen.search.samplers import Proposer
 from flashgen.spec.config import KernelConfig
@@ -29,6 +29,11 @@ SEED = make_config(32, 32)
 def noisy(config: KernelConfig) -> float:
     """An estimate within 20 % of half the time, by a draw that is the config's own."""
     return landscape(config) / 2 * random.Random(config.label).uniform(0.8, 1.2)
+
+
+def half(config: KernelConfig) -> float:
+    """An estimate that is right up to a factor."""
+    return landscape(config) / 2
 
 
 def guided(guess: Callable[[KernelConfig], float | None] = noisy, **fields: Any) -> FakeEvaluator:
@@ -48,7 +53,7 @@ class TestEnumerated:
     def test_all_are_compiled_and_then_measured_in_the_order_of_their_estimates(
         self, tmp_path: Path
     ) -> None:
-        evaluator = guided()
+        evaluator = guided(half)
         found = self.run(tmp_path, evaluator)
         for stage in ("check", "rough"):
             assert evaluator.configs(stage) == [DEFAULT, *(c for c in self.order() if c != DEFAULT)]
@@ -60,10 +65,10 @@ class TestEnumerated:
     @staticmethod
     def order() -> list[KernelConfig]:
         """The promising by estimate, and the seeds among them; then the others."""
-        least = min(map(noisy, SPACE))
-        later = {c for c in SPACE if noisy(c) > 1.5 * least} - {DEFAULT, SEED}
+        least = min(map(half, SPACE))
+        later = {c for c in SPACE if half(c) > 1.5 * least} - {DEFAULT, SEED}
         assert 5 < len(later) < len(SPACE) - 5
-        return sorted(SPACE, key=lambda c: (c in later, noisy(c)))
+        return sorted(SPACE, key=lambda c: (c in later, half(c)))
 
     def test_estimate_and_measurement_stand_side_by_side(self, tmp_path: Path) -> None:
         found = self.run(tmp_path, guided())
@@ -88,7 +93,7 @@ class TestEnumerated:
     def test_those_without_an_estimate_keep_their_places(self, tmp_path: Path) -> None:
         """As of the space of an H200, where a schedule that no estimate is for stands first."""
         blind = set(SPACE[:6]) - {DEFAULT, SEED}
-        known = {config: noisy(config) for config in SPACE if config not in blind}
+        known = {config: half(config) for config in SPACE if config not in blind}
         evaluator = guided(table(known, None))
         self.run(tmp_path, evaluator)
         assert len(blind) >= 4
@@ -110,7 +115,7 @@ class TestEnumerated:
         """It is estimated at a tenth, which would postpone all others."""
         bad = SPACE[4]
         evaluator = guided(
-            lambda c: 5.0 if c == bad else noisy(c),
+            lambda c: 5.0 if c == bad else half(c),
             failing=lambda stage, c: Status.WRONG if (stage, c) == ("check", bad) else None,
         )
         self.run(tmp_path, evaluator)
@@ -122,7 +127,7 @@ class TestEnumerated:
     ) -> None:
         clock = itertools.count()
         monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-        evaluator = guided()
+        evaluator = guided(half)
         found = self.run(tmp_path, evaluator, seconds=20.0)
         measured = evaluator.configs("rough")
         assert len(evaluator.configs("compile")) == len(SPACE) > len(measured) > BATCH
@@ -168,9 +173,10 @@ class TestStop:
         evaluator = self.evaluator()
         found = run(tmp_path, evaluator, trials=len(SPACE))
         first = set(sorted(SPACE, key=landscape)[:BATCH])  # before anything is known
-        measured = set(SPACE) - self.hopeless() | first | {DEFAULT, SEED}
-        assert set(evaluator.configs("rough")) == measured
+        measured = set(evaluator.configs("rough"))
+        assert measured >= set(SPACE) - self.hopeless() | {DEFAULT, SEED}
         assert {DEFAULT, SEED} < self.hopeless() - first
+        assert len(measured - (set(SPACE) - self.hopeless())) <= BATCH + len(SPACE) // DOUBT
         assert found.winner.config == BEST
         assert not found.exhaustive
 
@@ -200,22 +206,15 @@ class TestSampled:
         evaluator = guided(self.guess, us=self.us, band=(0.1, 2.0))
         return run(folder, evaluator, **fields), evaluator
 
-    def test_one_at_1_6_is_not_measured_when_the_trials_run_out(self, tmp_path: Path) -> None:
-        for seed in range(3):
-            found, evaluator = self.run(tmp_path / str(seed), trials=len(SPACE) - 2, seed=seed)
-            assert self.FAR in evaluator.configs("compile")
-            assert self.FAR not in evaluator.configs("check")
-            assert len(evaluator.configs("check")) == found.candidates == len(SPACE) - 2
-
-    def test_it_is_when_they_do_not(self, tmp_path: Path) -> None:
-        """The last trial but one is left to it: one of the space never compiles."""
+    def test_one_at_1_6_is_measured_in_the_end(self, tmp_path: Path) -> None:
+        """One of the space never compiles, so there are trials for all others."""
         broken = SPACE[5]
         evaluator = guided(
             self.guess, us=self.us, band=(0.1, 2.0),
             failing=lambda stage, c: Status.SPILLS if (stage, c) == ("compile", broken) else None,
         )  # fmt: skip
         found = run(tmp_path, evaluator, trials=len(SPACE) - 1)
-        assert evaluator.configs("check")[-1] == found.winner.config == self.FAR
+        assert found.winner.config == self.FAR
 
     @pytest.mark.parametrize("special", ["incumbent", "default", "seed"])
     def test_a_terrible_estimate_loses_none_that_must_run(
@@ -226,36 +225,49 @@ class TestSampled:
         assert found.winner.config == self.FAR
         assert len(evaluator.configs("check")) == 6 + (special == "incumbent")
 
-    def test_the_seeds_are_measured_in_the_order_of_their_estimates(self, tmp_path: Path) -> None:
+    def test_good_estimates_come_before_seeds_that_are_measured_all_the_same(
+        self, tmp_path: Path
+    ) -> None:
         seeds = SPACE[20:5:-1]
-        _, evaluator = self.run(tmp_path, trials=24, goal=make_goal(seeds=seeds))
-        assert evaluator.configs("check")[:16] == [DEFAULT, *sorted(seeds, key=self.guess)]
+        _, evaluator = self.run(tmp_path, trials=40, goal=make_goal(seeds=seeds))
+        measured = evaluator.configs("check")
+        by_estimate = BATCH - BATCH // DOUBT
+        assert measured[0] == DEFAULT
+        first = measured[1:][: by_estimate - 1]
+        assert first == sorted(first, key=self.guess)
+        assert max(map(self.guess, first)) <= min(map(self.guess, seeds))
+        assert set(seeds) <= set(measured)
 
     @pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
-    def test_of_four_compiled_the_best_is_measured(self, tmp_path: Path, sampler: str) -> None:
+    def test_of_those_compiled_the_best_are_measured(self, tmp_path: Path, sampler: str) -> None:
         real = real_goal()
         evaluator = guided(us=area, guess=lambda c: area(c) / 3, band=(0.1, 1.0))
-        seeds = len(real.first)
-        found = run(tmp_path, evaluator, goal=real, trials=seeds + 2 * BATCH, sampler=sampler)
+        trials = len(real.first) + 2 * BATCH
+        found = run(tmp_path, evaluator, goal=real, trials=trials, sampler=sampler)
         compiled, measured = evaluator.configs("compile"), evaluator.configs("check")
-        assert len(measured) == found.candidates == seeds + 2 * BATCH
-        proposed = compiled[seeds : seeds + BATCH * LOOK_AHEAD]
-        assert measured[seeds : seeds + BATCH] == sorted(proposed, key=area)[:BATCH]
+        assert len(measured) == found.candidates == trials
+        first = compiled[: compiled.index(measured[BATCH]) + 1]
+        by_estimate = [c for c in measured[:BATCH] if c not in real.first]
+        assert by_estimate
+        missed = set(first) - set(real.first) - set(measured)
+        assert all(area(c) > max(map(area, by_estimate)) for c in missed)
         assert found.candidates < len(compiled) < found.legal
 
     def test_the_postponed_wait_until_nothing_more_is_compiled(self, tmp_path: Path) -> None:
-        """One of eight is promising: a round has not enough of them, and is not filled up."""
+        """One of eight is promising: but for the doubted, a round is not filled up."""
         real = real_goal()
         near = {c for c in real.legal if random.Random(c.label).random() < 1 / 8}
         evaluator = guided(us=area, guess=lambda c: 30.0 if c in near else 90.0, band=(0.01, 1.0))
         trials = len(real.first) + 2 * BATCH
         run(tmp_path, evaluator, goal=real, trials=trials)
-        far = [("check", c) for c in real.legal if c not in near and c not in real.first]
-        first_far = min(evaluator.asked.index(each) for each in far if each in evaluator.asked)
-        assert "compile" not in {stage for stage, _ in evaluator.asked[first_far:]}
         compiled, measured = evaluator.configs("compile"), evaluator.configs("check")
-        assert near & set(compiled) <= set(measured)
+        tiles = {(config.br, config.bc) for config in measured}
+        left = near & set(compiled) - set(measured)
+        assert all((config.br, config.bc) in tiles for config in left)  # known by another's error
+        assert len(left) < len(near & set(measured))
+        far = set(measured) - near - set(real.first)
         assert len(measured) == trials
+        assert far
 
     @pytest.mark.parametrize("fault", ["wrong", "fails at the launch", "slow"])
     def test_a_seed_that_is_not_what_was_estimated_sets_no_standard(
@@ -280,38 +292,43 @@ class TestSampled:
         assert len(evaluator.configs("check")) == trials
         assert len(evaluator.configs("compile")) < LOOK_AHEAD * trials
 
-    def test_compiling_ends_where_nothing_more_can_win(self, tmp_path: Path) -> None:
-        """The trials would allow more, but only so many are compiled."""
+    def test_where_nothing_more_can_win_only_doubts_go_on(self, tmp_path: Path) -> None:
+        """The trials would allow more, but only so many are compiled, and a third are measured."""
         real = real_goal()
-        evaluator = guided(us=lambda _: 100.0, guess=lambda c: 50.0 if c in real.first else 5e3)
+        guess = dict.fromkeys(real.first, 50.0)
+        evaluator = guided(table(guess, 5e3), us=lambda c: 2 * guess.get(c, 5e3))
         run(tmp_path, evaluator, goal=real, trials=60)
-        assert evaluator.configs("check") == sorted(real.first, key=lambda c: c != real.default)
-        assert len(evaluator.configs("compile")) == LOOK_AHEAD * 60
+        measured = evaluator.configs("check")
+        assert set(real.first) < set(measured)
+        assert len(measured) <= len(real.first) + 60 // DOUBT
+        assert len(evaluator.configs("compile")) <= LOOK_AHEAD * 60
 
     def test_the_sampler_learns_scaled_estimates_of_those_that_wait(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        learnt: dict[KernelConfig, float | None] = {}
+        learnt: list[tuple[KernelConfig, float | None]] = []
         learn = Proposer.learn
 
         def noted(self: Any, number: int, value: float | None) -> None:
-            learnt.setdefault(SPACE[number], value)
+            learnt.append((SPACE[number], value))
             learn(self, number, value)
 
         monkeypatch.setattr(Proposer, "learn", noted)
         broken = {c for c in SPACE if c.br == 128} - {BEST}
         evaluator = guided(
-            lambda c: landscape(c) / 2,
+            half,
             failing=lambda stage, c: Status.SPILLS if stage == "compile" and c in broken else None,
         )
-        run(tmp_path, evaluator, trials=12)
-        waiting = set(evaluator.configs("compile")) - set(evaluator.configs("check")) - broken
-        assert len(waiting) > 5
-        for config, value in learnt.items():
+        run(tmp_path, evaluator, trials=16)
+        measured = evaluator.configs("check")
+        waiting = set(evaluator.configs("compile")) - set(measured) - broken
+        assert len(waiting) > 3
+        tail = learnt[-len(evaluator.configs("compile")) :]
+        for config, value in tail:
             if config in broken:
                 assert value is None
             else:  # here measured times are twice the estimates
-                assert value == pytest.approx(landscape(config))
+                assert value == pytest.approx(landscape(config), rel=1e-6)
 
     def test_what_waits_without_an_estimate_is_no_failure(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -417,7 +434,7 @@ class TestKilled:
         order, best, probe = next(each for each in orders if each[1])
         first, evaluator = once("a", order, best, real)
         assert first.winner.config == best
-        assert evaluator.configs("compile")[:60] == probe.configs("compile")[:60]
+        assert evaluator.configs("compile")[:30] == probe.configs("compile")[:30]
         again, evaluator = once("a", order, best, replace(real, incumbent=best))
         assert evaluator.asked == []
         assert again.winner == first.winner
