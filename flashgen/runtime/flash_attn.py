@@ -30,6 +30,8 @@ from flashgen.spec.from_call import check_scale
 from flashgen.spec.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 
+folders.current()  # torch.compile cannot trace its first call, which takes a lock
+
 Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
 
 

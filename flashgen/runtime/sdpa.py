@@ -32,6 +32,8 @@ from flashgen.spec.vocabulary import (
     MIN_HEAD_DIM,
 )
 
+folders.current()  # torch.compile cannot trace its first call, which takes a lock
+
 logger = logging.getLogger("flashgen.runtime")
 
 _said: set[str] = set()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn import attention as impls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
@@ -40,7 +42,7 @@ def step(*shape: int, **options: object) -> list[Tensor]:
 
 def kernels(recording: Recording) -> list[str]:
     """The directions of the kernels that ran, and torch's own if they are of flash attention."""
-    own = [each.kernel.split("_bf16")[0] for each in recording.of(Launch)]
+    own = [re.split("_(?:bf16|fp16)", each.kernel)[0] for each in recording.of(Launch)]
     return own + ["torch" for each in recording.of(TorchKernel) if "flash" in each.name]
 
 
@@ -144,6 +146,49 @@ def test_compiled_calls_run_on_flashgen(active: None, recording: Recording, back
     o = compiled(q, k, v)
     torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
     assert kernels(recording) in TRAINING
+
+
+def divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1)).div(8.0).softmax(-1) @ v
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1)).mul(0.1).softmax(-1) @ v
+
+
+def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of (batch, seq, heads, dim), with the softmax in float32."""
+    q, k, v = (x.permute(0, 2, 1, 3) for x in (q, k, v))
+    s = (q @ k.transpose(-2, -1) / 8.0).to(torch.float32)
+    return torch.softmax(s, dim=-1).to(torch.float16) @ v
+
+
+def divided_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.permute(0, 2, 1, 3) for x in (q, k, v))
+    s = (q / 8.0) @ k.transpose(-2, -1)
+    return torch.softmax(s.to(torch.float32), dim=-1).to(torch.float16) @ v
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("written", [divided, scaled, heads_last, divided_first])
+def test_attention_that_inductor_recognizes_runs_on_flashgen(
+    active: None, recording: Recording, written: Callable[..., Tensor], trains: bool
+) -> None:
+    """A sample of the patterns that Inductor replaces by SDPA, written from their algorithms."""
+    counters.clear()
+    torch._dynamo.reset()
+    x = tensors(2, 64, 64, 64, dtype=torch.float16)
+    q, k, v = (each.requires_grad_(trains) for each in x)
+    compiled: Callable[..., Tensor] = torch.compile(written, backend="inductor", fullgraph=True)
+    uncached = torch._inductor.config.patch(
+        force_disable_caches=True
+    )  # a cached graph counts nothing
+    with uncached, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        o = compiled(q, k, v)
+        if trains:
+            torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
+    assert counters["inductor"]["fuse_attention"] >= 1
+    assert kernels(recording) in (TRAINING if trains else (["fwd"],))
 
 
 def test_a_capture_is_whole(active: None, recording: Recording) -> None:
