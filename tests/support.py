@@ -101,7 +101,7 @@ def page() -> str:
         "## Features by schedule and loads",
         "Forward, bfloat16, head dim 64, for an H200. \"yes\": the combination renders. Its tests are\n"
         "`tests/interpreted/kernels/test_kernels.py` and `test_orders.py`, and for `hopper`, which no interpreter runs,\n"
-        "`tests/cpu/kernels/test_hopper_model.py`. `auto` is tested only on a GPU.",
+        "`tests/cpu/kernels/test_hopper_forward.py`. `auto` is tested only on a GPU.",
         *_ways(),
         "## Dtypes by GPU",
         "The default kernel of head dim 128.",

@@ -78,7 +78,7 @@ def show(
         raise InvalidArgument(f"show takes the slug of a GPU, or --kernel NAME: got {got}")
     wanted = spec_filter(direction, dtype, head_dim, causal, feature)
     table = named_table(slug, out, evidence=True)
-    entries = [entry for entry in table.entries if wanted(entry.spec)]
+    entries = [entry for entry in table.everything if wanted(entry.spec)]
     stale = stale_of(entries)
     if as_json:
         print(showing.as_json(table, entries, stale))
@@ -88,7 +88,7 @@ def show(
     if not entries:
         console.print("No entry matches the options.")
         return
-    if len(entries) < len(table.entries):
+    if len(entries) < len(table.everything):
         console.print(f"{len(entries)} of them match:")
     console.print(showing.entries_grid(entries, stale))
     if stale:

@@ -249,7 +249,9 @@ def _served(question: Question, found: Ladder, folder: Path, entry: Entry | None
             "where there is any, most rows on an SM at a time"
         )
     if choice.config.executed and choice.source != "measured":
-        yield "  Gluon: what Triton compiles was executed on a CPU, and not yet timed on a GPU"
+        by = f" {', '.join(choice.tritons)}" if choice.tritons else ""
+        yield f"  Gluon: what Triton{by} compiles was executed on a CPU, and not yet timed on a GPU"
+        yield "  FLASHGEN_PLAIN=1 leaves it out"
     yield from (f"  skipped {sentence}" for sentence in found.skipped)
 
 
@@ -305,8 +307,8 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
 
 
 def _hopper(entry: Entry, gpu: Gpu, cache: Path) -> Iterator[str]:
-    """What the model says of schedule hopper, which a table takes only as measured."""
-    if entry.result.source == "measured":
+    """What the model says of schedule hopper, which a search without a GPU leaves out."""
+    if entry.result.source == "measured" or entry.tritons:
         return
     seeds = seed_configs(entry.spec, gpu, on_gpu=True)
     config = next((each for each in seeds if each.schedule == "hopper"), None)

@@ -110,7 +110,10 @@ def diff(old: Table, new: Table) -> Diff:
     """
     _demand_one_gpu((old, new), "compared")
     changes, unchanged = [], 0
-    all_before, all_after = ({entry.key: entry for entry in table.entries} for table in (old, new))
+    all_before, all_after = (
+        {(*entry.key, bool(entry.tritons)): entry for entry in table.everything}
+        for table in (old, new)
+    )
     for key in sorted(all_before | all_after, key=lambda key: (key[0].sort_key, key[1].low)):
         before, after = all_before.get(key), all_after.get(key)
         if before and after and _same(before, after):
@@ -171,6 +174,10 @@ def merge(tables: Sequence[Table]) -> Table:
                 f"{entry.spec.name} {entry.bucket} must be legal on {merged.gpu.slug} as its "
                 f"strongest run found it: {entry.config.label}: {reason}; tune it again"
             )
+    for entry in strongest.executed:
+        held = merged.find(*entry.key)
+        if held is not None and held.result.source == "estimated":
+            merged = merged.with_entry(entry, strongest.run_of(entry))
     return merged
 
 

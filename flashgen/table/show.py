@@ -90,7 +90,8 @@ class EntriesGrid:
             yield Text("\n".join(lines[top:]), overflow="fold")
 
     def _row(self, entry: Entry, figures: Mapping[str, Callable[[Entry], str]]) -> tuple[str, ...]:
-        origin = entry.result.source + (", stale" if entry in self.stale else "")
+        origin = entry.result.source + ", executed" * bool(entry.tritons)
+        origin += ", stale" * (entry in self.stale)
         cells = (cell(entry) for cell in figures.values())
         return entry.spec.name, *self._where(entry), entry.config.label, origin, *cells
 
@@ -213,7 +214,10 @@ def _sorted(entry: Entry) -> Entry:
 def table_heading(table: Table) -> str:
     """One line on a table: the GPU, and how many entries were measured, how many estimated."""
     counts = ", ".join(f"{number} {source}" for source, number in sources(table.entries).items())
-    return f"{table.gpu.name} ({table.gpu.arch}): {len(table.entries)} entries, {counts or 'none'}"
+    more = len(table.executed)
+    executed = f"; {more} executed and not timed serve in their place" if more else ""
+    heading = f"{table.gpu.name} ({table.gpu.arch}): {len(table.entries)} entries"
+    return f"{heading}, {counts or 'none'}{executed}"
 
 
 def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:

@@ -1,0 +1,99 @@
+"""Entries that were executed and not timed: in a table's text, in generated/, and when they serve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import TableError
+from flashgen.runtime.generated_tables import served_from
+from flashgen.runtime.selection import Ladder, ladder
+from flashgen.spec.problem import BUCKETS
+from flashgen.table import emit
+from flashgen.table.entry import Entry
+from flashgen.table.table import Table, dump, load_with_evidence, parse, save
+from tests.makers import make_config
+from tests.tables import AHEAD, H200, SPEC, made_entry, made_table
+
+HOPPER = make_config(
+    128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
+)
+PATH = Path("nvidia_h200.yaml")
+
+
+def executed(source: str = "estimated", bucket: int = 1) -> Entry:
+    made = made_entry(bucket=BUCKETS[bucket], source="measured", config=HOPPER)
+    made = replace(made, tritons=("3.7", "3.8"))
+    return replace(made, result=replace(made.result, source=source, median_us=700.0))  # type: ignore[arg-type]
+
+
+def both() -> Table:
+    return made_table(made_entry()).of([made_entry(), executed()])
+
+
+def served(tmp_path: Path, triton: str, *, plain: bool = False) -> Ladder:
+    emit.write({"nvidia_h200": both()}, tmp_path / "generated")
+    found = replace(served_from(tmp_path / "generated"), triton=lambda: triton, plain=plain)
+    return ladder(found, "nvidia_h200", H200, SPEC, BUCKETS[1].low)
+
+
+def test_it_stands_in_a_list_of_its_own_and_is_read_again(tmp_path: Path) -> None:
+    table = both()
+    assert (table.entries, table.executed) == ((made_entry(),), (executed(),))
+    text = dump(table)
+    assert "\nexecuted:\n" in text
+    assert '\n  triton: "3.7 3.8"\n' in text
+    path = tmp_path / PATH
+    save(table, path)
+    assert load_with_evidence(path) == table
+    assert dump(parse(text, PATH)) == text
+
+
+def test_it_serves_under_its_versions_of_triton_and_names_what_else_does(tmp_path: Path) -> None:
+    first, *rest = served(tmp_path, "3.8").rungs
+    assert (first.choice.config, first.choice.median_us) == (HOPPER, 700.0)
+    assert rest[0].choice.config == AHEAD
+    for triton, plain, why in (
+        ("3.9", False, "it serves under Triton 3.7, 3.8, and this is 3.9"),
+        ("", False, "and this is none"),
+        ("3.7", True, "FLASHGEN_PLAIN leaves it out"),
+    ):
+        found = served(tmp_path, triton, plain=plain)
+        assert found.rungs[0].choice.config == AHEAD
+        assert why in found.skipped[0]
+
+
+def test_a_measured_entry_takes_its_place() -> None:
+    table = both()
+    measured = made_entry(run="b", source="measured", config=AHEAD)
+    run = replace(table.runs[0], id="b", source="measured")
+    after = table.with_entry(measured, run)
+    assert (after.entries, after.executed) == ((measured,), ())
+    slower = replace(made_entry(), result=replace(made_entry().result, median_us=900.0))
+    assert table.with_entry(slower, table.runs[0]).executed == table.executed
+    assert table.find(*executed().key, HOPPER) == executed()
+    assert table.find(*executed().key) == made_entry()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('triton: "3.7 3.8"', 'triton: "3.7.1"', "a version of Triton must be like 3.7"),
+        ('triton: "3.7 3.8"', 'triton: " "', "needs source measured, or a row of `executed`"),
+        ('  triton: "3.7 3.8"\n', "", "the key 'triton' is missing"),
+    ],
+)
+def test_what_is_no_executed_entry_is_refused(old: str, new: str, said: str) -> None:
+    text = dump(both())
+    assert old in text
+    with pytest.raises(TableError, match=said):
+        parse(text.replace(old, new), PATH)
+
+
+def test_it_stands_in_the_place_of_an_entry_and_is_estimated() -> None:
+    for wrong in (executed(bucket=2), executed(source="measured")):
+        text = dump(made_table(made_entry()).of([made_entry(), wrong]))
+        with pytest.raises(TableError, match="must be estimated, and stand in place of an entry"):
+            parse(text, PATH)
