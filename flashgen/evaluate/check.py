@@ -78,8 +78,7 @@ def check_kernel(
         rendered: the text of the kernel.
         spec: what it computes.
         config: how it computes it.
-        device: "cpu" needs TRITON_INTERPRET=1 set before the process imported triton, but for a
-            config that is executed, which needs it unset.
+        device: "cpu" needs TRITON_INTERPRET=1 from the start, but unset where config is executed.
         arch: for what a config that is executed is compiled.
         seed: what inputs are drawn from.
         cases: the cases; those of the spec unless given.

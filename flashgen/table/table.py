@@ -71,8 +71,7 @@ class Table:
         gpu: the GPU.
         runs: the tuning runs.
         entries: what was chosen.
-        executed: further entries, which serve in place of those of the same spec and bucket where
-            the running Triton is one of theirs.
+        executed: entries that serve in place of others under the versions of Triton that they name.
 
     Examples:
         >>> from flashgen import paths

@@ -60,7 +60,7 @@ def test_environment_is_read_in_one_place() -> None:
     }
     assert readers == {
         ("settings.py", f"FLASHGEN_{name}")
-        for name in ("AOT", "CONFIGS", "DIRECT", "GENERATED", "GPU", "KEEP_KERNELS", "LOG")
+        for name in ("AOT", "CONFIGS", "DIRECT", "GENERATED", "GPU", "KEEP_KERNELS", "LOG", "PLAIN")
     }
 
 
