@@ -11,7 +11,7 @@ from flashgen import ptx
 from flashgen.errors import InvalidArgument
 from tests.tutorials import TUTORIALS, USES_TMA, vector_sum
 
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
