@@ -108,13 +108,15 @@ class Kernel(NamedTuple):
 
 
 def shipped() -> list[Kernel]:
-    """The kernels of all tables, in the order of architectures and specs. Where GPUs of one
-    architecture share a kernel, it is there once.
+    """The kernels of all tables that were searched, in the order of architectures and specs. Where
+    GPUs of one architecture share a kernel, it is there once.
     """
-    slugs = [slug for slug in TARGETS if paths.shipped_table(slug).exists()]
+    files = [path for slug in TARGETS if (path := paths.shipped_table(slug)).exists()]
+    tables = [table for table in map(load, files) if not all(run.derived for run in table.runs)]
     found: dict[tuple[str, AttentionSpec, KernelConfig], Kernel] = {}
-    for gpu in sorted((TARGETS[slug] for slug in slugs), key=lambda gpu: _version(gpu.arch)):
-        for entry in load(paths.shipped_table(gpu.slug)).entries:
+    for table in sorted(tables, key=lambda table: _version(table.gpu.arch)):
+        gpu = TARGETS[table.gpu.slug]
+        for entry in table.entries:
             kernel = Kernel(gpu.arch, gpu, entry.spec, entry.config)
             found.setdefault((gpu.arch, entry.spec, entry.config), kernel)
     return sorted(found.values(), key=lambda each: (_version(each.heading), each.spec.sort_key))

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 Defaults = Annotated[
     bool, typer.Option("--defaults", help="Also the default kernels, which serve all other specs.")
 ]
+HeadDim = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help="Also kernels of this head dim, which no table has. Repeatable."),
+]
 
 
 def warmup(
     defaults: Defaults = False,
+    head_dim: HeadDim = None,
     feature: FeatureNames = None,
     jobs: Jobs = None,
     out: Out = Path(),
@@ -34,7 +39,10 @@ def warmup(
     check_least("--jobs", jobs, 1)
     gpu = device_gpu(0, instead="flashgen aot --target nvidia_h200 --out DIR")
     table = _table_serving(gpu, out)
-    pairs = kernels_to_build(table, gpu, defaults=defaults or table is None, features=feature or ())
+    pairs = kernels_to_build(
+        table, gpu, defaults=defaults or table is None, features=feature or (),
+        head_dims=head_dim or (),
+    )  # fmt: skip
     built = _told(precompile(pairs, gpu, jobs=jobs))
     whose = f"the table of {table.gpu.slug}" if table else "the default kernels: it has no table"
     print(f"{gpu.slug}: {built} kernels are in Triton's cache, from {whose}")
@@ -46,6 +54,7 @@ def aot(
         Path, typer.Option(help="The folder to write to: one folder of binaries per GPU.")
     ],
     defaults: Defaults = False,
+    head_dim: HeadDim = None,
     feature: FeatureNames = None,
     jobs: Jobs = None,
 ) -> None:
@@ -54,7 +63,9 @@ def aot(
 
     check_least("--jobs", jobs, 1)
     table = named_table(target, Path())
-    pairs = kernels_to_build(table, table.gpu, defaults=defaults, features=feature or ())
+    pairs = kernels_to_build(
+        table, table.gpu, defaults=defaults, features=feature or (), head_dims=head_dim or ()
+    )
     built = _told(package(table, pairs, out, jobs=jobs))
     print(f"{out / table.gpu.slug}: {built} kernels. To use them: export FLASHGEN_AOT={out}")
 

@@ -48,10 +48,13 @@ def specs_with_default() -> Iterator[AttentionSpec]:
         yield from featured_specs((word,))
 
 
-def plain_specs() -> Iterator[AttentionSpec]:
-    """The specs of the defaults that between them serve every attention() without features."""
+def plain_specs(
+    dims: tuple[int, ...] = (*DEFAULT_HEAD_DIMS, MAX_HEAD_DIM),
+) -> Iterator[AttentionSpec]:
+    """The specs without features of these head dims; of those of the defaults, which between them
+    serve every attention() without features.
+    """
     # Of several the delta kernel is one and the same.
-    dims = (*DEFAULT_HEAD_DIMS, MAX_HEAD_DIM)
     yield from dict.fromkeys(
         spec.for_direction(direction)
         for direction in DEFAULT_DIRECTIONS

@@ -33,6 +33,7 @@ from flashgen.spec.defaults import (
     WIDEST_DECODE,
     default_configs,
     featured_specs,
+    other_half,
     plain_specs,
 )
 from flashgen.spec.features import masks_of
@@ -58,12 +59,18 @@ class Precompiled:
 
 
 def kernels_to_build(
-    table: Table | None, gpu: Gpu, *, defaults: bool, features: Sequence[str] = ()
+    table: Table | None,
+    gpu: Gpu,
+    *,
+    defaults: bool,
+    features: Sequence[str] = (),
+    head_dims: Sequence[int] = (),
 ) -> tuple[Pair, ...]:
     """What calls on `gpu` launch first, by the ladder that serves them from `table`: of each spec
-    with an entry at every length; with `defaults` the default kernels of specs without features;
-    with `features`, FEATURE_WORDS, those of all these specs with the features on. Pointer twins
-    are included. Without duplicates. Raises InvalidArgument for what is no set of features.
+    with an entry at every length; with `defaults` also in the other 16-bit type, and the default
+    kernels of specs without features; of `head_dims`, those without features; with `features`,
+    FEATURE_WORDS, those of all these specs with the features on. Pointer twins are included.
+    Without duplicates. Raises InvalidArgument for what is no set of features.
     """
     next(plain_specs()).with_features(features)  # raises for what is no set of features
     entries = table.entries if table else ()
@@ -73,6 +80,9 @@ def kernels_to_build(
         choices = by_spec(map(choice_of, entries))
         served = Served(archs={slug: table.gpu.arch}, choices={slug: choices})
     specs = dict.fromkeys(entry.spec for entry in entries)
+    if defaults:
+        specs |= dict.fromkeys(half for spec in specs if (half := other_half(spec)) is not None)
+    specs |= dict.fromkeys(plain_specs(tuple(head_dims)))
     untuned = dict.fromkeys(plain_specs() if defaults else ())
     if features:
         with_features = (_with(spec, features) for spec in specs)

@@ -286,14 +286,16 @@ class TestWhichKernels:
         if slug == "nvidia_l4":
             table = load(paths.shipped_table(slug))
         built = set(
-            precompile.kernels_to_build(table, gpu, defaults=True, features=["window", "softcap"])
+            precompile.kernels_to_build(
+                table, gpu, defaults=True, features=["window", "softcap"], head_dims=[40, 80]
+            )
         )
         served = Served(
             archs={table.gpu.slug: SHIPPED.archs[table.gpu.slug]},
             choices={table.gpu.slug: SHIPPED.choices[table.gpu.slug]},
         )
         plain = [make_spec(dtype, dim, mask) for dtype in ("bfloat16", "float16")
-                 for dim in (40, 64, 128, 256) for mask in ("none", "causal")]  # fmt: skip
+                 for dim in (40, 64, 80, 128, 256) for mask in ("none", "causal")]  # fmt: skip
         for spec in (*plain, *(spec.with_features(["window", "softcap"]) for spec in plain)):
             for direction in ("forward", "backward_dkv", "backward_dq", "backward_delta"):
                 found = ladder(served, slug, gpu, spec.for_direction(direction), seq)
