@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from flashgen.ptx.clocks import GENERIC, Engine
-from flashgen.ptx.decode import Form
+from flashgen.ptx.decode import Form, Source
 from flashgen.ptx.instructions import tensor_work
+from flashgen.ptx.program import Operand
 from flashgen.ptx.tensor_access import (
     address_parts,
     check_region,
@@ -19,16 +22,42 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import LANES_OF_WARP, Region, fragment
+from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Mask, Step, Warp, only_lane, whole_warp
 
 _SHAPES = ("16x64b", "16x128b", "16x256b", "32x32b", "16x32bx2")
 _COUNT = re.compile(r"x(\d+)$")
 
 
+@dataclass(frozen=True)
+class Fragment:
+    """Where the registers of a warp lie from an address on: lanes and columns, (registers, 32)."""
+
+    address: Source
+    lanes: Array
+    columns: Array
+
+    def place(self, warp: Warp, mask: Mask, doing: str) -> tuple[Region, Array, Array]:
+        """What the warp touches, and the lane and column of each register and thread."""
+        whole_warp(warp, mask)
+        given = self.address(warp)
+        if (given != given[0]).any():
+            raise warp.fault("memcheck", "its lanes have different addresses of tensor memory")
+        lane, column = address_parts(int(given[0]))
+        rows, first = np.unique(self.lanes) + lane, warp.number % 4 * LANES_OF_WARP
+        if rows[0] < first or rows[-1] >= first + LANES_OF_WARP:
+            raise warp.fault(
+                "memcheck",
+                f"it {doing} lanes {rows[0]} to {rows[-1]} of tensor memory, of which a warp of "
+                f"this number may touch {first} to {first + LANES_OF_WARP - 1}",
+            )
+        region = Region(rows, np.unique(self.columns) + column)
+        check_region(warp, region, doing)
+        return region, self.lanes + lane, self.columns + column
+
+
 def move(form: Form, *, stores: bool) -> Step:
-    """9.7.16.8.3 and 9.7.16.8.4: a warp moves registers to or from its quarter of the lanes. A load
-    reads at once. A store writes early, or late: when the warp waits for it.
-    """
+    """9.7.16.8.3 and 9.7.16.8.4: a warp moves registers to or from its quarter of the lanes."""
     shape = form.choice(*_SHAPES)
     count = next((found for m in form.modifiers if (found := _COUNT.match(m))), None)
     if not shape or count is None:
@@ -39,59 +68,47 @@ def move(form: Form, *, stores: bool) -> Step:
     at_address, at_registers = (0, 1 + halves) if stores else (1, 0)
     split = form.constant(1 if stores else 2) if halves else 0
     lanes, columns = fragment(shape, int(count[1]), split)
-    address = form.address(at_address, 4)
     if len(form.group(at_registers)) != len(lanes):
         form.wrong(f"it moves {len(lanes)} registers")
-    rows, used = np.unique(lanes), np.unique(columns)
+    moved = Fragment(form.address(at_address, 4), lanes, columns)
+    return (_store if stores else _load)(form, moved, form.group(at_registers))
 
-    def place(warp: Warp, mask: Mask) -> tuple[Region, int, int]:
-        whole_warp(warp, mask)
-        given = address(warp)
-        if (given != given[0]).any():
-            raise warp.fault("memcheck", "its lanes have different addresses of tensor memory")
-        lane, column = address_parts(int(given[0]))
-        doing = "writes" if stores else "reads"
-        first = warp.number % 4 * LANES_OF_WARP
-        if lane < first or lane + int(rows[-1]) >= first + LANES_OF_WARP:
-            raise warp.fault(
-                "memcheck",
-                f"it {doing} lanes {lane} to {lane + int(rows[-1])} of tensor memory, of which a "
-                f"warp of this number may touch {first} to {first + LANES_OF_WARP - 1}",
-            )
-        region = Region(rows + lane, used + column)
-        check_region(warp, region, doing)
-        return region, lane, column
 
-    if stores:
-        reads = [form.bits(item, 4) for item in form.group(at_registers)]
+def _load(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
+    """It reads at once; until the warp waits for it, nobody may overwrite what it reads."""
+    writes = [form.store(item) for item in registers]
 
-        def store(warp: Warp, mask: Mask) -> None:
-            region, lane, column = place(warp, mask)
-            values = np.stack([read(warp) for read in reads])
-            queue = warp.queues[Engine.TENSOR_STORE]
-            note_write(warp, region, Engine.TENSOR_STORE, queue.current, warp.view[GENERIC])
-            bits = memory_of(warp.block).bits
-
-            def land() -> None:
-                bits[lanes + lane, columns + column] = values
-
-            if warp.block.coin():
-                land()
-            else:
-                queue.open.append(land)
-
-        return store
-    writes = [form.store(item) for item in form.group(at_registers)]
-
-    def load(warp: Warp, mask: Mask) -> None:
-        region, lane, column = place(warp, mask)
+    def step(warp: Warp, mask: Mask) -> None:
+        region, lanes, columns = moved.place(warp, mask, "reads")
         group = warp.queues[Engine.TENSOR_LOAD].current
         note_read(warp, region, Engine.TENSOR_LOAD, group, warp.view[GENERIC])
-        values = memory_of(warp.block).bits[lanes + lane, columns + column]
+        values = memory_of(warp.block).bits[lanes, columns]
         for write, row in zip(writes, values, strict=True):
             write(warp, row, mask)
 
-    return load
+    return step
+
+
+def _store(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
+    """It writes early, or late: when the warp waits for it."""
+    reads = [form.bits(item, 4) for item in registers]
+
+    def step(warp: Warp, mask: Mask) -> None:
+        region, lanes, columns = moved.place(warp, mask, "writes")
+        values = np.stack([read(warp) for read in reads])
+        queue = warp.queues[Engine.TENSOR_STORE]
+        note_write(warp, region, Engine.TENSOR_STORE, queue.current, warp.view[GENERIC])
+        bits = memory_of(warp.block).bits
+
+        def land() -> None:
+            bits[lanes, columns] = values
+
+        if warp.block.coin():
+            land()
+        else:
+            queue.open.append(land)
+
+    return step
 
 
 def wait(operation: str) -> Step:

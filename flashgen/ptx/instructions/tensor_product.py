@@ -6,6 +6,7 @@ Products are summed in float32, or int32, in the order of numpy's matmul; D is a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import ALL_LANES, Region
-from flashgen.ptx.types import Array
+from flashgen.ptx.types import RAW, Array
 from flashgen.ptx.warp import Mask, Step, Warp, only_lane
 
 _TYPES: dict[str, dict[int, str]] = {
@@ -152,40 +153,31 @@ class Product:
         target = self._region(warp, self.target, shape.n)
         b = self._operand(self.b, shape.n, shape.b, k_major=shape.b_k_major)
         b.note_read(warp, number)
-        a, held = None, None
         if self.in_memory:
             held = self._region(warp, self.a, _K_BYTES // 4)
             note_read(warp, held, Engine.TENSOR, number, order)
+            left = partial(_from_tensor_memory, warp, held, shape.a)
         else:
             a = self._operand(self.a, shape.m, shape.a, k_major=shape.a_k_major)
             a.note_read(warp, number)
+            left = partial(_from_shared_memory, warp, a.places(warp), shape.a)
         if self.adds:
             note_read(warp, target, Engine.TENSOR, number, order)
         note_write(warp, target, Engine.TENSOR, number, order)
-        memory, words = memory_of(warp.block), warp.block.shared.words
-        of_b = b.places(warp) // shape.b.size
-        of_a = None if a is None else a.places(warp) // shape.a.size
+        right = partial(_from_shared_memory, warp, b.places(warp), shape.b)
+        start(warp, lambda: self._run(warp, target, left() @ right().T))
 
-        def run() -> None:
-            if held is not None:
-                content = np.ascontiguousarray(memory.bits[held.lanes[:, None], held.columns])
-                left = shape.a.load(content.view(f"u{shape.a.size}"))
-            else:
-                left = shape.a.load(words.of(shape.a.size)[of_a])
-            result = shape.sign * (left @ shape.b.load(words.of(shape.b.size)[of_b]).T)
-            result = result.astype(shape.dtype, copy=False)
-            at = target.lanes[:, None], target.columns
-            if self.adds:
-                before = memory.bits[at].view(shape.dtype)
-                result = result + (
-                    before if self.scale == 1 else before * shape.dtype.type(self.scale)
-                )
-            bits = result.view(np.uint32)
-            if self.left_out is not None:
-                bits = np.where(self.left_out[target.lanes, None], memory.bits[at], bits)
-            memory.bits[at] = bits
-
-        start(warp, run)
+    def _run(self, warp: Warp, target: Region, product: Array) -> None:
+        """Write A B, or add it to what the accumulator holds."""
+        held, at = memory_of(warp.block).bits, (target.lanes[:, None], target.columns)
+        dtype = self.shape.dtype
+        result = (self.shape.sign * product).astype(dtype, copy=False)
+        if self.adds:
+            result = result + held[at].view(dtype) * dtype.type(self.scale)
+        bits = result.view(np.uint32)
+        if self.left_out is not None:
+            bits = np.where(self.left_out[target.lanes, None], held[at], bits)
+        held[at] = bits
 
     def _operand(self, bits: int, rows: int, element: Element, *, k_major: bool) -> Operand:
         return Operand(
@@ -203,3 +195,14 @@ class Product:
         region = Region(rows + lane, column + np.arange(columns))
         check_region(warp, region, "multiplies in")
         return region
+
+
+def _from_tensor_memory(warp: Warp, region: Region, element: Element) -> Array:
+    """The values of A in tensor memory: elements along K lie in one lane."""
+    bits = memory_of(warp.block).bits[region.lanes[:, None], region.columns]
+    return element.load(np.ascontiguousarray(bits).view(RAW[element.size]))
+
+
+def _from_shared_memory(warp: Warp, places: Array, element: Element) -> Array:
+    """The values of an operand in shared memory."""
+    return element.load(warp.block.shared.words.of(element.size)[places // element.size])
