@@ -1,6 +1,6 @@
 """Matrices in registers and in shared memory: what the lanes of a warp hold of them.
 
-The layouts are those of PTX ISA 9.7.14.5 (mma), 9.7.15.5 (wgmma) and 9.7.16.5 (descriptors).
+The layouts are those of PTX ISA 9.7.14.5 (mma), 9.7.15.5 (wgmma) and 9.7.16.4 (tcgen05).
 """
 
 from __future__ import annotations
