@@ -78,7 +78,6 @@ RECORDING := $(CURDIR)/build/driver
 DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA):$(CURDIR)/$(ENGINES)/vllm:$(CURDIR)/$(ENGINES)/needed LD_LIBRARY_PATH=$(RECORDING) \
 TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
 
-# The first of the short ones loads kernels that the others launch again.
 test-driver: DRIVER_TESTS := tests/driver
 test-driver-short: DRIVER_TESTS := $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches torch_flash)
 
