@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,61 @@ def test_get_local_kernel_loads_it(
     done = subprocess.run(
         [sys.executable, "-P", str(file), str(folder)],
         cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+GPT_OSS = """
+    import kernels, torch
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    {how}
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(GptOssConfig(
+        hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_hidden_layers=2, vocab_size=50, num_local_experts=2, num_experts_per_tok=1, sliding_window=8,
+    )).eval()
+    sinks = [p for name, p in model.named_parameters() if "sinks" in name]
+    given = torch.randint(0, 50, (2, 24))
+    with torch.no_grad():
+        for p in sinks:
+            p.normal_()
+        model.set_attn_implementation("eager")
+        expected = model(given).logits
+        model.set_attn_implementation(name)
+        torch.testing.assert_close(model(given).logits, expected, rtol=1e-5, atol=1e-5)
+        for p in sinks:
+            p.fill_(-1e4)
+        assert (model(given).logits - expected).abs().max() > 0.01
+"""
+REGISTERED = """kernel = kernels.get_kernel("me/attention", version=1)
+    kernel.transformers.register()
+    name = "flashgen"
+"""
+BY_NAME = """# As transformers loads it, but for the version of `kernels` that it asks for.
+    from transformers.integrations import hub_kernels
+    hub_kernels.is_kernels_available = lambda *_, **__: True
+    hub_kernels.get_kernel = lambda repository, **_: kernels.get_kernel(repository, version=1)
+    name = "me/attention"
+"""
+
+
+@pytest.mark.slow("programs that import torch and transformers: 10 s")
+@pytest.mark.parametrize("how", [REGISTERED, BY_NAME], ids=["registered", "by the kernel's name"])
+def test_gpt_oss_keeps_its_sinks_by_a_kernel_of_the_hub(
+    folder: Path, tmp_path: Path, how: str
+) -> None:
+    """The folder stands in for a repository of the Hub, as the package `kernels` lets one try it."""
+    pytest.importorskip("kernels")
+    file = tmp_path / "model.py"
+    file.write_text(textwrap.dedent(GPT_OSS.format(how=how)))
+    environment = {
+        "LOCAL_KERNELS": f"me/attention={folder}",
+        "HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", str(file)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
