@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,12 @@ from flashgen.spec.gpu import TARGETS
 def mixed(_: dict[str, Any]) -> dict[str, Any]:
     slugs = ("nvidia_h200", "nvidia_l4", "nvidia_h200")
     return {"gpus": [asdict(TARGETS[slug]) for slug in slugs]}
+
+
+def visible(_: dict[str, Any]) -> dict[str, Any]:
+    """What an actor sees of a host whose first two GPUs are H200, the third an L4."""
+    slug = "nvidia_l4" if os.environ.get("CUDA_VISIBLE_DEVICES") == "2" else "nvidia_h200"
+    return {"gpus": [asdict(TARGETS[slug])]}
 
 
 def none(_: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,10 @@ RetryQuarantined = Annotated[
     bool, typer.Option("--retry-quarantined", help="Retry kernels that killed a process before.")
 ]
 Gpus = Annotated[str | None, typer.Option(help="GPUs of this host: all, or 0,2.")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Tune on a Ray cluster: auto, ray://HOST:10001 or local."),
+]
 Shard = Annotated[
     str, typer.Option(help="2/8: tune the second of eight parts; merge their tables afterwards.")
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from flashgen.cli.options import (
     Causal,
+    ClusterAddress,
     Directions,
     DTypes,
     FeatureNames,
@@ -68,6 +69,7 @@ def tune(
     improve_only: ImproveOnly = False,
     retry_quarantined: RetryQuarantined = False,
     gpus: Gpus = None,
+    cluster: ClusterAddress = None,
     shard: Shard = "1/1",
 ) -> None:
     """Find the fastest correct config of each spec and bucket, write the table and the kernels.
@@ -92,6 +94,10 @@ def tune(
         known_target(target)  # before the imports below, which take seconds
     if sum((gpu, target is not None, gpus is not None)) > 1:
         raise InvalidArgument("--gpu, --gpus and --target exclude each other: name one")
+    if cluster is not None and (gpu or gpus is not None):
+        raise InvalidArgument(
+            "--cluster takes every GPU of the cluster: leave out --gpu and --gpus"
+        )
 
     from flashgen.search.space import Budget, Method
 
@@ -112,6 +118,7 @@ def tune(
         seqs=tuple(seq or (DEFAULT_SEQ,)),
         pieces=_pieces(workload, hf_config, direction, cache, screen.print),
         where=Wanted(gpu=gpu, target=target, gpus=gpus, jobs=jobs),
+        cluster=cluster,
         shard=_shard(shard),
         budget=budget,
         method=method,

@@ -163,10 +163,16 @@ def compile_kernel(
 
 
 def recall(
-    digest: str, arch: str, triton: str, cache: Path, *, whole: bool = False
+    digest: str,
+    arch: str,
+    triton: str,
+    cache: Path,
+    *,
+    whole: bool = False,
+    facts_only: bool = False,
 ) -> Compiled | None:
     """The cached result of a kernel; None if there is none, or it is incomplete or has other
-    FACTS.
+    FACTS. facts_only: its binary may lie on another machine.
     """
     path = cache_file(digest, arch, triton, cache, "json", whole=whole)
     try:
@@ -180,7 +186,7 @@ def recall(
         digest, arch, triton, whole,
     )  # fmt: skip
     binary = cache_file(digest, arch, triton, cache, "cubin", whole=whole)
-    return found if asked_for and binary.is_file() else None
+    return found if asked_for and (facts_only or binary.is_file()) else None
 
 
 def cache_file(

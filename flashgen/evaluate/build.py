@@ -193,7 +193,9 @@ class Builder:
         if build.key in self._built:
             return True
         folder, (digest, whole) = self._cache / "compiled", build.key
-        compiled = recall(digest, self._gpu.arch, triton_version(), folder, whole=whole)
+        compiled = recall(
+            digest, self._gpu.arch, triton_version(), folder, whole=whole, facts_only=True
+        )
         if compiled is None:
             return False
         replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.workers.answers import WorkerLost
+from flashgen.evaluate.workers.answers import WorkerUnfit
 
 SMI_LIMIT_S = 20.0
 
@@ -185,10 +185,8 @@ class ClockChanged(FlashgenError, RuntimeError):
     """The GPU's clock changed during a run and stayed changed."""
 
 
-class DeviceLost(WorkerLost):
+class DeviceLost(WorkerUnfit):
     """The GPU no longer answers, to a new process either."""
-
-    blames = False
 
 
 class Clock:

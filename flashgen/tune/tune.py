@@ -32,7 +32,7 @@ from flashgen.table.table import Table, dump, load_with_evidence, save
 from flashgen.tune import evaluators, places
 from flashgen.tune.driver import Interruptible, Job, Line, Stop, drive
 from flashgen.tune.evaluators import Site, Workplace
-from flashgen.tune.places import Wanted
+from flashgen.tune.places import Place, Wanted
 from flashgen.tune.progress import (
     Screen,
     entry_of,
@@ -57,14 +57,15 @@ DEFAULT_SEQ = 4096
 class TuneOptions:
     """The options of `flashgen tune`. Raises InvalidArgument.
 
-    where: the GPUs. seqs: lengths to run, at most one per bucket; pieces: those of a workload
-    instead. budget.seconds is for all specs together. shard: (i, n) for the i-th of n parts of the
-    specs, from 1.
+    where: the GPUs; cluster: the Ray that has them, as cluster.connected has it. seqs: lengths to
+    run, at most one per bucket; pieces: those of a workload instead. budget.seconds is for all
+    specs together. shard: (i, n) for the i-th of n parts of the specs, from 1.
     """
 
     specs: tuple[AttentionSpec, ...] = ()
     seqs: tuple[int, ...] = (DEFAULT_SEQ,)
     where: Wanted = field(default_factory=Wanted)
+    cluster: str | None = None
     budget: Budget = field(default_factory=Budget)
     method: Method = field(default_factory=lambda: Method(likely_first=True))
     out: Path = Path()
@@ -115,7 +116,7 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
     """
     generate.refuse_foreign(paths.generated_dir(options.out))
     with contextlib.ExitStack() as stack:
-        found = stack.enter_context(places.opened(options.where, console.print))
+        found = stack.enter_context(_places(options, console))
         stack.enter_context(alone_in(paths.state_dir(options.out)))
         screen = Screen(console, len(found) * len(options.searches))
         stop = Stop(lambda: screen.say(WINDING_DOWN))
@@ -144,6 +145,17 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         story.report(console)
     _raise_failures(stories, options)
     return tuple(story.table for story in stories)
+
+
+def _places(
+    options: TuneOptions, console: Console
+) -> contextlib.AbstractContextManager[tuple[Place, ...]]:
+    """The GPU products to tune for, of this host or of a cluster."""
+    if options.cluster is None:
+        return places.opened(options.where, console.print)
+    from flashgen.tune import cluster
+
+    return cluster.opened(options.cluster, options.where, console.print)
 
 
 def _tell_of_others(stories: Sequence[_Story], options: TuneOptions) -> None:

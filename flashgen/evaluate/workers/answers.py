@@ -103,6 +103,12 @@ class WorkerLost(FlashgenError, RuntimeError):
     blames = True
 
 
+class WorkerUnfit(WorkerLost):
+    """A worker cannot go on, whatever its task is."""
+
+    blames = False
+
+
 class Pool(Protocol):
     """Evaluates tasks: child processes here (Workers, Device), an actor elsewhere, or a Crew of
     these.

@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> int:
     # would look as if its kernel had ended it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # threads of Ray block all, ptxas needs SIGCHLD
     _die_with(parent)
     for descriptor in (requests, answers):
         os.set_inheritable(descriptor, False)  # a child of ours would keep the pipes open

@@ -1,0 +1,254 @@
+"""Clusters: actors of a local Ray, which describe GPUs that a test makes up and are killed at will."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flashgen import paths
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.evaluate.tasks import Tasks
+from flashgen.evaluate.workers.answers import Done, Task, WorkerLost, WorkerUnfit
+from flashgen.evaluate.workers.pool import Limits
+from flashgen.search.goal import Budget
+from flashgen.spec.gpu import TARGETS
+from flashgen.table import emit
+from flashgen.tune import cluster, evaluators, tune, worker
+from flashgen.tune.cluster import Cluster, Seat
+from flashgen.tune.tune import TuneOptions
+from tests.makers import make_spec
+
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).resolve().parents[3]
+H200, L4 = TARGETS["nvidia_h200"], TARGETS["nvidia_l4"]
+SPECS = (make_spec(), make_spec(mask="causal"))
+FAKES = Tasks(
+    compile="tests.worker_faults:compile_one",
+    check="tests.worker_faults:check_one",
+    measure="tests.worker_faults:measure_one",
+    final="tests.worker_faults:measure_round",
+    answers="tests.worker_faults:device_answers",
+)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[None]:
+    """A Ray of four cores and three GPUs, where actors find the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            num_cpus=4, num_gpus=3, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR", object_store_memory=80 << 20,
+        )  # fmt: skip
+        yield
+        ray.shutdown()
+
+
+def actors() -> list[int]:
+    """The processes of this user's actors."""
+    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True)
+    words = [line.split(None, 1) for line in listed.stdout.splitlines()]
+    return [int(pid) for pid, name in words if name.startswith("ray::Worker")]
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, str]]:
+    """Tune over the cluster, with tasks that a test makes up; the folder, and what was printed."""
+    monkeypatch.setattr("flashgen.tune.devices.QUERY", "tests.fleet_fakes:visible")
+    monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path / "nothing shipped")
+    monkeypatch.setattr(emit, "write", lambda *_: [])
+    monkeypatch.setattr(cluster, "AGAIN_S", 0.1)
+    monkeypatch.setattr(
+        evaluators,
+        "make_evaluator",
+        lambda site, _: GpuEvaluator(
+            site.gpu, 0, paths.state_dir(site.out), tasks=FAKES, pools=site.pools
+        ),
+    )
+
+    def tuned(name: str) -> tuple[Path, str]:
+        screen = io.StringIO()
+        options = TuneOptions(
+            specs=SPECS, seqs=(512, 4096), budget=Budget(trials=6), out=tmp_path / name,
+            cluster="local",
+        )  # fmt: skip
+        tune.tune(options, Console(file=screen, width=200))
+        return tmp_path / name, screen.getvalue()
+
+    return tuned
+
+
+def written(folder: Path, slug: str) -> str:
+    """The table's text, less when."""
+    when = r"20\d{6}T\d{6}Z|20\d\d-\d\d-\d\dT[\d:]+Z"
+    return re.sub(when, "", paths.table_file(folder, slug).read_text())
+
+
+@pytest.mark.usefixtures("local")
+def test_every_product_is_tuned_and_what_is_killed_changes_nothing(tuned: Any) -> None:
+    """One after the other all actors are killed while the second run lasts."""
+    calm, said = tuned("calm")
+    assert "Tuning for NVIDIA H200 (nvidia_h200), measuring on 2 of the cluster." in said
+    assert "Tuning for NVIDIA L4 (nvidia_l4), measuring on 1 of the cluster." in said
+    while actors():  # the first run's end
+        time.sleep(0.05)
+
+    over, killed = threading.Event(), list[int]()
+
+    def kill() -> None:
+        chance = random.Random(0)
+        while not over.wait(chance.uniform(0.1, 0.4)):
+            found = [pid for pid in actors() if pid not in killed]
+            if found and len(killed) < 4:
+                killed.append(chance.choice(found))
+                os.kill(killed[-1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        disturbed, said = tuned("disturbed")
+    finally:
+        over.set()
+        killer.join()
+    assert killed
+    for gpu in (H200, L4):
+        assert written(disturbed, gpu.slug) == written(calm, gpu.slug)
+
+
+class Actor:
+    """Stands for an actor's handle: what its future does is given."""
+
+    def __init__(self, does: Callable[[Any], None]) -> None:
+        from concurrent.futures import Future
+
+        self.given: list[Any] = []
+
+        class Method:
+            def remote(method, task: Task) -> Any:
+                future: Any = Future()
+                self.given.append((task, future))
+                does(future)
+                return type("Reference", (), {"future": lambda _: future})()
+
+        self.run = Method()
+
+
+class Ray:
+    """Stands for the module of Ray."""
+
+    def __init__(self) -> None:
+        self.killed: list[object] = []
+
+    def kill(self, actor: object) -> None:
+        self.killed.append(actor)
+
+
+TASK = Task(function="any", payload={"cache": ""}, limit_s=0.0)
+
+
+def test_what_an_actor_answers_and_what_it_leaves_arrive(tmp_path: Path) -> None:
+    files = {"k.json": "{}", "../planted.json": "{}"}
+    actor = Actor(lambda future: future.set_result((Done({"x": 1}), files)))
+    seat = Seat(Ray(), actor, "n1", Limits())
+    task = replace(TASK, payload={"cache": str(tmp_path / "cache")})
+    assert seat.submit(task).result() == Done({"x": 1})
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
+        "k.json",
+        "planted.json",
+    ]
+    assert not (tmp_path / "planted.json").exists()
+
+
+def test_an_actor_that_dies_is_lost_and_one_that_cannot_work_is_not_to_blame() -> None:
+    class Remote(Exception):
+        cause = ToolchainError("No space left on device")
+
+    for error, kind, said in (
+        (RuntimeError("The actor died unexpectedly.\nmore"), WorkerLost, "n1: The actor died une"),
+        (Remote(), WorkerUnfit, "n1: No space left"),
+    ):
+        seat = Seat(
+            Ray(), Actor(lambda future, error=error: future.set_exception(error)), "n1", Limits()
+        )
+        with pytest.raises(kind, match=said) as caught:
+            seat.submit(TASK).result()
+        assert caught.value.blames is (kind is WorkerLost)
+
+
+def test_an_actor_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "GRACE_S", 0.0)
+    monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 0.05)
+    used, actor = Ray(), Actor(lambda _: None)
+    seat = Seat(used, actor, "n1", Limits())
+    future = seat.submit(TASK)
+    seat.end_if_overdue()
+    assert not future.done()
+    time.sleep(0.06)
+    seat.end_if_overdue()
+    assert used.killed == [actor]
+    with pytest.raises(WorkerLost, match="n1: no answer within 0 s"):
+        future.result()
+    actor.given[0][1].set_result((Done({}), {}))  # too late: it changes nothing
+
+
+def test_others_are_refused_by_name() -> None:
+    said: list[str] = []
+    made = Cluster(ray=Ray(), say=said.append, with_gpus=True, query="")
+    here = worker.versions()
+    fields = vars(H200) if hasattr(H200, "__dict__") else {}
+    slot = cluster._Slot(node="n", where="n1 (10.0.0.1)", gpu=True)
+
+    def crew_of(**changes: Any) -> Any:
+        return made._crew_of(slot, here | {"gpus": [fields]} | changes)
+
+    assert crew_of() is made.products["nvidia_h200"][1]
+    for name in here:
+        with pytest.raises(FlashgenError, match=rf"its {name} is 0.0.1, and that of this run"):
+            crew_of(**{name: "0.0.1"})
+    with pytest.raises(FlashgenError, match="torch sees no GPU there"):
+        crew_of(gpus=[])
+    with pytest.raises(FlashgenError, match="other facts than the first of that name"):
+        crew_of(gpus=[fields | {"sms": 66}])
+    made.begun = True
+    assert crew_of() is made.products["nvidia_h200"][1]  # one more of a product that is tuned
+    with pytest.raises(FlashgenError, match="came when the run had begun"):
+        crew_of(gpus=[vars(L4)])
+
+
+def test_addresses_and_a_ray_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(InvalidArgument, match="cluster must be local, auto or ray://"),
+        cluster.connected("10.0.0.1", None),
+    ):
+        pass
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(ToolchainError, match=r"--cluster needs Ray: pip install .*cluster"),
+        cluster.connected("auto", None),
+    ):
+        pass
+
+
+def test_ray_is_imported_only_where_it_is_asked_for() -> None:
+    program = (
+        "import sys, flashgen.cli, flashgen.tune.tune, flashgen.tune.cluster; "
+        "sys.exit('ray' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
