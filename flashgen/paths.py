@@ -83,6 +83,11 @@ def quarantine_file(out: Path, slug: str) -> Path:
     return state_dir(out) / f"{slug}.quarantine.jsonl"
 
 
+def journal_file(out: Path, slug: str) -> Path:
+    """DIR/.flashgen/<slug>.journal, which the Optuna dashboard shows."""
+    return state_dir(out) / f"{slug}.journal"
+
+
 def session_file(out: Path, slug: str) -> Path:
     """DIR/.flashgen/<slug>.session.json: the starting point of a run that has not ended."""
     return state_dir(out) / f"{slug}.session.json"

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,17 @@ OBJECT_STORE_BYTES = 80 << 20
 
 
 class Seat:
-    """The near end of an actor, as a pool of one. where: its node, for people."""
+    """The near end of an actor, as a pool of one. where: its node, for people.
+
+    answers: the thread that takes in answers. In Ray's own nothing of Ray may be called: it would
+    wait for itself.
+    """
 
     size = 1
 
-    def __init__(self, ray: Any, actor: Any, where: str, limits: Limits) -> None:
+    def __init__(self, ray: Any, actor: Any, where: str, limits: Limits, answers: Executor) -> None:
         self.where = where
+        self._answers = answers
         self._ray = ray
         self._actor = actor
         self._limits = limits
@@ -73,7 +78,12 @@ class Seat:
         now, limit_s = time.monotonic(), self._limits.seconds(task, first=True) + GRACE_S
         self._asked = future, now + limit_s, limit_s
         given = self._actor.run.remote(task).future()
-        given.add_done_callback(lambda done: self._answered(task, now, future, done))
+
+        def answered(done: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the run is over
+                self._answers.submit(self._answered, task, now, future, done)
+
+        given.add_done_callback(answered)
         return future
 
     def close(self) -> None:
@@ -96,7 +106,8 @@ class Seat:
                 write_whole(Path(task.payload["cache"]) / Path(name).name, text)
         except Exception as error:  # Ray's own, or what the actor raised
             cause = getattr(error, "cause", None)
-            self._lose(future, _first_line(cause or error), blames=cause is None)
+            why = "it died, or its node, or the network" if cause is None else _first_line(cause)
+            self._lose(future, why, blames=cause is None)
             return
         if isinstance(answer, Done):
             self._limits.learn(task, time.monotonic() - begun, first=True)
@@ -106,7 +117,7 @@ class Seat:
     def _lose(self, future: Future[Answer], why: str, *, blames: bool = True) -> None:
         kind = WorkerLost if blames else WorkerUnfit
         with contextlib.suppress(InvalidStateError):
-            future.set_exception(kind(f"{self.where}: {why}"))
+            future.set_exception(kind(f"{self.where}: {why}", self.where))
 
 
 @dataclass(eq=False)
@@ -140,6 +151,7 @@ class Cluster:
         self._slots: list[_Slot] = []
         self._seen: set[str] = set()
         self._limits = Limits()
+        self._answers = ThreadPoolExecutor(1)
         self._alone: dict[Crew, float] = {}
         self._told: set[str] = set()
         self._over = threading.Event()
@@ -200,6 +212,7 @@ class Cluster:
                     self.ray.kill(slot.actor)
         for crew in (self.cpu, *(crew for _, crew in self.products.values())):
             crew.close()
+        self._answers.shutdown(wait=False)
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -246,7 +259,7 @@ class Cluster:
             self._tell(f"Left alone: {slot.where}: {why}")
             self._free(slot)
             return
-        slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits)
+        slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits, self._answers)
         crew.add(slot.seat)
 
     def _crew_of(self, slot: _Slot, said: Mapping[str, Any]) -> Crew:
@@ -277,7 +290,7 @@ class Cluster:
                 slot.seat, slot.actor, slot.gone = None, None, time.monotonic()
                 if not error.blames:
                     slot.refused = str(error)
-        self._tell(f"Lost: {error}; what it did is done again elsewhere.")
+        self._tell(f"Lost a worker: {error}; what it did is done again elsewhere.")
 
     def _free(self, slot: _Slot) -> None:
         with contextlib.suppress(Exception):

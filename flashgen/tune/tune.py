@@ -32,6 +32,7 @@ from flashgen.table.table import Table, dump, load_with_evidence, save
 from flashgen.tune import evaluators, places
 from flashgen.tune.driver import Interruptible, Job, Line, Stop, drive
 from flashgen.tune.evaluators import Site, Workplace
+from flashgen.tune.optuna_journal import OptunaJournal, SeenLog
 from flashgen.tune.places import Place, Wanted
 from flashgen.tune.progress import (
     Screen,
@@ -220,6 +221,7 @@ class _Story:
             table=self.table,
             notice=screen.say,
         )
+        self._journal = OptunaJournal(paths.journal_file(options.out, self.slug))
         self._walked = self.began_with = self._session.found
         # What a round before the kill told of clocks and power stands in the table it wrote.
         written = {run.id: run for run in self.table.runs}
@@ -239,17 +241,18 @@ class _Story:
         """The searches; each spec's last is followed by the sharing of its kernels."""
         return [
             Job(
-                run=partial(self._search, piece),
-                done=partial(self._searched, piece),
-                failed=partial(self._search_failed, piece),
+                run=partial(self._search, piece, log),
+                done=partial(self._searched, piece, log),
+                failed=partial(self._search_failed, piece, log),
             )
             for piece in self.options.searches
+            for log in [SeenLog(self.log)]
         ]
 
     def _title(self, spec: AttentionSpec, problem: Problem) -> str:
         return title_of(spec, problem) + f" on {self.slug}" * self.several
 
-    def _search(self, piece: Piece) -> Found:
+    def _search(self, piece: Piece, log: SeenLog) -> Found:
         """Search one spec at one length."""
         spec, problem = piece
         gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
@@ -269,14 +272,14 @@ class _Story:
                 on_gpu=self.evaluator.source == "measured",
             ),
             Interruptible(self.evaluator, self._stop),
-            self.log,
+            log,
             budget=budget,
             method=self.options.method,
             notify=partial(self._screen.show, title),
             on_interrupt=self._stop.ask,
         )
 
-    def _searched(self, piece: Piece, found: Found) -> list[Job]:
+    def _searched(self, piece: Piece, log: SeenLog, found: Found) -> list[Job]:
         """Put the result of a search into the table and save it."""
         spec, problem = piece
         self._run = with_conditions(self._run, self.evaluator)
@@ -291,20 +294,21 @@ class _Story:
             self._put(entry)
         if found.interrupted:
             self._stop.ask()
-        return self._then(piece)
+        return self._then(piece, log)
 
-    def _search_failed(self, piece: Piece, error: FlashgenError) -> list[Job]:
+    def _search_failed(self, piece: Piece, log: SeenLog, error: FlashgenError) -> list[Job]:
         if not isinstance(error, NothingRight):
             raise error
         self.failures += 1
         self._screen.finished(self._title(*piece), str(error))
-        return self._then(piece)
+        return self._then(piece, log)
 
-    def _then(self, piece: Piece) -> list[Job]:
+    def _then(self, piece: Piece, log: SeenLog) -> list[Job]:
         """After the last search of a spec, its buckets share kernels if that costs no more than
         allowed. Not with --improve-only.
         """
         self._left.remove(piece)
+        self._journal.record(title_of(*piece), log.seen)
         spec = piece[0]
         if self.options.improve_only or spec in [other for other, _ in self._left]:
             return []

@@ -97,10 +97,14 @@ Answer = Done | Failure
 class WorkerLost(FlashgenError, RuntimeError):
     """A worker is gone for good, and the task that it had may run elsewhere.
 
-    blames: whether the task may be what ended it.
+    blames: whether the task may be what ended it. where: its host, whose workers are lost at once.
     """
 
     blames = True
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
 
 
 class WorkerUnfit(WorkerLost):

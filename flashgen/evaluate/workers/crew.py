@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -18,12 +20,28 @@ from flashgen.evaluate.workers.answers import Answer, Died, Pool, Task, WorkerLo
 MOST_DEATHS = 3
 """Workers that may be lost at a task before it is given up: it may be what kills them."""
 
+TOGETHER_S = 30.0
+"""Workers of a host that are lost within this time may have been lost at once: Ray takes some
+seconds to notice that a node is gone."""
+
 
 @dataclass
 class _Job:
+    """A task, how many workers it may have cost, and when one was lost at each host."""
+
     task: Task
     future: Future[Answer] = field(default_factory=Future)
     deaths: int = 0
+    lost: dict[str, float] = field(default_factory=dict)
+
+    def blame(self, error: WorkerLost) -> None:
+        """Count a loss. Those of one host that follow each other count once: it may be gone, and
+        its other workers with it.
+        """
+        now, before = time.monotonic(), self.lost.get(error.where, -math.inf)
+        if error.blames:
+            self.deaths += not error.where or now - before > TOGETHER_S
+            self.lost[error.where] = now
 
 
 class Crew:
@@ -105,7 +123,7 @@ class Crew:
             if self._why_closed is None:
                 heapq.heappush(self._queue, (job.task.rank, next(self._order), job))
                 return
-        if job.deaths == 0:
+        if not job.future.running():
             raise self._why_closed
         job.future.set_exception(self._why_closed)
 
@@ -148,7 +166,7 @@ class Crew:
 
     def _resume(self, job: _Job, error: WorkerLost) -> None:
         """Give the task of a lost worker to another one."""
-        job.deaths += error.blames
+        job.blame(error)
         if job.deaths >= MOST_DEATHS:
             why = f"{job.deaths} workers were lost while they evaluated it; the last: {error}"
             job.future.set_result(Died(why))

@@ -109,6 +109,22 @@ def test_what_costs_three_workers_is_given_up_and_the_rest_goes_on() -> None:
     assert crew.size == 1
 
 
+def test_the_workers_of_a_host_that_is_gone_count_as_one_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task goes from one to the other before anybody knows that all are gone."""
+    seats = [Seat() for _ in range(8)]
+    crew = Crew(seats)
+    future = crew.submit(a_task("innocent"))
+    for seat in seats[:5]:
+        seat.answer(WorkerLost("gone", "n1"))
+    seats[5].answer(WorkerLost("gone", "n2"))
+    assert not future.done()
+    monkeypatch.setattr("flashgen.evaluate.workers.crew.TOGETHER_S", -1.0)  # much later
+    seats[6].answer(WorkerLost("gone", "n1"))
+    assert isinstance(future.result(timeout=0), Died)
+
+
 def test_a_device_that_is_lost_blames_no_task() -> None:
     seats = [Seat() for _ in range(5)]
     crew = Crew(seats)

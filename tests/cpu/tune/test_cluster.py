@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,13 +161,20 @@ class Ray:
         self.killed.append(actor)
 
 
+class AtOnce(Executor):
+    """Does what it is given in the thread that gives it."""
+
+    def submit(self, do: Any, /, *arguments: Any, **fields: Any) -> Any:
+        do(*arguments, **fields)
+
+
 TASK = Task(function="any", payload={"cache": ""}, limit_s=0.0)
 
 
 def test_what_an_actor_answers_and_what_it_leaves_arrive(tmp_path: Path) -> None:
     files = {"k.json": "{}", "../planted.json": "{}"}
     actor = Actor(lambda future: future.set_result((Done({"x": 1}), files)))
-    seat = Seat(Ray(), actor, "n1", Limits())
+    seat = Seat(Ray(), actor, "n1", Limits(), AtOnce())
     task = replace(TASK, payload={"cache": str(tmp_path / "cache")})
     assert seat.submit(task).result() == Done({"x": 1})
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
@@ -181,11 +189,19 @@ def test_an_actor_that_dies_is_lost_and_one_that_cannot_work_is_not_to_blame() -
         cause = ToolchainError("No space left on device")
 
     for error, kind, said in (
-        (RuntimeError("The actor died unexpectedly.\nmore"), WorkerLost, "n1: The actor died une"),
+        (
+            RuntimeError("The actor died unexpectedly.\nmore"),
+            WorkerLost,
+            "n1: it died, or its node",
+        ),
         (Remote(), WorkerUnfit, "n1: No space left"),
     ):
         seat = Seat(
-            Ray(), Actor(lambda future, error=error: future.set_exception(error)), "n1", Limits()
+            Ray(),
+            Actor(lambda future, error=error: future.set_exception(error)),
+            "n1",
+            Limits(),
+            AtOnce(),
         )
         with pytest.raises(kind, match=said) as caught:
             seat.submit(TASK).result()
@@ -196,7 +212,7 @@ def test_an_actor_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster, "GRACE_S", 0.0)
     monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 0.05)
     used, actor = Ray(), Actor(lambda _: None)
-    seat = Seat(used, actor, "n1", Limits())
+    seat = Seat(used, actor, "n1", Limits(), AtOnce())
     future = seat.submit(TASK)
     seat.end_if_overdue()
     assert not future.done()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from rich.console import Console
 
@@ -24,13 +26,14 @@ from flashgen.search.goal import Budget
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage
-from flashgen.spec.problem import Problem
+from flashgen.spec.outcome import Outcome, Stage, Status
+from flashgen.spec.problem import Problem, workload
 from flashgen.table import emit
 from flashgen.table.diff import merge
 from flashgen.table.table import load_with_evidence
 from flashgen.tune import evaluators, places, tune
 from flashgen.tune.driver import Job, Line, Stop, drive
+from flashgen.tune.optuna_journal import OptunaJournal
 from flashgen.tune.places import Place
 from flashgen.tune.tune import TuneOptions
 from tests.cpu.tune.test_tune import Served, us
@@ -123,6 +126,45 @@ def test_many_searches_at_once_end_as_one_after_the_other(tuned: Any) -> None:
     assert written(together) == written(alone)
     assert len(many.under_way[0]) >= len(SPECS) * len(SEQS)  # a thread each
     assert set(many.asked) == set(one.asked)  # two may ask for one kernel: Once answers both
+
+
+def test_the_dashboard_opens_on_a_run(tuned: Any) -> None:
+    """Read by Optuna itself: a study a search, a trial a config, the best of them the winner."""
+    _, folder = tuned("run", specs=SPECS[:2])
+    path = paths.journal_file(folder, H200.slug)
+    backend = optuna.storages.journal.JournalFileBackend(str(path))
+    storage = optuna.storages.JournalStorage(backend)
+    studies = {
+        name: optuna.load_study(study_name=name, storage=storage)
+        for name in optuna.get_all_study_names(storage)
+    }
+    table = load_with_evidence(paths.table_file(folder, H200.slug))
+    assert set(studies) == {f"{e.spec.name} seq {e.problem.seq_k}" for e in table.entries}
+    assert sum(len(study.trials) for study in studies.values()) >= 12 * len(studies)
+    for entry in table.entries:
+        study = studies[f"{entry.spec.name} seq {entry.problem.seq_k}"]
+        assert study.best_value == pytest.approx(entry.result.median_us)
+        assert study.best_trial.params["br"] == entry.config.br
+    from optuna_dashboard import wsgi
+
+    asked = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/studies", "wsgi.errors": sys.stderr}
+    answer = b"".join(wsgi(storage)(asked, lambda *_: None)).decode()
+    assert all(name in answer for name in studies)
+
+
+def test_a_config_that_failed_is_a_failed_trial_with_its_reason(tmp_path: Path) -> None:
+    wrong = Served(
+        us=us, gpu=H200, failing=lambda stage, _: Status.WRONG if stage == "check" else None
+    )
+    problem, config = workload(SPECS[0], 512), KernelConfig(br=64, bc=64, num_warps=4, num_stages=2)
+    outcomes = [wrong.outcome(stage, SPECS[0], problem, config) for stage in ("compile", "check")]
+    for _ in range(2):  # a run that is resumed writes it anew
+        OptunaJournal(tmp_path / "j.journal").record("search", outcomes)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.journal"))
+    study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
+    (trial,) = study.trials
+    assert (trial.state.name, trial.user_attrs["status"]) == ("FAIL", "wrong")
+    assert trial.user_attrs["detail"] == "made to fail"
 
 
 def test_shards_that_are_merged_are_the_table_of_one_run(tuned: Any, tmp_path: Path) -> None:
