@@ -55,7 +55,7 @@ def local() -> Iterator[None]:
         patch.setenv("RAY_worker_niceness", "0")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
-            num_cpus=4, num_gpus=3, include_dashboard=False, log_to_driver=False,
+            address="local", num_cpus=4, num_gpus=3, include_dashboard=False, log_to_driver=False,
             logging_level="ERROR", object_store_memory=80 << 20,
         )  # fmt: skip
         yield
@@ -63,10 +63,13 @@ def local() -> Iterator[None]:
 
 
 def actors() -> list[int]:
-    """The processes of this user's actors."""
-    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True)
-    words = [line.split(None, 1) for line in listed.stdout.splitlines()]
-    return [int(pid) for pid, name in words if name.startswith("ray::Worker")]
+    """The processes of the actors of a Ray that this process started: children of its raylets."""
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    mine = {pid for pid, parent, _ in rows if int(parent) == os.getpid()}
+    return [int(pid) for pid, parent, name in rows if parent in mine and name[:11] == "ray::Worker"]
 
 
 @pytest.fixture
