@@ -54,6 +54,7 @@ if __name__ == "__main__":
     guess = functools.partial(ask, compilers, "estimate")
     with compilers, runner:
         ask(compilers, "estimate", *map(SPACE.point, SPACE))  # ahead, on all cores
-        print(*map("{:>10}".format, (*VALUES, "us")))
+        how = "measured" if asked.measure else "estimated"
+        print(*map("{:>10}".format, (*VALUES, "us")), how)
         best = minimize(SPACE, microseconds, Budget(trials=asked.trials), guesses=guess)
-        print("The best:", best.point, f"{best.value:.1f} us")
+        print("The best:", best.point, f"{best.value:.1f} us, {how}")

@@ -78,6 +78,8 @@ def refuse_foreign(out: Path) -> None:
 
 def check(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> list[str]:
     """A sentence for each file of `out` that is changed, missing or orphaned."""
+    if not out.is_dir():
+        return [f"{out} is missing: flashgen generate writes it, and --out names another folder"]
     files = plan(tables, defaults=defaults)
     problems = []
     for path, expected in files.items():

@@ -359,8 +359,9 @@ class TestCheckAndWrite:
         assert write(tables, out) == []
         assert own.exists()
 
-    def test_a_folder_that_is_not_there_lacks_everything(self, tables, tmp_path: Path) -> None:
-        assert len(check(tables, tmp_path / "no")) == len(plan(tables))
+    def test_a_folder_that_is_not_there_is_one_sentence(self, tables, tmp_path: Path) -> None:
+        (problem,) = check(tables, tmp_path / "no")
+        assert problem.startswith(f"{tmp_path / 'no'} is missing: ")
         with pytest.raises(GeneratedError, match="is missing"):
             demand_agreement(tables, tmp_path / "no")
 
