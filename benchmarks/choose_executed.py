@@ -157,7 +157,8 @@ def admit(table: Table, evaluator: OfflineEvaluator) -> Table:
         for entry in entries:
             others = [each for each in entry.tritons if each != here]
             versions = sorted([*others, here] if holds else others, key=_number)
-            kept.append(replace(entry, tritons=tuple(versions)))
+            if versions:
+                kept.append(replace(entry, tritons=tuple(versions)))
         print(
             f"{spec.name}: {'holds' if holds else 'does not hold'} with Triton {version('triton')}",
             flush=True,

@@ -1,0 +1,76 @@
+"""benchmarks/choose_executed.py: which kernels of schedule hopper enter a table, and leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import choose_executed as program
+from flashgen import settings
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import Status, Timing
+from flashgen.spec.problem import BUCKETS
+from tests.makers import make_config
+from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table
+
+FAST, WRONG = (
+    make_config(br, 128, num_warps=br // 16, schedule="hopper", loads="descriptor")
+    for br in (128, 192)
+)
+
+
+class Evaluator:
+    """WRONG is the fastest and fails its check; FAST beats 812.3 us in the first bucket alone."""
+
+    def __init__(self, spills: bool = False) -> None:
+        self.spills = spills
+
+    def evaluate(
+        self, stage: str, spec: Any, problem: Any, configs: Sequence[KernelConfig]
+    ) -> Iterator[Any]:
+        for config in configs:
+            us = 500.0 if config == WRONG else 0.05 * problem.seq_k + 600
+            ok = stage != "check" or config == FAST
+            yield SimpleNamespace(
+                ok=ok, status=Status.OK if ok else Status.WRONG, detail="" if ok else "7 floors",
+                timing=Timing(median_us=us, low_us=us, high_us=us), digest=DIGEST + 52 * "0",
+                registers=168, shared_bytes=1024, shortcomings=int(self.spills),
+                check=SimpleNamespace(floors=0.5) if stage == "check" else None,
+            )  # fmt: skip
+
+
+def chosen() -> list[Any]:
+    entries = [made_entry(bucket=bucket) for bucket in BUCKETS[1:3]]
+    return list(program.faster(entries, (FAST, WRONG), Evaluator(), made_run("b")))  # type: ignore[arg-type]
+
+
+def test_the_fastest_that_passes_serves_the_buckets_where_it_is_faster() -> None:
+    (entry,) = chosen()
+    assert (entry.config, entry.bucket) == (FAST, BUCKETS[1])
+    assert entry.tritons == (settings.compiling_triton(),)
+    assert entry.result.median_us == 0.05 * entry.problem.seq_k + 600
+
+
+def test_candidates_are_few_and_float16_takes_what_bfloat16_took() -> None:
+    table = made_table(made_entry())
+    found = program.candidates(SPEC, table, ())
+    assert len(found) == program.MOST
+    assert {config.order for config in found} == {"longest_first"}
+    twin = replace(SPEC, dtype="float16")
+    assert program.candidates(twin, table, chosen()) == (FAST,)
+
+
+@pytest.mark.parametrize(("spills", "tritons"), [(False, ("3.7", "3.10")), (True, ("3.7",))])
+def test_a_triton_is_admitted_where_a_kernel_holds(
+    spills: bool, tritons: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "compiling_triton", lambda: "3.10")
+    entry = replace(chosen()[0], tritons=("3.7",))
+    table = made_table(made_entry()).of([made_entry(), entry])
+    after = program.admit(table, Evaluator(spills))  # type: ignore[arg-type]
+    assert [each.tritons for each in after.executed] == [tritons]
+    assert after.entries == table.entries
