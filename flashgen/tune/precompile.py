@@ -73,7 +73,7 @@ def kernels_to_build(
     Without duplicates. Raises InvalidArgument for what is no set of features.
     """
     next(plain_specs()).with_features(features)  # raises for what is no set of features
-    entries = table.entries if table else ()
+    entries = (*table.executed, *table.entries) if table else ()
     served = Served(archs={}, choices={})
     if table is not None:
         slug = table.gpu.slug
@@ -126,6 +126,7 @@ def choice_of(entry: Entry) -> Choice:
         config=entry.config,
         source=entry.result.source,
         median_us=entry.result.median_us,
+        tritons=entry.tritons,
     )
 
 

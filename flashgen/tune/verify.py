@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from flashgen import settings
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
 from flashgen.evaluate.pools import Children
@@ -56,11 +57,14 @@ class Proof:
 
 
 def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
-    """A Proof of every entry, in the order of the table, as each becomes known.
+    """A Proof of every entry that may serve under this Triton, in the order of the table, as each
+    becomes known.
 
     The evaluator must be new and for the table's GPU: a remembered check verifies nothing.
     """
-    for _, group in groupby(table.entries, key=lambda entry: entry.spec):
+    here = settings.compiling_triton()
+    serving = (e for e in table.everything if not e.tritons or here in e.tritons)
+    for _, group in groupby(serving, key=lambda entry: entry.spec):
         entries = tuple(group)
         kernels = tuple(dict.fromkeys(config for e in entries for config in kernels_of(e)))
         checked = _ask(evaluator, "check", entries[0], kernels)

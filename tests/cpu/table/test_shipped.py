@@ -104,9 +104,10 @@ def test_tables_are_short_enough_to_be_read() -> None:
         table = table_of(slug)
         head = lines.index("entries:") + 1
         specs = len({entry.spec for entry in table.entries})
-        assert len(lines) - head <= len(table.entries) + 2 * specs
+        executed = 2 * len({entry.spec for entry in table.executed}) + 6
+        assert len(lines) - head <= len(table.everything) + 2 * specs + executed
         evidence = evidence_file(paths.shipped_table(slug)).read_text().count("\n")
-        assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.entries)
+        assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.everything)
         total += len(lines)
     assert total < 5000
 
