@@ -137,6 +137,10 @@ EXECUTED = {
     "3.7": """
 fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
+fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
+fwd_fp16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
+""",
+    "3.7 3.8": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
 fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma 433.69 1645.3 3261.3
@@ -146,8 +150,6 @@ fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
 fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
-fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
-fwd_fp16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
 fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
 fwd_fp16_d128 1024 br128_bc128_w8_s2_hopper_tma 433.69 1645.3 3261.3
