@@ -93,7 +93,9 @@ class _Row(NamedTuple):
 
 
 class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
-    """The choices of one GPU. Those of a spec become values when it is first looked up."""
+    """The choices of one GPU, executed ones before those that they stand in for. Those of a spec
+    become values when it is first looked up.
+    """
 
     def __init__(self, path: Path) -> None:
         self._rows: dict[str, list[_Row]] = defaultdict(list)
@@ -120,7 +122,9 @@ class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
                     median_us=us,
                     tritons=row.tritons,
                 )
-                for row in sorted(self._rows[spec.name], key=lambda row: row.first)
+                for row in sorted(
+                    self._rows[spec.name], key=lambda row: (not row.tritons, row.first)
+                )
                 for bucket, us in zip(BUCKETS[row.first :], row.times, strict=False)
             )
         return self._made[spec]

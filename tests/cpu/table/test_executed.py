@@ -34,7 +34,8 @@ def both() -> Table:
 
 
 def served(tmp_path: Path, triton: str, *, plain: bool = False) -> Ladder:
-    emit.write({"nvidia_h200": both()}, tmp_path / "generated")
+    entries = [made_entry(bucket=BUCKETS[0]), made_entry()]  # one row, that begins before its own
+    emit.write({"nvidia_h200": both().of([*entries, executed()])}, tmp_path / "generated")
     found = replace(served_from(tmp_path / "generated"), triton=lambda: triton, plain=plain)
     return ladder(found, "nvidia_h200", H200, SPEC, BUCKETS[1].low)
 
