@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 import flashgen
+from flashgen import settings
 from flashgen.evaluate import check
 from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from tests.driver import cases
+from tests.driver.events import Launch, Recording
 from tests.driver.executing import Executing
 from tests.makers import make_config, make_spec
 
@@ -45,8 +47,10 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
-@pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (128, False)])
-def test_attention_equals_float64(executing: Executing, head_dim: int, causal: bool) -> None:
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (128, False), (256, True)])
+def test_attention_equals_float64(
+    executing: Executing, recording: Recording, head_dim: int, causal: bool
+) -> None:
     (q,) = drawn(2, 4, 150, head_dim, count=1)
     k, v = drawn(2, 2, 150, head_dim, count=2, seed=1)
     for _ in range(3):  # by Triton, then directly, then the bound launch
@@ -57,6 +61,10 @@ def test_attention_equals_float64(executing: Executing, head_dim: int, causal: b
         )
         assert found.passed, found
     assert executing.launches == 3
+    kernels = {launch.kernel for launch in recording.of(Launch)}
+    served = settings.compiling_triton() in ("3.7", "3.8") and cases.GPU.arch == "sm_90"
+    hopper = served and head_dim == 256
+    assert all("_hopper_" in kernel for kernel in kernels) is hopper
 
 
 def test_gradients_equal_those_of_float32(executing: Executing) -> None:
