@@ -23,7 +23,7 @@ from flashgen.compile.sass import disassemble
 from flashgen.estimate import machines, sm
 from flashgen.estimate.estimate import BAND, WIDE_BAND, estimate_cubin
 from flashgen.estimate.machines import MACHINES
-from flashgen.report.calibrate import spearman
+from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS
 from tests import cubins
 

@@ -24,8 +24,8 @@ from flashgen.estimate.estimate import BAND, time_of
 from flashgen.estimate.loop_program import Program
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import Replay, Scoreboard, replay_cubin
-from flashgen.report.calibrate import spearman
 from flashgen.search import Budget, Method, minimize
+from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
 from tests import cubins
 from tests.cpu.estimate.test_published import DRAWS, drawn

@@ -25,7 +25,7 @@ from flashgen.estimate.estimate import estimate_cubin
 from flashgen.estimate.loop_program import Program
 from flashgen.estimate.machines import MACHINES, Machine
 from flashgen.estimate.sm import Scoreboard, replay_cubin
-from flashgen.report.calibrate import spearman
+from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem, flops, workload

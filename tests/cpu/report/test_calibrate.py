@@ -21,10 +21,9 @@ from flashgen.report.calibrate import (
     calibration,
     calibrations,
     pairs_of,
-    ranks,
-    spearman,
     table_lines,
 )
+from flashgen.search.decide import ranks, spearman
 from flashgen.search.history import outcomes_of
 from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import workload
