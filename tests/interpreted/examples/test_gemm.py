@@ -89,7 +89,7 @@ def test_it_finds_the_best_and_resumes(
     *rows, best = printed.splitlines()
     assert len(rows) == 1 + 9
     assert "failed" in printed
-    assert best.endswith("166.0 us")
+    assert best.endswith("166.0 us, estimated")
     assert "'ROWS': 64, 'COLUMNS': 128, 'DEPTH': 64" in best
 
     answers = json.loads(record.read_text())
