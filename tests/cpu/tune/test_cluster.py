@@ -105,6 +105,7 @@ def written(folder: Path, slug: str) -> str:
     return re.sub(when, "", paths.table_file(folder, slug).read_text())
 
 
+@pytest.mark.slow("kills actors at moments that the machine's load decides")
 @pytest.mark.usefixtures("local")
 def test_every_product_is_tuned_and_what_is_killed_changes_nothing(tuned: Any) -> None:
     """One after the other all actors are killed while the second run lasts."""
