@@ -83,7 +83,7 @@ PRODUCTS = {"forward": 2, "backward": 5}
 RING = 2
 """Tiles of K or V that FlashAttention-3 keeps in shared memory."""
 DRAWS, OFF = 8, 0.3
-SHIPS = "flashgen, ships"
+PLAIN = "flashgen, plain"
 """A row's `whose` of the kernels that the H100's table names."""
 NOISE = 0.02
 MOST_OF_DECODE = 1.2
@@ -346,7 +346,7 @@ def registers(listing: Listing) -> str:
 
 
 def ours(direction: str, head_dim: int, mask: Mask) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
-    """Our kernels of a cell: what ships for the H100, and schedule hopper's; each with its name."""
+    """Our kernels of a cell, named: the H100's `entries`, all plain, and schedule hopper's."""
     of = {
         each: AttentionSpec(
             direction=each, dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, mask=mask
@@ -361,7 +361,7 @@ def ours(direction: str, head_dim: int, mask: Mask) -> Iterator[tuple[str, list[
     wanted = ("forward",) if direction == "forward" else ("backward_dkv", "backward_dq")
     table = {e.spec: e.config for e in load(paths.shipped_table(H100.slug)).entries}
     if all(of[each] in table for each in wanted):
-        yield "ships", [(of[each], table[of[each]]) for each in wanted]
+        yield "plain", [(of[each], table[of[each]]) for each in wanted]
     if direction == "forward":
         for tile in HOPPER_TILES[head_dim]:
             order = "longest_first" if mask == "causal" else "plain"
@@ -544,8 +544,8 @@ def _chart(direction: str, rows: Sequence[Row]) -> Chart:
     ]
     kinds = {
         "FlashAttention-3": [row for row in those if not row.is_ours],
-        "flashgen, what ships": [row for row in those if row.whose == SHIPS],
-        "flashgen, hopper": [row for row in those if row.is_ours and row.whose != SHIPS],
+        "flashgen, plain": [row for row in those if row.whose == PLAIN],
+        "flashgen, hopper": [row for row in those if row.is_ours and row.whose != PLAIN],
     }
     dims = sorted({row.head_dim for row in those})
     return Chart(

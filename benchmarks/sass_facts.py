@@ -7,9 +7,9 @@
     make facts TRITON=3.8.0 FACTS=--check      or compare it
 
 Compilers change: a new ptxas may undo a schedule, or spill, and no test of results would notice.
-Every kernel of the tables is compiled for their architecture, and some of schedule hopper, of which
-a table has none before a GPU has measured it. A line says what its steady main loop does for one
-tile, and the last column what of it breaks flashgen's rules:
+Every kernel of the tables is compiled for their architecture, and some of schedule hopper besides.
+A line says what its steady main loop does for one tile, and the last column what of it breaks
+flashgen's rules:
 
     spills        loads and stores of spilled registers, in all main loops
     arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the

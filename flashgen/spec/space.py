@@ -184,9 +184,9 @@ def legal_configs(
 ) -> tuple[KernelConfig, ...]:
     """Every config of the space that why_illegal passes, the likely ones first.
 
-    on_gpu: they will be checked and measured on that GPU. Only then the space has the kernels that
-    only a GPU proves (schedules hopper and auto), before all others;
-    and the orders of tiles that pay by the L2 and by persistence, which no estimate tells.
+    on_gpu: they will be checked and measured on that GPU. Only then the space has schedules hopper
+    and auto, before all others, and the orders of tiles that pay by the L2 and by persistence: no
+    estimate ranks these.
 
     s_ahead by pointer is tried only where there are no descriptors, of packed sequences among them
     (their pointers keep the overlap at head dim 128): pointers take the registers

@@ -142,16 +142,16 @@ def test_the_picture_shows_the_busiest_kernel_of_each_sort_that_does_not_spill()
         replace(row(cycles=cycles, per_score=1.0), direction=direction, mask="causal", whose=whose)
         for direction in ("forward", "backward")
         for whose, cycles in (
-            ("peer==1", 1.25), ("flashgen, ships", 2.0), ("flashgen, hopper", 1.6),
+            ("peer==1", 1.25), ("flashgen, plain", 2.0), ("flashgen, hopper", 1.6),
             ("flashgen, hopper", 1.0),
         )
     ]  # fmt: skip
     spilling = replace(cells[3], spills=5, cycles=0.5)
     text = machine_code.drawing([*cells, spilling])
-    assert "flashgen, what ships: head dim 128" in text
+    assert "flashgen, plain: head dim 128" in text
     shown = re.findall(r"<title>([^:<]+): head dim 128, [^<]*estimated ([\d.]+)</title>", text)
     assert shown == [
-        ("FlashAttention-3", "80"), ("flashgen, what ships", "50"), ("flashgen, hopper", "100"),
+        ("FlashAttention-3", "80"), ("flashgen, plain", "50"), ("flashgen, hopper", "100"),
     ] * 2  # fmt: skip
 
 
