@@ -199,7 +199,10 @@ class FaultsContract:
         behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
         monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
         monkeypatch.setattr("flashgen.evaluate.workers.pool.Limits.seconds", _limit_s)
-        monkeypatch.setattr("flashgen.evaluate.workers.memory.share", lambda children: 256 << 20)
+        monkeypatch.setattr(
+            "flashgen.evaluate.workers.pool.HANGS", 1.0
+        )  # the one that hangs sleeps
+        monkeypatch.setattr("flashgen.evaluate.workers.usage.share", lambda children: 256 << 20)
         return tmp_path
 
     def test_a_fault_costs_one_outcome_and_nothing_else(
@@ -219,8 +222,9 @@ class FaultsContract:
         for fault, (_, words) in FAULTS.items():
             assert words in found[fault].detail, found[fault]
             json.dumps(found[fault].to_json(), allow_nan=False)
-        # A final round ends at the first fault; then each is timed alone.
-        assert played(faults) == Counter([*FAULTS] + ["segfault"] * (stage == "final"))
+        # What hangs is tried twice. A final round ends at the first fault; then each is timed alone.
+        more = ["hang"] + ["segfault"] * (stage == "final")
+        assert played(faults) == Counter([*FAULTS, *more])
         assert children() == before
         assert not any(map(lives, pids(faults)))
         self.not_tried_again(stage, faults, statuses)

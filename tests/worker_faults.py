@@ -81,6 +81,39 @@ def hang(payload: Payload) -> Payload:
     raise AssertionError("unreachable")
 
 
+def spin(payload: Payload) -> Payload:
+    """Compute for so many CPU seconds."""
+    end = time.process_time() + payload["seconds"]
+    while time.process_time() < end:
+        pass
+    return echo(payload)
+
+
+def leave_never(payload: Payload) -> Payload:
+    """Compute without an end, as a compiler that does not terminate."""
+    return spin({"seconds": 600.0})
+
+
+def hang_once(payload: Payload) -> Payload:
+    """Hang, if it is the first time; then say how many other tasks of the folder run."""
+    folder = Path(payload["folder"])
+    try:
+        (folder / "hung").touch(exist_ok=False)
+    except FileExistsError:
+        return {"beside": len(list(folder.glob("busy*")))}
+    time.sleep(600)
+    raise AssertionError("unreachable")
+
+
+def busy(payload: Payload) -> Payload:
+    """Sleep for so many seconds, with a file in the folder meanwhile."""
+    file = Path(payload["folder"]) / f"busy{os.getpid()}"
+    file.touch()
+    time.sleep(payload["seconds"])
+    file.unlink()
+    return {}
+
+
 def garbage(payload: Payload) -> Payload:
     """Scribble on the answers' pipe itself: the descriptor is the second argument of the process."""
     os.write(int(sys.argv[2]), b"\x00garbage\n")

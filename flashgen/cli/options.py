@@ -80,6 +80,9 @@ MaxRegret = Annotated[
 ImproveOnly = Annotated[
     bool, typer.Option("--improve-only", help="Do not rewrite entries that nothing beat.")
 ]
+Restate = Annotated[
+    bool, typer.Option("--restate", help="Write estimates anew where the config stays.")
+]
 RetryQuarantined = Annotated[
     bool, typer.Option("--retry-quarantined", help="Retry kernels that killed a process before.")
 ]

@@ -48,14 +48,16 @@ def verify(
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
-        failed = count = 0
+        failed = undecided = count = 0
         for warning in warnings_here(table.gpu.arch):
             print(f"Warning: {warning}", file=sys.stderr)
         with evaluator:
             for proof in proofs_of(table, evaluator):
                 print(printable(str(proof)), flush=True)
                 failed, count = failed + (not proof.holds), count + 1
-    print(f"{table.gpu.slug}: {count - failed} of {count} entries hold")
+                undecided += not proof.decided
+    late = f"; {undecided} ran out of time and have no verdict: verify again" if undecided else ""
+    print(f"{table.gpu.slug}: {count - failed} of {count} entries hold{late}")
     if failed:
         raise typer.Exit(1)
 

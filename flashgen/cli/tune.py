@@ -22,6 +22,7 @@ from flashgen.cli.options import (
     ModelFile,
     Out,
     Paged,
+    Restate,
     RetryQuarantined,
     SamplerName,
     Seconds,
@@ -67,6 +68,7 @@ def tune(
     jobs: Jobs = None,
     out: Out = Path(),
     improve_only: ImproveOnly = False,
+    restate: Restate = False,
     retry_quarantined: RetryQuarantined = False,
     gpus: Gpus = None,
     cluster: ClusterAddress = None,
@@ -124,6 +126,7 @@ def tune(
         method=method,
         out=out,
         improve_only=improve_only,
+        restate=restate,
         retry_quarantined=retry_quarantined,
         max_regret=max_regret,
     )

@@ -19,7 +19,7 @@ from flashgen.evaluate.tasks import (
     task,
 )
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Pool, Raised, Task, TimedOut
-from flashgen.evaluate.workers.pool import Workers
+from flashgen.evaluate.workers.pool import Turns, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,10 @@ class Children:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        turns = Turns()
         self._workers = {
-            "compile": Workers(size, env=COMPILE_ENV),
-            "interpret": Workers(size, env=INTERPRET_ENV),
+            "compile": Workers(size, env=COMPILE_ENV, turns=turns),
+            "interpret": Workers(size, env=INTERPRET_ENV, turns=turns),
         }
 
     def submit(self, task: Task) -> Future[Answer]:
@@ -62,7 +63,7 @@ class Children:
 
 class Device:
     """CUDA device `index` of this process, as a pool of one: tasks run on it, whatever device they
-    name.
+    name. One that ran out of time is tried once more.
 
     After a task that ended the child, the GPU must answer a new one before the next task: if it
     does not, that raises DeviceLost. answers: the task that finds out.
@@ -80,18 +81,24 @@ class Device:
         """As Pool.submit; also raises DeviceLost. One task at a time."""
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
+        self._try(task, future, tries=2)
+        return future
+
+    def _try(self, task: Task, future: Future[Answer], tries: int) -> None:
+        """Run a task; tries: how often it may run out of time."""
         if self._ended:
             asked = self._workers.submit(self._question)
-            asked.add_done_callback(lambda answer: self._made_sure(task, future, answer))
+            asked.add_done_callback(lambda answer: self._made_sure(task, future, answer, tries))
         else:
-            self._run(task, future)
-        return future
+            self._run(task, future, tries)
 
     def close(self) -> None:
         """As Pool.close."""
         self._workers.close()
 
-    def _made_sure(self, task: Task, future: Future[Answer], asked: Future[Answer]) -> None:
+    def _made_sure(
+        self, task: Task, future: Future[Answer], asked: Future[Answer], tries: int
+    ) -> None:
         error = asked.exception()
         if error is None and not isinstance(asked.result(), Done):
             error = DeviceLost(
@@ -103,13 +110,15 @@ class Device:
             future.set_exception(error)
             return
         self._ended = ""
-        self._run(task, future)
+        self._run(task, future, tries)
 
-    def _run(self, task: Task, future: Future[Answer]) -> None:
+    def _run(self, task: Task, future: Future[Answer], tries: int) -> None:
         given = self._workers.submit(placed(task, device=self.name))
-        given.add_done_callback(lambda answer: self._answered(future, answer))
+        given.add_done_callback(lambda answer: self._answered(task, future, answer, tries))
 
-    def _answered(self, future: Future[Answer], given: Future[Answer]) -> None:
+    def _answered(
+        self, task: Task, future: Future[Answer], given: Future[Answer], tries: int
+    ) -> None:
         error = given.exception()
         if error is not None:
             future.set_exception(error)
@@ -117,6 +126,9 @@ class Device:
         answer = given.result()
         if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
             self._ended = str(answer).splitlines()[0]
+        if isinstance(answer, TimedOut) and tries > 1:
+            self._try(task, future, tries - 1)
+            return
         future.set_result(answer)
 
 

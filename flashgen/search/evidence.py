@@ -72,7 +72,8 @@ RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 
 
 class Evidence:
-    """The known outcomes of the configs of one goal. `planned`: number of candidates, for progress.
+    """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
+    for progress.
 
     stages: the stages that a candidate passes, in order. on_gpu: whether they are measured.
     """
@@ -89,6 +90,7 @@ class Evidence:
         self.on_gpu = evaluator.source != "estimated"
         self.stages = GPU_STAGES if self.on_gpu else OFFLINE_STAGES
         self.planned = 0.0
+        self.trials = 0
         self._evaluator = evaluator
         self._log = log
         self._notify = notify
@@ -96,6 +98,8 @@ class Evidence:
         self._digests: dict[KernelConfig, str] = {}
         self._best_us = math.inf
         self._done = 0.0
+        self._tried: set[KernelConfig] = set()
+        self._rejected: set[KernelConfig] = set()
 
     def ask(self, stage: Stage, configs: Iterable[KernelConfig]) -> list[Outcome]:
         """One outcome per config, from the log or else from the evaluator, in the order given."""
@@ -217,6 +221,7 @@ class Evidence:
         self._seen[outcome.stage, outcome.config] = outcome
         self._best_us = min(self._best_us, median_us(outcome.timing))
         self._done += self._share(outcome)
+        self._count(outcome)
         self._notify(
             Progress(
                 done=self._done,
@@ -225,8 +230,19 @@ class Evidence:
                 best_us=None if self._best_us == math.inf else self._best_us,
                 default_us=self._us(self.goal.default),
                 incumbent_us=self._us(self.goal.incumbent) if self.goal.incumbent else None,
+                tried=min(len(self._tried), self.trials),
+                trials=self.trials,
+                rejected=len(self._rejected),
+                on_gpu=self.on_gpu,
             )
         )
+
+    def _count(self, outcome: Outcome) -> None:
+        """Count a config that is through, or out; twins of candidates are none."""
+        if not outcome.ok and outcome.status not in RIGHT_ALL_THE_SAME:
+            self._rejected.add(outcome.config)
+        if not outcome.ok or outcome.stage == self.stages[-1]:
+            self._tried.add(outcome.config)
 
     def _us(self, config: KernelConfig) -> float | None:
         """The latest time of a config, if it has one."""

@@ -104,6 +104,11 @@ class Explorer:
         return sum(config in self._met and config not in waiting for config in self.explored)
 
     @property
+    def cut_short(self) -> bool:
+        """Whether the time budget ended the exploration."""
+        return self._late and self._trials < self._most
+
+    @property
     def _late(self) -> bool:
         """Whether the time budget is used up."""
         return time.monotonic() >= self._end
@@ -319,6 +324,7 @@ class Explorer:
         if self._guided and not self._enumerated:
             planned += (LOOK_AHEAD - 1) * planned / len(self._evidence.stages)
         self._evidence.planned = planned + len(goal.rivals) + 1 + RUNNERS_UP
+        self._evidence.trials = self._most
 
 
 def _estimated(outcome: Outcome, us: float | None) -> Outcome:

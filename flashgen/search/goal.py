@@ -120,7 +120,8 @@ class Progress:
     """How far a search is, in candidates; best_us is the best time so far.
 
     default_us and incumbent_us are the times that a winner must beat, if known. A separate check
-    and a kernel of the final round count as one. A search may end before total.
+    and a kernel of the final round count as one. A search may end before total. tried and rejected
+    are configs, of a budget of `trials`; on_gpu: their times are measured.
     """
 
     done: float
@@ -129,6 +130,10 @@ class Progress:
     best_us: float | None
     default_us: float | None = None
     incumbent_us: float | None = None
+    tried: int = 0
+    trials: int = 0
+    rejected: int = 0
+    on_gpu: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,7 @@ class Found:
     estimated but not measured, nor rivals that cost no trial. exhaustive: every legal config was
     evaluated. replaced: the winner is not the incumbent, or there was none. p_value: of the winner
     against the strongest of its rivals, by the rule of decide.py; None without rivals or passes.
-    interrupted: ended early by Ctrl-C.
+    interrupted: ended early by Ctrl-C; late: by the time budget.
     """
 
     winner: Outcome
@@ -152,3 +157,10 @@ class Found:
     replaced: bool
     p_value: float | None = None
     interrupted: bool = False
+    late: bool = False
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Which of the winner's rivals have no verdict: "the incumbent", "the default"."""
+        rivals = {"the incumbent": self.incumbent, "the default": self.default}
+        return tuple(name for name, rival in rivals.items() if rival and rival.undecided)

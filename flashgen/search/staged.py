@@ -191,4 +191,5 @@ def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) ->
         legal=len(goal.order),
         exhaustive=explorer.evaluated == len(goal.order),
         replaced=ranked[0].config != goal.incumbent,
+        late=explorer.cut_short,
     )

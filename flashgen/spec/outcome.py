@@ -45,6 +45,15 @@ PASSING = (*KILLERS, Status.QUARANTINED, Status.UNSTEADY)
 """Outcomes that the log does not recall: whoever asks again is answered by the quarantine, or the
 config is timed again."""
 
+FAILURES = (
+    *KILLERS,
+    Status.COMPILE_ERROR,
+    Status.WRONG,
+    Status.RUN_ERROR,
+    Status.QUARANTINED,
+)
+"""Outcomes that a tuning run prints at its end: something is broken, the kernel or the machine."""
+
 Stage = Literal["compile", "check", "rough", "timed", "final"]
 
 STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measured": 2}
@@ -165,6 +174,14 @@ class Outcome:
     def ok(self) -> bool:
         """Whether the config may be chosen as far as this stage can tell."""
         return self.status is Status.OK
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it says nothing of the kernel: that ran out of time, now or when it was
+        quarantined, or the clock changed.
+        """
+        held = self.status is Status.QUARANTINED and self.detail.startswith(Status.TIMEOUT)
+        return held or self.status in (Status.TIMEOUT, Status.UNSTEADY)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary that json can write; from_json reads it back to an equal Outcome."""

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from flashgen.search.goal import Found, Progress
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.outcome import Outcome
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.outcome import FAILURES, Outcome, Status
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from flashgen.table.entry import (
@@ -87,7 +88,7 @@ class Screen:
         title, progress = running[0] if running else ("", None)
         where = f"{min(self._done + 1, self._total)}/{self._total} {title}"
         others = f" and {len(running) - 1} more" if len(running) > 1 else ""
-        stage = ", ".join([progress.stage, *_best(progress)]) if progress else ""
+        stage = ", ".join([*_tried(progress), *_best(progress)]) if progress else ""
         done = min(self._total, self._done + sum(shares))
         self._bar.update(self._task, completed=done, description=where + others, stage=stage)
 
@@ -112,6 +113,17 @@ class Screen:
         if kind is None:
             self._bar.update(self._task, completed=self._total, stage="done")
         self._bar.stop()
+
+
+def _tried(progress: Progress) -> list[str]:
+    """What is under way, and how many configs were tried and rejected."""
+    timed = not progress.on_gpu and progress.stage in ("rough", "timed", "final")
+    words: list[str] = ["estimated" if timed else progress.stage]
+    if progress.trials:
+        words.append(f"{progress.tried} of {progress.trials} tried")
+    if progress.rejected:
+        words.append(f"{progress.rejected} rejected")
+    return words
 
 
 def _best(progress: Progress) -> list[str]:
@@ -196,7 +208,27 @@ def sentence(entry: Entry, found: Found) -> str:
     words += [
         f"all {found.legal} legal configs tried" if found.exhaustive else f"{tried} configs tried"
     ]
+    words += ["cut short by --time-budget"] * found.late
+    words += [f"{name} has no verdict" for name in found.undecided]
     return f"{title_of(entry.spec, entry.problem)}: {', '.join(words)}"
+
+
+def failure_lines(outcomes: Iterable[Outcome]) -> list[str]:
+    """How many kernels failed, in what way, and the first of each."""
+    failed: dict[Status, dict[tuple[AttentionSpec, KernelConfig], Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.status in FAILURES:
+            kernels = failed.setdefault(outcome.status, {})
+            kernels.setdefault((outcome.spec, outcome.config), outcome)
+    lines = []
+    for status, kernels in failed.items():
+        first = next(iter(kernels.values()))
+        name = kernel_name(first.spec, first.config)
+        among = "the first" if len(kernels) > 1 else "it"
+        lines.append(
+            f"  {len(kernels)} {status}: {among} is {name}, at stage {first.stage}: {first.detail}"
+        )
+    return [f"{sum(map(len, failed.values()))} kernels failed:", *lines] if lines else []
 
 
 def shared_sentence(old: Entry, new: Entry) -> str:

@@ -22,7 +22,7 @@ from flashgen.search.log import alone_in
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH, Source, Stage
+from flashgen.spec.outcome import STRENGTH, Outcome, Source, Stage
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
 from flashgen.table import emit as generate
 from flashgen.table.entry import Entry
@@ -38,6 +38,7 @@ from flashgen.tune.progress import (
     Screen,
     entry_of,
     explain_options,
+    failure_lines,
     sentence,
     shared_sentence,
     title_of,
@@ -60,7 +61,8 @@ class TuneOptions:
 
     where: the GPUs; cluster: the Ray that has them, as cluster.connected has it. seqs: lengths to
     run, at most one per bucket; pieces: those of a workload instead. budget.seconds is for all
-    specs together. shard: (i, n) for the i-th of n parts of the specs, from 1.
+    specs together. restate: without a GPU, write an entry anew whose config stays.
+    shard: (i, n) for the i-th of n parts of the specs, from 1.
     """
 
     specs: tuple[AttentionSpec, ...] = ()
@@ -71,6 +73,7 @@ class TuneOptions:
     method: Method = field(default_factory=lambda: Method(likely_first=True))
     out: Path = Path()
     improve_only: bool = False
+    restate: bool = False
     retry_quarantined: bool = False
     max_regret: float = MAX_REGRET
     shard: tuple[int, int] = (1, 1)
@@ -139,7 +142,10 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         except (KeyboardInterrupt, FlashgenError):
             _emit_what_there_is(stories, options, console)
             raise
-        _emit(options)
+        for story in stories:
+            story.save_first()
+        if any(story.changed or story.new for story in stories):
+            _emit(options)
         for story in stories:
             story.end()
     for story in stories:
@@ -183,14 +189,20 @@ def _emit_what_there_is(stories: Sequence[_Story], options: TuneOptions, console
 
 
 def _raise_failures(stories: Sequence[_Story], options: TuneOptions) -> None:
-    """Raise FlashgenError if a search found nothing right."""
+    """Raise FlashgenError if a search found nothing right, or not what it had to compare with."""
     failed = [story for story in stories if story.failures]
+    count = len(stories) * len(options.searches)
     if failed:
         logs = ", ".join(str(paths.log_file(options.out, story.slug)) for story in failed)
         raise FlashgenError(
-            f"{sum(story.failures for story in failed)} of "
-            f"{len(stories) * len(options.searches)} searches found no right config: "
+            f"{sum(story.failures for story in failed)} of {count} searches found no right config: "
             f"{logs} says what became of each; all other results are saved"
+        )
+    if undecided := sum(story.undecided for story in stories):
+        raise FlashgenError(
+            f"{undecided} of {count} searches were cut short: their incumbent or default ran out "
+            f"of time, twice; an incumbent stays in the table; all results are saved, and the same "
+            f"command with --retry-quarantined tries again"
         )
 
 
@@ -207,7 +219,9 @@ class _Story:
         self.pools = place.pools
         self.evaluator = evaluator = place.evaluator
         self.slug = evaluator.gpu.slug
-        self.failures = 0
+        self.failures = self.undecided = 0
+        self.outcomes: list[Outcome] = []
+        self.new = not paths.table_file(options.out, evaluator.gpu.slug).exists()
         self._screen = screen
         self._stop = stop
         self.table = self._held = _held_table(options.out, evaluator.gpu)
@@ -286,6 +300,7 @@ class _Story:
         entry = entry_of(spec, problem, found, self._run.id)
         held = self.began_with.find(*entry.key)
         self.found[entry.key] = entry
+        self.undecided += bool(found.undecided)
         self._screen.finished(self._title(*piece), sentence(entry, found))
         stays = self._why_held_stays(held, entry, found)
         if stays:
@@ -308,6 +323,7 @@ class _Story:
         allowed. Not with --improve-only.
         """
         self._left.remove(piece)
+        self.outcomes += log.seen
         self._journal.record(title_of(*piece), log.seen)
         spec = piece[0]
         if self.options.improve_only or spec in [other for other, _ in self._left]:
@@ -333,7 +349,7 @@ class _Story:
     def _shared(self, entries: Sequence[Entry], shared: Sequence[Entry]) -> list[Job]:
         """Put what changed into the table."""
         for old, new in zip(entries, shared, strict=True):
-            if new == old:
+            if new == old or self._restates(old, new):
                 continue
             if new.config != old.config:
                 self._screen.say(shared_sentence(old, new))
@@ -349,6 +365,11 @@ class _Story:
         self._walked = self._walked.with_entry(entry, run)
         self.table = self.table.with_entry(entry, run)
         save(self.table, paths.table_file(self.options.out, self.slug))
+
+    def save_first(self) -> None:
+        """Save the table where DIR has none yet, whatever has changed."""
+        if self.new and not self.changed and self.found:
+            save(self.table, paths.table_file(self.options.out, self.slug))
 
     def end(self) -> None:
         """All is searched and generated: delete the session."""
@@ -366,14 +387,21 @@ class _Story:
         order = sorted(self.found, key=lambda key: keys.index(key) if key in keys else len(keys))
         console.print()
         console.print(entries_grid(self.found[key] for key in order))
-        console.print(
-            f"\nWritten: {paths.table_file(out, slug)} and {paths.generated_dir(out)}. Try next:"
-        )
+        changes = sum(entry != self._held.find(*entry.key) for entry in self.table.entries)
+        changed = f"{changes} entr{'y' if changes == 1 else 'ies'} changed"
+        lines = [
+            *failure_lines(self.outcomes),
+            f"{len(keys)} search{'es' * (len(keys) != 1)}, {changed}",
+        ]
+        if changes or self.new:
+            lines.append(f"Written: {paths.table_file(out, slug)} and {paths.generated_dir(out)}")
+        lines.append("Try next:")
         mine = [self.found[key] for key in keys if key in self.found]
         if mine:  # sharing kernels touches other buckets, too
-            console.print(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
-        console.print(f"  flashgen verify {proof}{option}")
-        console.print(f"  {served}python -c 'from flashgen import attention; help(attention)'")
+            lines.append(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
+        lines.append(f"  flashgen verify {proof}{option}")
+        lines.append(f"  {served}python -c 'from flashgen import attention; help(attention)'")
+        console.print("", *lines, sep="\n", soft_wrap=True)  # a command is copied whole
 
     def _budget(self) -> Budget:
         """The share of the remaining time for a search that begins now, beside those that run."""
@@ -392,14 +420,26 @@ class _Story:
         old, new = held.result.source, entry.result.source
         if STRENGTH[new] < STRENGTH[old]:
             return f"it is {old}, and {new} never replaces that"
+        if found.incumbent is not None and found.incumbent.undecided:
+            return f"it has no verdict ({found.incumbent.status})"
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
+        if self._restates(held, entry):
+            return "the same config is chosen"
         run = self.began_with.run_of(held)
         named = replace(entry, evidence=replace(entry.evidence, run=held.evidence.run))
         same = _text(self.table.gpu, named) == _text(self.table.gpu, held)
         if same and run and run.protocol == self._run.protocol:
             return "it says the same"
         return None
+
+    def _restates(self, old: Entry, new: Entry) -> bool:
+        """Whether the new entry is of the same kernel, has estimates again, and nobody wants them
+        anew.
+        """
+        same = new.config == old.config and new.evidence.digest == old.evidence.digest
+        estimated = new.result.source == old.result.source != "measured"
+        return same and estimated and not self.options.restate
 
 
 def _raised(error: FlashgenError) -> list[Job]:
@@ -417,6 +457,7 @@ def _request(options: TuneOptions, source: Source) -> dict[str, Any]:
         "trials": options.budget.trials,
         "method": asdict(options.method),
         "improve_only": options.improve_only,
+        "restate": options.restate,
         "max_regret": options.max_regret,
         "source": source,
         "triton": triton_version(),

@@ -20,7 +20,7 @@ from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
 from flashgen.evaluate.pools import Children
 from flashgen.evaluate.sanitize import Sanitized
 from flashgen.evaluate.tasks import Execute, task
-from flashgen.evaluate.workers.answers import Done, Task
+from flashgen.evaluate.workers.answers import Done, Task, TimedOut
 from flashgen.files import content_of
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
@@ -36,12 +36,15 @@ from flashgen.table.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result for one entry. It holds if there are no failures; notes are informative."""
+    """The result for one entry. It holds if there are no failures; notes are informative. Not
+    decided: a kernel ran out of time, twice, which a busy machine may cause.
+    """
 
     entry: Entry
     failures: tuple[str, ...]
     notes: tuple[str, ...]
     floors: float | None  # None: it could not be run
+    decided: bool = True
 
     @property
     def holds(self) -> bool:
@@ -53,7 +56,8 @@ class Proof:
         name = kernel_name(self.entry.spec, self.entry.config)
         facts = "" if self.floors is None else f": {self.floors:.2f} floors"
         remarks = "".join(f"; {remark}" for remark in (*self.failures, *self.notes))
-        return f"{'ok' if self.holds else 'FAILED'}  {name} {self.entry.bucket}{facts}{remarks}"
+        verdict = "ok" if self.holds else "FAILED" if self.decided else "NO VERDICT"
+        return f"{verdict}  {name} {self.entry.bucket}{facts}{remarks}"
 
 
 def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
@@ -92,7 +96,7 @@ def _proof(
     compiled: dict[KernelConfig, Outcome],
     checked: dict[KernelConfig, Outcome],
 ) -> Proof:
-    failures, notes = [], []
+    failures, notes, decided = [], [], True
     for config in kernels_of(entry):
         whose = "" if config == entry.config else f"pointer twin {config.label}: "
         if reason := why_illegal(entry.spec, config, table.gpu):
@@ -103,6 +107,7 @@ def _proof(
         bad = next((o for o in (built, run) if not o.ok and not (slow_twin and o is built)), None)
         if bad:
             failures.append(f"{whose}{bad.status}: {bad.detail}")
+            decided = decided and not bad.undecided
         elif slow_twin:
             notes.append(f"{whose}{built.detail}")
     origin = table.run_of(entry)
@@ -121,6 +126,7 @@ def _proof(
         failures=tuple(failures),
         notes=tuple(notes),
         floors=check.floors if check else None,
+        decided=decided,
     )
 
 
@@ -164,9 +170,10 @@ def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[
                 found = Sanitized(name=rendered.name, digest=rendered.digest, error=str(answer))
                 if isinstance(answer, Done):
                     found = record_of(Sanitized, answer.value, "the answer")
-                log.parent.mkdir(parents=True, exist_ok=True)
-                with log.open("a") as file:
-                    file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")
+                if not isinstance(answer, TimedOut):
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    with log.open("a") as file:
+                        file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")
             yield spec.name, found
     finally:
         children.close()

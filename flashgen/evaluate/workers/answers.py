@@ -21,7 +21,7 @@ class Task:
     Args:
         function: "module:function", which takes the payload.
         payload: its arguments, as JSON.
-        limit_s: how long it may take, in seconds; pool.Limits may extend it.
+        limit_s: its seconds of CPU time; pool.Limits may extend it.
         kind: what the child must be able to do.
         rank: where tasks wait, those of the least rank go first.
 
@@ -82,12 +82,16 @@ class Died:
 
 @dataclass(frozen=True)
 class TimedOut:
-    """The process was killed at its time limit."""
+    """The process was killed at its limit of CPU time, or, if it computed less, at the limit_s of
+    wall-clock time for what hangs.
+    """
 
     limit_s: float
+    hung: bool = False
 
     def __str__(self) -> str:
-        return f"no answer within {self.limit_s:g} s"
+        what = "s, though it computed for less than its limit" if self.hung else "s of CPU time"
+        return f"no answer within {self.limit_s:g} {what}"
 
 
 Failure = Raised | Died | TimedOut

@@ -31,12 +31,12 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flashgen.errors import ToolchainError
-from flashgen.evaluate.workers import memory
+from flashgen.evaluate.workers import usage
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
 from flashgen.files import no_temporary
 
@@ -143,11 +143,13 @@ class _TooLarge(Exception):
 class Child:
     """One child process with a memory limit in bytes. Only its thread calls anything but kill().
 
-    answered: the number of tasks that it has answered.
+    answered: the number of tasks that it has answered. spent_s: the CPU seconds of the last one,
+    but no more than it took.
     """
 
     def __init__(self, env: Mapping[str, str], memory_bytes: int) -> None:
         self.answered = 0
+        self.spent_s = 0.0
         self._memory_bytes = memory_bytes
         self._asked = 0
         self._spoiled = False
@@ -187,7 +189,7 @@ class Child:
     def wait_until_ready(self) -> None:
         """Block until the child is ready. Raises ToolchainError if it cannot be started."""
         try:
-            line = self._read_line(time.monotonic() + START_LIMIT_S)
+            line = self._read_line(START_LIMIT_S, START_LIMIT_S)
         except (TimeoutError, _TooLarge):
             line = None
         if line is None or b"ready" not in line:
@@ -203,23 +205,27 @@ class Child:
             self._spoiled
             or self._buffer
             or self._readable(0.0)
-            or memory.resident(self._process.pid) > self._memory_bytes // 2
+            or usage.resident(self._process.pid) > self._memory_bytes // 2
         )
 
-    def ask(self, task: Task, limit_s: float) -> Answer:
-        """The answer to one task, within this number of seconds."""
+    def ask(self, task: Task, limit_s: float, hang_s: float) -> Answer:
+        """The answer to one task, within limit_s of its CPU time and hang_s of wall-clock time.
+
+        CPU time, because a busy machine makes the same task take many times as long. What computes
+        in several threads has limit_s of wall-clock time too.
+        """
         self._output.truncate(0)
         self._asked += 1
         request = {"id": self._asked, "task": task.function, "payload": task.payload}
-        deadline = time.monotonic() + limit_s
         with contextlib.suppress(BrokenPipeError):  # the end of the pipe shows that it died
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         try:
-            line = self._read_line(deadline)
+            line = self._read_line(limit_s, hang_s)
         except TimeoutError:
             self._end()
-            return TimedOut(limit_s)
+            hung = self.spent_s < limit_s
+            return TimedOut(hang_s if hung else limit_s, hung)
         except _TooLarge as error:
             self._end()
             held, limit = (bytes_ / (1 << 30) for bytes_ in (error.args[0], self._memory_bytes))
@@ -280,23 +286,39 @@ class Child:
         poll.register(self._answers, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
-    def _read_line(self, deadline: float) -> bytes | None:
-        """The next line, or None at the end of the pipe.
+    def _read_line(self, limit_s: float, hang_s: float) -> bytes | None:
+        """The next line, or None at the end of the pipe; spent_s is what it cost.
 
-        Raises TimeoutError at the deadline, _TooLarge if the child holds too much memory.
+        Raises TimeoutError at either limit, as ask has them, _TooLarge if the child holds too much
+        memory.
         """
+        spent = self._spending()
         while b"\n" not in self._buffer and len(self._buffer) < LONGEST_ANSWER_BYTES:
-            if self._readable(min(deadline - time.monotonic(), memory.TICK_S)):
+            self.spent_s, elapsed_s = spent()
+            wait_s = max(0.01, min(limit_s - self.spent_s, hang_s - elapsed_s, usage.TICK_S))
+            if self._readable(wait_s):
                 read = os.read(self._answers, 1 << 16)
                 if not read:
                     return None
                 self._buffer += read
-            elif time.monotonic() >= deadline:
+            elif self.spent_s >= limit_s or elapsed_s >= hang_s:
                 raise TimeoutError
-            elif (held := memory.resident(self._process.pid)) > self._memory_bytes:
+            elif (held := usage.resident(self._process.pid)) > self._memory_bytes:
                 raise _TooLarge(held)
+        self.spent_s, _ = spent()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+    def _spending(self) -> Callable[[], tuple[float, float]]:
+        """Counts from now on: the seconds that the child spends, and those that go by."""
+        pid, began = self._process.pid, time.monotonic()
+        before = usage.cpu_seconds(pid) or 0.0
+
+        def spent() -> tuple[float, float]:
+            elapsed, cpu = time.monotonic() - began, usage.cpu_seconds(pid)
+            return elapsed if cpu is None else min(elapsed, cpu - before), elapsed
+
+        return spent
 
     def _last_words(self) -> str:
         """How the child ended, and the last line it printed."""

@@ -1,23 +1,24 @@
 """Pool: child processes that answer tasks within limits of time and memory.
 
 A child that dies, hangs, answers with garbage or holds too much memory is killed and replaced, and
-only that task is answered Died or TimedOut. Each child belongs to one thread here, which waits for
-it.
+only that task is answered Died or TimedOut. A task that ran out of time is first tried once more,
+while no other runs: a busy machine may have been at fault. Each child belongs to one thread here,
+which waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import sys
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 
-from flashgen.evaluate.workers import memory
-from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task
+from flashgen.evaluate.workers import usage
+from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY, REAP_LIMIT_S, Child
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,14 @@ network, and makes a device ready. No kernel is to blame for that."""
 PATIENCE = 3.0
 """How many times as long as the slowest that succeeded a task may take, if that is more."""
 
+HANGS = 10.0
+"""Times the limit of CPU time: what has no answer after that much wall-clock time hangs. A machine
+with ten times as many processes as cores is slower by that."""
+
 
 class Limits:
-    """The time limits of a pool's tasks, learnt per task function. Threads may share it.
+    """The limits of a pool's tasks, learnt per task function. Threads may share it. They are of CPU
+    time, and for hang_s of wall-clock time.
 
     The base limit of a task holds while its function takes up to a third of it. On a slower machine
     it grows to PATIENCE times the slowest success. It never shrinks: a long limit costs time only
@@ -48,6 +54,10 @@ class Limits:
         """The limit of a task; first: it is the first of its child."""
         return _base(task, first) * max(1.0, PATIENCE * self._slowest.get(task.function, 0.0))
 
+    def hang_s(self, task: Task, *, first: bool) -> float:
+        """When a task counts as hung, whatever it computed."""
+        return HANGS * self.seconds(task, first=first)
+
     def learn(self, task: Task, seconds: float, *, first: bool) -> None:
         """Record that a task was done in this number of seconds."""
         share = seconds / _base(task, first)
@@ -62,6 +72,43 @@ def _base(task: Task, first: bool) -> float:
     return task.limit_s + (FIRST_TASK_S if first else 0.0)
 
 
+class Turns:
+    """Tasks run side by side, and each that ran out of time once more alone. Pools may share it."""
+
+    def __init__(self) -> None:
+        self._running = self._waiting = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def among_others(self) -> Iterator[None]:
+        """Context of a task, which begins while none runs alone or waits for that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._end()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Context of a task that runs by itself, once the others have ended."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: not self._running)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._end(was_alone=True)
+
+    def _end(self, *, was_alone: bool = False) -> None:
+        with self._changed:
+            self._running -= 1
+            self._waiting -= was_alone
+            self._changed.notify_all()
+
+
 class Workers:
     """A pool of child processes that may crash or hang; they start when first needed.
 
@@ -71,7 +118,9 @@ class Workers:
     Args:
         count: how many children.
         env: is added to their environment; None removes a variable.
-        memory_bytes: what each may hold; by default memory.share of this machine.
+        memory_bytes: what each may hold; by default usage.share of this machine.
+        turns: those of another pool, whose tasks run at the same time. None: nothing that ran out
+            of time is tried again.
 
     Raises:
         ToolchainError: from a result, if a child cannot be started.
@@ -88,10 +137,12 @@ class Workers:
         *,
         env: Mapping[str, str | None] | None = None,
         memory_bytes: int | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.size = count
         self._env = child_environment(env or {})
-        self._memory_bytes = memory_bytes or memory.share(count)
+        self._memory_bytes = memory_bytes or usage.share(count)
+        self._turns = turns
         self._limits = Limits()
         self._tasks: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
         self._children: set[Child] = set()
@@ -141,12 +192,19 @@ class Workers:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                child = self._usable(child)
-                answer = self._answer(child, task)
-                if child.answered > 1 and _out_of_memory(answer):
-                    # Earlier tasks may have used up the memory: retry in a fresh child.
+                with self._turns.among_others() if self._turns else contextlib.nullcontext():
                     child = self._usable(child)
                     answer = self._answer(child, task)
+                    if child.answered > 1 and _out_of_memory(answer):
+                        # Earlier tasks may have used up the memory: retry in a fresh child.
+                        child = self._usable(child)
+                        answer = self._answer(child, task)
+                if self._turns and isinstance(answer, TimedOut):
+                    with self._turns.alone():
+                        if not self._closed:
+                            logger.warning("%s: %s; once more, alone", task.function, answer)
+                            child = self._usable(child)
+                            answer = self._answer(child, task)
                 future.set_result(answer)
             except Exception as error:  # the waiting thread gets the error; this one continues
                 future.set_exception(error)
@@ -154,10 +212,11 @@ class Workers:
 
     def _answer(self, child: Child, task: Task) -> Answer:
         """Run the task within the current limit of its function."""
-        first, began = child.answered == 0, time.monotonic()
-        answer = child.ask(task, self._limits.seconds(task, first=first))
+        first = child.answered == 0
+        limit_s = self._limits.seconds(task, first=first)
+        answer = child.ask(task, limit_s, self._limits.hang_s(task, first=first))
         if isinstance(answer, Done):
-            self._limits.learn(task, time.monotonic() - began, first=first)
+            self._limits.learn(task, child.spent_s, first=first)
         return answer
 
     def _usable(self, child: Child | None) -> Child:

@@ -817,6 +817,14 @@ class TestVerify:
         assert fresh.startswith("FAILED")
         assert fresh.endswith("as told")
 
+    def test_what_ran_out_of_time_has_no_verdict_and_the_last_line_says_so(self, verify) -> None:
+        code, (_, late, last) = verify(Evaluator(only=FA2, compiled=Status.TIMEOUT))
+        assert code == 1
+        assert late.startswith("NO VERDICT")
+        assert last == (
+            "nvidia_h200: 1 of 2 entries hold; 1 ran out of time and have no verdict: verify again"
+        )
+
     def test_a_twin_may_be_slow_and_not_wrong(self, verify) -> None:
         twin = AHEAD.pointer_twin()
         code, (first, *_) = verify(Evaluator(only=twin, compiled=Status.SPILLS))

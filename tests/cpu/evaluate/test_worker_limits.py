@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.evaluate.workers import memory, pool
+from flashgen.evaluate.workers import pool, usage
 from flashgen.evaluate.workers.answers import Died, Done, Raised, Task, finite
 from flashgen.evaluate.workers.pool import FIRST_TASK_S, PATIENCE, Limits
 
@@ -58,17 +58,17 @@ def test_growth_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_children_share_half_of_the_machine_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "machine", lambda: 256 << 30)
-    assert memory.share(1) == 128 << 30
-    assert memory.share(16) == 8 << 30
-    assert memory.share(192) == memory.LEAST_BYTES
+    monkeypatch.setattr(usage, "machine", lambda: 256 << 30)
+    assert usage.share(1) == 128 << 30
+    assert usage.share(16) == 8 << 30
+    assert usage.share(192) == usage.LEAST_BYTES
 
 
 def test_the_machine_s_memory_is_what_its_cgroups_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups, mounted = tmp_path / "cgroup", tmp_path / "sys"
-    monkeypatch.setattr(memory, "_CGROUPS", mounted)
+    monkeypatch.setattr(usage, "_CGROUPS", mounted)
     for folder, file, limit in (
         ("job", "memory.max", "8000"),
         ("job/step", "memory.max", "max"),
@@ -77,12 +77,12 @@ def test_the_machine_s_memory_is_what_its_cgroups_leave(
         (mounted / folder).mkdir(parents=True, exist_ok=True)
         (mounted / folder / file).write_text(limit + "\n")
     groups.write_text("3:cpuset:/\n4:memory:/not/mounted/here\n0::/job/step\n")
-    assert sorted(memory._cgroup_limits(groups)) == [8000, 9000]
-    assert list(memory._cgroup_limits(tmp_path / "nowhere")) == []
-    monkeypatch.setattr(memory, "_cgroup_limits", lambda: iter([1 << 30]))
-    assert memory.machine() == 1 << 30
-    monkeypatch.setattr(memory, "_cgroup_limits", lambda: iter([1 << 62]))
-    assert 1 << 28 < memory.machine() < 1 << 62
+    assert sorted(usage._cgroup_limits(groups)) == [8000, 9000]
+    assert list(usage._cgroup_limits(tmp_path / "nowhere")) == []
+    monkeypatch.setattr(usage, "_cgroup_limits", lambda: iter([1 << 30]))
+    assert usage.machine() == 1 << 30
+    monkeypatch.setattr(usage, "_cgroup_limits", lambda: iter([1 << 62]))
+    assert 1 << 28 < usage.machine() < 1 << 62
 
 
 def test_what_a_process_started_counts_as_its_own() -> None:
@@ -93,10 +93,10 @@ def test_what_a_process_started_counts_as_its_own() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        assert memory.resident(process.pid) > 64 << 20
+        assert usage.resident(process.pid) > 64 << 20
         process.communicate(b"\n")
-    assert memory.resident(process.pid) == 0
-    assert memory.resident(os.getpid()) > 1 << 20
+    assert usage.resident(process.pid) == 0
+    assert usage.resident(os.getpid()) > 1 << 20
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])

@@ -16,7 +16,7 @@ import pytest
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers import pool
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
-from flashgen.evaluate.workers.pool import Workers
+from flashgen.evaluate.workers.pool import Turns, Workers
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = "flashgen.evaluate.workers.child"
@@ -117,16 +117,45 @@ def test_an_answer_too_many_reaches_no_other_task(workers: Workers) -> None:
 
 
 def test_a_hang_is_killed_at_its_limit_with_all_it_started(
-    workers: Workers, tmp_path: Path
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "HANGS", 2.0)
     file = tmp_path / "pids"
     answer(workers, "echo")
-    got = answer(workers, "hang", limit_s=4.0, file=str(file))
-    assert got == TimedOut(4.0)
+    got = answer(workers, "hang", limit_s=2.0, file=str(file))
+    assert got == TimedOut(4.0, hung=True)
     child, grandchild = map(int, file.read_text().split())
     assert not running(child)
     assert eventually(lambda: not running(grandchild))
     assert isinstance(answer(workers, "echo"), Done)
+
+
+def test_a_limit_counts_what_the_child_computes_and_not_what_goes_by(workers: Workers) -> None:
+    """Stopped for longer than its limit, as a child is on a machine with too much to do."""
+    first = answer(workers, "echo")
+    assert isinstance(first, Done)
+    slow = workers.submit(task("spin", limit_s=1.5, seconds=0.3))
+    os.kill(first.value["pid"], signal.SIGSTOP)
+    time.sleep(2.0)
+    os.kill(first.value["pid"], signal.SIGCONT)
+    assert isinstance(slow.result(timeout=PATIENT_S), Done)
+    assert answer(workers, "spin", limit_s=0.5, seconds=60.0) == TimedOut(0.5)
+
+
+def test_what_ran_out_of_time_is_tried_once_more_while_nothing_else_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "HANGS", 1.0)
+    monkeypatch.setattr(pool, "FIRST_TASK_S", 0.0)
+    folder, turns = str(tmp_path), Turns()
+    with Workers(1, turns=turns) as one, Workers(2, turns=turns) as others:
+        late = one.submit(task("hang_once", limit_s=1.0, folder=folder))
+        beside = [others.submit(task("busy", folder=folder, seconds=0.4)) for _ in range(10)]
+        assert late.result(timeout=PATIENT_S) == Done({"beside": 0})
+        assert not all(future.done() for future in beside)
+        assert all(future.result(timeout=PATIENT_S) == Done({}) for future in beside)
+        never = one.submit(task("hang", limit_s=0.5, file=os.devnull)).result(timeout=PATIENT_S)
+    assert never == TimedOut(0.5, hung=True)
 
 
 def test_neighbours_of_a_crash_are_not_blamed() -> None:
@@ -199,10 +228,10 @@ def test_a_limit_grows_where_tasks_of_its_kind_are_slow_and_for_no_other(
 ) -> None:
     monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 20.0)
     assert isinstance(answer(workers, "echo", 1.0), Done)  # takes the first task's grace
-    assert isinstance(answer(workers, "nap", 1.5, seconds=0.9), Done)
-    assert isinstance(answer(workers, "nap", 1.5, seconds=1.7), Done)
+    assert isinstance(answer(workers, "spin", 0.5, seconds=0.3), Done)
+    assert isinstance(answer(workers, "spin", 0.5, seconds=0.6), Done)
     for _ in range(2):  # what failed says nothing of how long to wait
-        assert answer(workers, "hang", 0.3, file=os.devnull) == TimedOut(0.3)
+        assert answer(workers, "leave_never", 0.3) == TimedOut(0.3)
         assert isinstance(answer(workers, "echo", 1.0), Done)
 
 
@@ -210,8 +239,8 @@ def test_the_first_task_of_a_child_has_time_to_import(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 5.0)
-    assert isinstance(answer(workers, "nap", 0.2, seconds=0.9), Done)
-    assert answer(workers, "nap", 0.2, seconds=20.0) == TimedOut(0.2)
+    assert isinstance(answer(workers, "spin", 0.2, seconds=0.4), Done)
+    assert answer(workers, "spin", 0.2, seconds=20.0) == TimedOut(0.2)
 
 
 def test_a_child_killed_between_tasks_is_replaced_without_blame(workers: Workers) -> None:

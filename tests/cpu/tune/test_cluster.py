@@ -215,6 +215,7 @@ def test_an_actor_that_dies_is_lost_and_one_that_cannot_work_is_not_to_blame() -
 def test_an_actor_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "GRACE_S", 0.0)
     monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 0.05)
+    monkeypatch.setattr("flashgen.evaluate.workers.pool.HANGS", 0.5)
     used, actor = Ray(), Actor(lambda _: None)
     seat = Seat(used, actor, "n1", Limits(), AtOnce())
     future = seat.submit(TASK)

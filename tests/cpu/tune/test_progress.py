@@ -54,3 +54,18 @@ def test_several_at_once_are_counted_and_the_earliest_is_shown() -> None:
         assert task.completed == 0.75
         screen.finished("first", "first is done")
         assert (task.description, task.completed) == ("2/4 second and 1 more", 1.5)
+
+
+def test_what_was_tried_and_rejected_is_counted_and_an_estimate_is_called_one() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    with Screen(console, 1) as screen:
+        screen.begin("first")
+        screen.show(
+            "first",
+            Progress(
+                done=1, total=4, stage="timed", best_us=9.0, tried=23, trials=60, rejected=8,
+                on_gpu=False,
+            ),
+        )  # fmt: skip
+        (task,) = screen._bar.tasks
+        assert task.fields["stage"] == "estimated, 23 of 60 tried, 8 rejected, best 9.0 us"

@@ -481,6 +481,52 @@ class TestWhatIsHeld:
         table, _ = run(monkeypatch, tmp_path, improve_only=True)
         assert table.entries[0].config != self.HELD.config
 
+    def test_what_only_restates_is_written_where_asked(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        run(monkeypatch, tmp_path)
+        text = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
+        (tmp_path / ".flashgen" / "nvidia_h200.jsonl").unlink()
+        for restate, said in ((False, "1 search, 0 entries changed"), (True, "1 entry changed")):
+            other = Served(us=lambda config: 2 * us(config), gpu=H200, source="estimated")
+            _, printed = run(monkeypatch, tmp_path, other, restate=restate)
+            kept = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
+            assert (kept == text, len(emitted), "Written" in printed) == (
+                not restate,
+                1 + restate,
+                restate,
+            )
+            assert said in printed
+
+    @pytest.mark.parametrize("stage", ["compile", "check"])
+    def test_an_incumbent_without_a_verdict_stays_and_the_end_says_so(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, stage: Stage
+    ) -> None:
+        """As on a machine too busy to compile it, or the default."""
+        text = self.held(tmp_path / "configs")
+        late = (self.HELD.config, tuned_default(SPEC, H200))
+        for status, words in (
+            (Status.TIMEOUT, "2 kernels failed:\n  2 timeout: the first is fwd_bf16_d64_br64_"),
+            (None, "2 quarantined"),
+        ):
+            busy = Served(
+                us=us, gpu=H200, source="estimated",
+                failing=lambda at, c, now=status: now if at == stage and c in late else None,
+            )  # fmt: skip
+            console = Console(file=io.StringIO(), width=60, highlight=False, markup=False)
+            monkeypatch.setattr(evaluators, "make_evaluator", lambda *_, made=busy: made)
+            options = TuneOptions(
+                specs=(SPEC,), budget=TRIALS, out=tmp_path, where=Wanted(target="nvidia_h200")
+            )
+            with pytest.raises(FlashgenError, match="1 of 1 searches were cut short"):
+                tune.tune(options, console)
+            printed = console.file.getvalue()  # type: ignore[attr-defined]
+            assert (tmp_path / "configs" / "nvidia_h200.yaml").read_text() == text
+            assert words in printed
+            assert "1 search, 0 entries changed" in printed
+            explained = [line for line in printed.splitlines() if "flashgen explain" in line]
+            assert len(explained[0]) > 60  # a command is one line
+
 
 def test_a_spec_without_a_right_config_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: Patch, emitted: Emitted

@@ -1,9 +1,9 @@
-"""Memory of child processes: how much they hold, and how much each may hold.
+"""What child processes use: their memory and CPU time, and how much memory each may hold.
 
 The parent reads /proc while it waits. The system's own limits do not work here: RLIMIT_AS counts
 addresses, and a CUDA context reserves more of those than the machine has memory; RLIMIT_RSS has no
 effect since Linux 2.4; a cgroup needs rights that a user may lack. Without /proc, memory is not
-limited.
+limited, and CPU time is unknown.
 """
 
 from __future__ import annotations
@@ -41,14 +41,30 @@ def resident(pid: int) -> int:
 
     Shared memory counts for each. Processes that ended or cannot be read count nothing.
     """
-    total, page, left = 0, os.sysconf("SC_PAGE_SIZE"), [pid]
+    return os.sysconf("SC_PAGE_SIZE") * sum(int(fields[_RSS]) for fields in _tree(pid))
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU seconds of a process, of its descendants and of those that they waited for. None if it
+    cannot be read.
+    """
+    ticks = [sum(map(int, fields[_TIMES])) for fields in _tree(pid)]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+_TIMES, _RSS = slice(11, 15), 21
+"""In /proc/PID/stat after the name, proc(5): utime, stime, cutime, cstime; and rss, in pages."""
+
+
+def _tree(pid: int) -> Iterator[list[str]]:
+    """The fields of stat of a process and its descendants."""
+    left = [pid]
     while left:
         process = Path("/proc") / str(left.pop())
         with contextlib.suppress(OSError):  # it has ended
-            total += page * int((process / "statm").read_text().split()[1])
+            yield (process / "stat").read_text().rpartition(")")[2].split()
             for thread in (process / "task").iterdir():
                 left += map(int, (thread / "children").read_text().split())
-    return total
 
 
 def _cgroup_limits(groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
