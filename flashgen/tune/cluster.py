@@ -53,6 +53,8 @@ AGAIN_S = 5.0
 OBJECT_STORE_BYTES = 80 << 20
 """Of a local Ray: tasks and answers are a few KB each."""
 
+DIED = "it died, or its node, or the network"
+
 
 class Seat:
     """The near end of an actor, as a pool of one. where: its node, for people.
@@ -107,7 +109,7 @@ class Seat:
                 write_whole(Path(task.payload["cache"]) / Path(name).name, text)
         except Exception as error:  # Ray's own, or what the actor raised
             cause = getattr(error, "cause", None)
-            why = "it died, or its node, or the network" if cause is None else _first_line(cause)
+            why = DIED if cause is None else _first_line(cause)
             self._lose(future, why, blames=cause is None)
             return
         if isinstance(answer, Done):
@@ -132,6 +134,7 @@ class _Slot:
     seat: Seat | None = None
     gone: float = 0.0
     asked: Any = None  # what it says of itself, in a future
+    life: Any = None  # a future that raises when it dies
     refused: str = ""
 
 
@@ -241,9 +244,10 @@ class Cluster:
             "max_restarts": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(slot.node, soft=False),
         }
-        made = self.ray.remote(Worker).options(**options)
+        made = self.ray.remote(concurrency_groups={"life": 1})(Worker).options(**options)
         slot.actor = made.remote(gpu=slot.gpu, query=self.query)
         slot.asked = slot.actor.describe.remote().future()
+        slot.life = slot.actor.live.options(concurrency_group="life").remote().future()
 
     def _take_in(self, slot: _Slot) -> None:
         """Give a worker that has said what it is to its crew, or refuse it."""
@@ -260,8 +264,15 @@ class Cluster:
             self._tell(f"Left alone: {slot.where}: {why}")
             self._free(slot)
             return
-        slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits, self._answers)
-        crew.add(slot.seat)
+        seat = slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits, self._answers)
+        crew.add(seat)
+        error = WorkerLost(f"{slot.where}: {DIED}", slot.where)
+
+        def ended(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the run is over
+                self._answers.submit(crew.discard, seat, error)
+
+        slot.life.add_done_callback(ended)
 
     def _crew_of(self, slot: _Slot, said: Mapping[str, Any]) -> Crew:
         """The crew of a worker that says this of itself. Raises FlashgenError if it may not be."""
@@ -291,6 +302,8 @@ class Cluster:
                 slot.seat, slot.actor, slot.gone = None, None, time.monotonic()
                 if not error.blames:
                     slot.refused = str(error)
+        if self._over.is_set():  # close() ended it
+            return
         self._tell(f"Lost a worker: {error}; what it did is done again elsewhere.")
 
     def _free(self, slot: _Slot) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,10 @@ class Worker:
         self._query = query if gpu else None
         self._folder = contextlib.ExitStack()
         self._cache = self._folder.enter_context(temporary_folder("worker"))
+
+    def live(self) -> None:
+        """Never returns: whoever waits for it learns at once that this process is gone."""
+        threading.Event().wait()
 
     def describe(self) -> dict[str, Any]:
         """{flashgen, code, triton, gpus}: versions, and the fields of a Gpu for each that it sees.

@@ -97,6 +97,16 @@ class Crew:
             seat.close()
         self._give()
 
+    def discard(self, seat: Pool, error: WorkerLost) -> None:
+        """Take out a worker that was lost while it had nothing to do; one that is busy tells it."""
+        with self._lock:
+            if seat not in self._idle:
+                return
+            self._idle.remove(seat)
+            self._pools.remove(seat)
+        self._on_loss(seat, error)
+        seat.close()
+
     def fail(self, error: FlashgenError) -> None:
         """Raise this for all that waits and all to come."""
         with self._lock:

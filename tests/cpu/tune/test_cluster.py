@@ -24,7 +24,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.tasks import Tasks
-from flashgen.evaluate.workers.answers import Done, Task, WorkerLost, WorkerUnfit
+from flashgen.evaluate.workers.answers import Died, Done, Task, WorkerLost, WorkerUnfit
 from flashgen.evaluate.workers.pool import Limits
 from flashgen.search.goal import Budget
 from flashgen.spec.gpu import TARGETS
@@ -105,7 +105,6 @@ def written(folder: Path, slug: str) -> str:
     return re.sub(when, "", paths.table_file(folder, slug).read_text())
 
 
-@pytest.mark.slow("kills actors at moments that the machine's load decides")
 @pytest.mark.usefixtures("local")
 def test_every_product_is_tuned_and_what_is_killed_changes_nothing(tuned: Any) -> None:
     """One after the other all actors are killed while the second run lasts."""
@@ -135,6 +134,48 @@ def test_every_product_is_tuned_and_what_is_killed_changes_nothing(tuned: Any) -
     assert killed
     for gpu in (H200, L4):
         assert written(disturbed, gpu.slug) == written(calm, gpu.slug)
+
+
+def kill_idle(found: list[int]) -> None:
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    while set(found) & set(actors()):
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("local")
+def test_the_products_of_all_gpus_are_known_though_workers_died_before_the_run_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An H200's worker dies before the L4's has spoken: Ray gives its GPU to the L4's next worker."""
+    monkeypatch.setattr(cluster, "AGAIN_S", 0.1)
+    take_in, killed = Cluster._take_in, list[int]()
+
+    def and_kill(self: Cluster, slot: Any) -> None:
+        take_in(self, slot)
+        if slot.gpu and not killed:
+            killed.extend(actors())
+            kill_idle(killed)
+
+    monkeypatch.setattr(Cluster, "_take_in", and_kill)
+    said: list[str] = []
+    made = Cluster(ray=ray, say=said.append, with_gpus=True, query="tests.fleet_fakes:visible")
+    try:
+        made.start()
+        assert killed
+        sizes = {slug: crew.size for slug, (_, crew) in made.products.items()}
+        assert sizes == {"nvidia_h200": 2, "nvidia_l4": 1}
+        assert made.cpu.size == 1
+        task = Task(function="tests.worker_faults:compile_one", payload={"cache": ""}, limit_s=60.0)
+        monkeypatch.setattr("flashgen.evaluate.workers.crew.MOST_DEATHS", 1)
+        dead = actors()
+        kill_idle(dead)  # the next task is given to none of these, and blamed for none
+        deadline = time.monotonic() + 60
+        while not (made.cpu.size and set(actors()) - set(dead)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not isinstance(made.cpu.submit(task).result(60), Died)
+    finally:
+        made.close()
 
 
 class Actor:
