@@ -242,12 +242,13 @@ class Cluster:
             "num_cpus": 1,
             "num_gpus": int(slot.gpu),
             "max_restarts": 0,
+            "max_concurrency": 2,  # live() beside the rest, of which each awaits the one before
             "scheduling_strategy": NodeAffinitySchedulingStrategy(slot.node, soft=False),
         }
-        made = self.ray.remote(concurrency_groups={"life": 1})(Worker).options(**options)
+        made = self.ray.remote(Worker).options(**options)
         slot.actor = made.remote(gpu=slot.gpu, query=self.query)
         slot.asked = slot.actor.describe.remote().future()
-        slot.life = slot.actor.live.options(concurrency_group="life").remote().future()
+        slot.life = slot.actor.live.remote().future()
 
     def _take_in(self, slot: _Slot) -> None:
         """Give a worker that has said what it is to its crew, or refuse it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -176,6 +178,50 @@ def test_the_products_of_all_gpus_are_known_though_workers_died_before_the_run_b
         assert not isinstance(made.cpu.submit(task).result(60), Died)
     finally:
         made.close()
+
+
+@pytest.mark.slow("starts a Ray of its own: half a minute")
+def test_a_cluster_is_reached_from_elsewhere(tmp_path: Path) -> None:
+    """By Ray's client, whose handles lack some of what those of a node of the cluster have."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "GRPC_POLL_STRATEGY": "poll",  # with epoll1 the server of clients sometimes dies as it forks
+    }
+    gcs, client = free_ports(2)
+    head = subprocess.Popen(
+        [
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2",
+            f"--port={gcs}", f"--ray-client-server-port={client}", "--include-dashboard=false",
+        ],
+        env=environment, cwd=tmp_path, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        assert head.stdout is not None
+        assert any("Ray runtime started" in line for line in head.stdout)
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "flashgen", "tune", "--cluster", f"ray://127.0.0.1:{client}",
+                "--target", "nvidia_l4", "--head-dim", "64", "--no-causal", "--seq", "1024",
+                "--trials", "3", "--out", "out",
+            ],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers of the cluster compile and check." in done.stdout
+    assert paths.table_file(tmp_path / "out", "nvidia_l4").exists()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 class Actor:
