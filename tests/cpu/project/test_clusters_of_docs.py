@@ -1,6 +1,7 @@
-"""The RayJob of docs/distributed.md has fields that KubeRay knows, of their types, and none else.
+"""The YAML of docs/distributed.md: a cluster that `ray up` takes, and a RayJob that KubeRay takes.
 
-From the json tags of KubeRay's v1 types, ray-operator/apis/ray/v1/rayjob_types.go (commit 0057210) and
+Ray brings the schema of the one. Of the other, fields are those that KubeRay knows, of their types:
+from the json tags of KubeRay's v1 types, ray-operator/apis/ray/v1/rayjob_types.go (commit 0057210) and
 raycluster_types.go (026f143), for what the page uses; of a pod, what Kubernetes' core/v1 has.
 """
 
@@ -61,9 +62,22 @@ JOB = exactly(
 )  # fmt: skip
 
 
-def the_job() -> Any:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def shown(name: str) -> Any:
+    (text,) = re.findall(rf"```yaml\n# {name}\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return yaml.safe_load(text)
+
+
+def the_job() -> Any:
+    return shown("flashgen.yaml")
+
+
+def test_the_cluster_is_one_that_ray_up_takes() -> None:
+    util = pytest.importorskip("ray.autoscaler._private.util")
+    config = util.prepare_config(shown("cluster.yaml"))
+    util.validate_config(config)
+    assert config["available_node_types"]["h100"]["min_workers"] == config["max_workers"]
+    with pytest.raises(jsonschema.ValidationError):
+        util.validate_config(config | {"head_node_typ": "head"})
 
 
 def test_the_job_is_one_that_kuberay_takes() -> None:
