@@ -4,7 +4,7 @@
     python benchmarks/backward.py --smoke      every path with tiny sizes on a CPU; measures nothing
 
 The same as `flashgen bench --direction backward`, whose options it takes;
-docs/performance.md says what is run and how. Exit codes: 0 done, 1 nothing could be timed (of a
+docs/tuning.md says what is run and how. Exit codes: 0 done, 1 nothing could be timed (of a
 smoke run: some contender failed), 2 usage, 3 no GPU.
 """
 

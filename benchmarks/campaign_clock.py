@@ -1,6 +1,6 @@
 """Estimates what gpu_campaign.py reaches, on a virtual clock: nothing is run and nothing measured.
 
-    python benchmarks/campaign_clock.py      prints the table of docs/performance.md
+    python benchmarks/campaign_clock.py      prints the table of docs/lab-notes.md
 
 The real scheduler decides which step runs when, in runs of nine minutes each. A step is a model of
 its real command: its kernels, cases and contenders are those that the command would have. Measuring

@@ -1,6 +1,6 @@
 """The specs and configs that are proven: each feature alone, in every direction and both masks; and in
 pairs, so that every two features, dtypes, masks, ways to load and head dims that may go together do
-so in at least one kernel. docs/support.md is made of these.
+so in at least one kernel. docs/features.md is made of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tune a Triton kernel of your own: the matrix product of matmul.py (docs/tune-your-kernel.md).
+"""Tune a Triton kernel of your own: the matrix product of matmul.py (docs/tuning.md).
 
 Without --measure, configs are checked by interpretation and estimated: no GPU is needed.
 """

@@ -377,7 +377,7 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 
 def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What Triton cannot warp-specialize, whatever the GPU (docs/hopper.md has what it can)."""
+    """What Triton cannot warp-specialize, whatever the GPU (docs/kernels.md has what it can)."""
     if config.schedule != "auto":
         return None
     if config.loads != "descriptor":

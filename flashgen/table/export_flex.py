@@ -21,7 +21,7 @@ SPARSE_BLOCK = 128
 
 
 def document(tables: Iterable[Table]) -> str:
-    """The options of each table, as JSON. docs/flex.md has the fields."""
+    """The options of each table, as JSON. docs/integrations.md has the fields."""
     found = [
         {
             "gpu": {"slug": table.gpu.slug, "name": table.gpu.name, "arch": table.gpu.arch},

@@ -39,9 +39,12 @@ class _Printable(Console):
 
 
 def console() -> Console:
-    """The console of standard output."""
-    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    return _Printable(highlight=False, markup=False, width=width)
+    """The console of standard output. That says whether it is a terminal: in a notebook an
+    environment variable would claim so.
+    """
+    if sys.stdout.isatty():
+        return _Printable(highlight=False, markup=False)
+    return _Printable(highlight=False, markup=False, width=WIDTH_OF_FILES, force_terminal=False)
 
 
 def wrapped(line: str) -> str:

@@ -61,6 +61,7 @@ class Screen:
             TimeRemainingColumn(),
             console=console,
             speed_estimate_period=SPEED_PERIOD_S,
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total, stage="")
 

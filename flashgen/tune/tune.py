@@ -142,8 +142,6 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         except (KeyboardInterrupt, FlashgenError):
             _emit_what_there_is(stories, options, console)
             raise
-        for story in stories:
-            story.save_first()
         if any(story.changed or story.new for story in stories):
             _emit(options)
         for story in stories:
@@ -366,11 +364,6 @@ class _Story:
         self.table = self.table.with_entry(entry, run)
         save(self.table, paths.table_file(self.options.out, self.slug))
 
-    def save_first(self) -> None:
-        """Save the table where DIR has none yet, whatever has changed."""
-        if self.new and not self.changed and self.found:
-            save(self.table, paths.table_file(self.options.out, self.slug))
-
     def end(self) -> None:
         """All is searched and generated: delete the session."""
         self._session.end()
@@ -435,11 +428,11 @@ class _Story:
 
     def _restates(self, old: Entry, new: Entry) -> bool:
         """Whether the new entry is of the same kernel, has estimates again, and nobody wants them
-        anew.
+        anew. A folder without a table takes what was found.
         """
         same = new.config == old.config and new.evidence.digest == old.evidence.digest
         estimated = new.result.source == old.result.source != "measured"
-        return same and estimated and not self.options.restate
+        return same and estimated and not self.options.restate and not self.new
 
 
 def _raised(error: FlashgenError) -> list[Job]:

@@ -1,4 +1,4 @@
-"""benchmarks/campaign_clock.py: its compilers, its models of steps, and the table of docs/performance.md."""
+"""benchmarks/campaign_clock.py: its compilers, its models of steps, and the table of docs/lab-notes.md."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_first_ten_minutes_answer_what_matters() -> None:
 
 
 def test_the_table_is_that_of_the_page() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "lab-notes.md").read_text()
     assert "\n".join(table()) + "\n" in page, "python benchmarks/campaign_clock.py prints it"
 
 

@@ -246,8 +246,8 @@ def sentences() -> set[str]:
     return found
 
 
-def test_messages_that_troubleshooting_explains_are_ones_flashgen_gives() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+def test_messages_that_the_faq_explains_are_ones_flashgen_gives() -> None:
+    page = (ROOT / "docs" / "faq.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     quoted = [
         text for row in rows for text in re.findall(r"`([^`]+)`", row) if text != "TRITON_INTERPRET"

@@ -55,9 +55,7 @@ def test_no_phrase_of_our_own(page: Path) -> None:
     assert not found, "\n".join(f"{where!r}: write {INSTEAD[p]}" for p, where in found)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != "support.md"], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_sentence_is_longer_than_forty_words(page: Path) -> None:
     long = [each for each in sentences(prose(page)) if len(each.split()) > MOST_WORDS]
     assert long == []

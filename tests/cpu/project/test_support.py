@@ -1,4 +1,4 @@
-"""docs/support.md is what templates and tests say."""
+"""docs/features.md is what templates and tests say."""
 
 from __future__ import annotations
 

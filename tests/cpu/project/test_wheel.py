@@ -181,5 +181,6 @@ def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
         "--seq", "512", "--trials", "2", "--out", "out",
         cwd=tmp_path, program=program,
     )  # fmt: skip
-    assert "1/1 fwd_bf16_d24 seq 512" in told
+    assert "fwd_bf16_d24 seq 512: " in told
+    assert "1 search, 1 entry changed" in told
     assert (tmp_path / "out" / "configs" / "nvidia_l4.yaml").is_file()

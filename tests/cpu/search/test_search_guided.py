@@ -104,7 +104,7 @@ class TestEnumerated:
         assert rest == sorted(rest, key=lambda c: (c in later, known[c]))
 
     def test_seeds_without_an_estimate_are_measured_first(self, tmp_path: Path) -> None:
-        """The kernels that only a GPU proves lead the seeds: docs/hopper.md."""
+        """The kernels that only a GPU proves lead the seeds: docs/kernels.md."""
         blind = (SPACE[-1], SPACE[-2])
         goal = make_goal(seeds=(SPACE[3], *blind))
         evaluator = guided(lambda c: None if c in blind else noisy(c))
