@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 FOR_TUNING := $(VENV)/.installed-tune
 FOR_ALL := $(VENV)/.installed
 FOR_DOCS := $(VENV)/.installed-docs
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # Compiled anew by make check, for their facts: every direction and schedule, one head dim with a mask
 # and one without. make test compares those of half the forward kernels, and make test-all of all.
@@ -217,6 +217,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(FOR_TUNING): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing flashgen and what tuning needs into $(VENV): some minutes, most of them for torch'
 	$(PIP_INSTALL) -e '.[tune,offline]'
 	@touch $@
 
@@ -225,5 +226,6 @@ $(FOR_DOCS): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(FOR_ALL): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing flashgen and what development needs into $(VENV): some minutes, most of them for torch'
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(FOR_TUNING) $@

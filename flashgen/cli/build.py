@@ -43,7 +43,7 @@ def warmup(
         table, gpu, defaults=defaults or table is None, features=feature or (),
         head_dims=head_dim or (),
     )  # fmt: skip
-    built = _told(precompile(pairs, gpu, jobs=jobs))
+    built = _told(precompile(pairs, gpu, jobs=jobs), len(pairs))
     whose = f"the table of {table.gpu.slug}" if table else "the default kernels: it has no table"
     print(f"{gpu.slug}: {built} kernels are in Triton's cache, from {whose}")
 
@@ -66,18 +66,18 @@ def aot(
     pairs = kernels_to_build(
         table, table.gpu, defaults=defaults, features=feature or (), head_dims=head_dim or ()
     )
-    built = _told(package(table, pairs, out, jobs=jobs))
+    built = _told(package(table, pairs, out, jobs=jobs), len(pairs))
     print(f"{out / table.gpu.slug}: {built} kernels. To use them: export FLASHGEN_AOT={out}")
 
 
-def _told(kernels: Iterator[Precompiled]) -> int:
-    """Print the result of each kernel and return their number. Raises FlashgenError if there is
-    none.
+def _told(kernels: Iterator[Precompiled], count: int) -> int:
+    """Print the result of each of `count` kernels as it comes, and return the number of those
+    built. Raises FlashgenError if there is none.
     """
     built, failed = 0, 0
-    for made in kernels:
-        failed_so = f"FAILED  {made.name}: {made.failure}"
-        print(printable(failed_so) if made.failure else f"ok  {made.name}")
+    for number, made in enumerate(kernels, start=1):
+        verdict = f"FAILED  {made.name}: {made.failure}" if made.failure else f"ok  {made.name}"
+        print(printable(f"[{number}/{count}] {verdict}"), flush=True)
         built, failed = built + (not made.failure), failed + bool(made.failure)
     if not built:
         raise FlashgenError(f"none of {failed} kernels compiled: the lines above say why")

@@ -35,14 +35,18 @@ Target = Annotated[str | None, typer.Option(help="A known GPU by slug; it need n
 TuneTarget = Annotated[
     str | None, typer.Option(help="A known GPU by slug, or all of them; none need be present.")
 ]
-DTypes = Annotated[list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32. Repeatable.")]
+DTypes = Annotated[
+    list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32; bf16 by default. Repeatable.")
+]
 HeadDims = Annotated[
-    list[str] | None, typer.Option(help="64; or 192x128 if that of V differs. Repeatable.")
+    list[str] | None,
+    typer.Option(help="64; or 192x128 if that of V differs. 64 and 128 by default. Repeatable."),
 ]
 Directions = Annotated[
     list[str] | None,
     typer.Option(
-        help="forward, decode, backward, or one of its kernels such as backward_dkv. Repeatable."
+        help="forward, the default; decode, backward, or one of its kernels such as backward_dkv. "
+        "Repeatable."
     ),
 ]
 Paged = Annotated[
@@ -54,7 +58,8 @@ Kv = Annotated[
     typer.Option("--kv", help=f"For decode, an 8-bit cache: {', '.join(KV_WORDS)}."),
 ]
 Seqs = Annotated[
-    list[int] | None, typer.Option(help="Sequence length; its bucket is tuned. Repeatable.")
+    list[int] | None,
+    typer.Option(help="Sequence length, 4096 by default; its bucket is tuned. Repeatable."),
 ]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
 FeatureNames = Annotated[

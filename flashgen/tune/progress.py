@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
@@ -26,8 +27,37 @@ from flashgen.table.entry import (
     speedup,
 )
 
-SPEED_PERIOD_S = 600.0
-"""Of the estimate of the time left: searches differ, and a shorter one would jump with each."""
+PACE_S = 180.0
+"""Of the past, for the time left: other programs come and go, and candidates differ."""
+
+SETTLING_S = 20.0
+"""Before anything is said of the time left: the first candidates are awaited one by one."""
+
+
+class Pace:
+    """The time left of `total` units, by how many were done lately; starting up does not count."""
+
+    def __init__(self, total: float) -> None:
+        self._total = total
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def note(self, now: float, done: float) -> None:
+        """So many units are done at this time, in seconds."""
+        if self._seen and done <= self._seen[-1][1]:
+            return
+        if self._seen or done:
+            self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[1][0] < now - PACE_S:
+            self._seen.popleft()
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until all are done; None if it is too early to tell."""
+        if not self._seen:
+            return None
+        (began, first), (_, done) = self._seen[0], self._seen[-1]
+        if now - began < SETTLING_S or done == first:
+            return None
+        return (self._total - done) * (now - began) / (done - first)
 
 
 class _Bar(Bar):
@@ -53,17 +83,15 @@ class Screen:
         self._total = total
         self._done = 0
         self._running: dict[str, Progress | None] = {}
-        self._begun = time.monotonic()
+        self._pace = Pace(total)
         self._bar = _Bar(
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
-            speed_estimate_period=SPEED_PERIOD_S,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=total, stage="")
+        self._task = self._bar.add_task("", total=total, stage="", left="")
 
     def begin(self, title: str) -> None:
         """A search begins."""
@@ -91,20 +119,25 @@ class Screen:
         others = f" and {len(running) - 1} more" if len(running) > 1 else ""
         stage = ", ".join([*_tried(progress), *_best(progress)]) if progress else ""
         done = min(self._total, self._done + sum(shares))
-        self._bar.update(self._task, completed=done, description=where + others, stage=stage)
+        self._pace.note(time.monotonic(), done)
+        self._bar.update(
+            self._task, completed=done, description=where + others, stage=stage, left=self._left()
+        )
 
     def say(self, sentence: str) -> None:
         """Print a line above the bar."""
         self._console.print(sentence)
 
+    def _left(self) -> str:
+        """About how long the run still takes, if that is known."""
+        left = self._pace.left_s(time.monotonic())
+        return f"about {_duration(left)} left" if left else ""
+
     def _still_to_come(self) -> str:
         """Without a bar: how many are done, and about how long the others will take."""
-        done = self._done
-        if self._console.is_terminal or self._total == 1:
+        if self._console.is_terminal or self._total == 1 or self._done == self._total:
             return ""
-        spent = time.monotonic() - self._begun
-        left = spent / done * (self._total - done)
-        return f" [{done}/{self._total}, about {_duration(left)} left]" if left else ""
+        return f" [{', '.join(filter(None, [f'{self._done}/{self._total}', self._left()]))}]"
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -112,7 +145,7 @@ class Screen:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            self._bar.update(self._task, completed=self._total, stage="done")
+            self._bar.update(self._task, completed=self._total, stage="done", left="")
         self._bar.stop()
 
 
