@@ -16,6 +16,9 @@ from flashgen.errors import FlashgenError, ToolchainError
 MOST_BYTES = 16 << 20
 """Larger files are refused: a table of all kernels that ship has less than 1 % of that."""
 
+OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""How files of flashgen's own are opened; Windows has the other flag of the two."""
+
 MOST_UNPACKED = 256 << 20
 """Of a log or a landscape, which may be gzipped: some 200,000 outcomes."""
 
@@ -53,7 +56,7 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A symbolic link under this name is not followed.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()  # left behind by a killed writer of this number
         with open(os.open(temporary, flags, 0o666), "wb") as file:
@@ -98,7 +101,14 @@ def open_own(path: Path, flags: int = os.O_RDWR) -> int:
     """A descriptor of a lock or a record of flashgen's own, created if necessary. Children do not
     inherit it. Raises OSError, also for a symbolic link, which somebody may have planted.
     """
-    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    return os.open(path, flags | os.O_CREAT | OWN, 0o644)
+
+
+def whole_content(descriptor: int) -> bytes:
+    """The content of an open file."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read()
 
 
 def append_whole(descriptor: int, content: bytes) -> None:

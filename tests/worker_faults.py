@@ -7,11 +7,14 @@ BEHAVIOURS by its tile, where the environment's STAGE is the task's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -114,21 +117,31 @@ def busy(payload: Payload) -> Payload:
     return {}
 
 
+def answers_pipe() -> int:
+    """The descriptor of this child's answers: the pipe that it has open for writing."""
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+            if is_pipe and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                return descriptor
+    raise AssertionError("no pipe")
+
+
 def garbage(payload: Payload) -> Payload:
-    """Scribble on the answers' pipe itself: the descriptor is the second argument of the process."""
-    os.write(int(sys.argv[2]), b"\x00garbage\n")
+    """Scribble on the answers' pipe itself."""
+    os.write(answers_pipe(), b"\x00garbage\n")
     return echo(payload)
 
 
 def extra_answer(payload: Payload) -> Payload:
     """One answer too many: the next task must not be given it."""
-    os.write(int(sys.argv[2]), b'{"id": 1, "result": {"first": true}}\n{"id": 2, "result": {}}\n')
+    os.write(answers_pipe(), b'{"id": 1, "result": {"first": true}}\n{"id": 2, "result": {}}\n')
     return echo(payload)
 
 
 def forge(payload: Payload) -> Payload:
     """A line that would be an answer, had it been asked for."""
-    os.write(int(sys.argv[2]), b'{"result": {"forged": true}}\n')
+    os.write(answers_pipe(), b'{"result": {"forged": true}}\n')
     return echo(payload)
 
 

@@ -33,7 +33,7 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_private(folder: Path) -> bool:
     """Whether nobody but this user can write the folder, wherever the process runs."""
-    if not folder.is_absolute():
+    if not folder.is_absolute() or not hasattr(os, "getuid"):
         return False
     try:
         found = folder.stat()

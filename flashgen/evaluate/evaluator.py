@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from flashgen.evaluate import check, measure
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
+from flashgen.spec.known_bugs import installed_triton
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import Problem
 
@@ -140,4 +140,4 @@ def protocol_of(stage: Stage, source: Source) -> int:
 @functools.cache
 def triton_version() -> str:
     """Triton's version, without importing it."""
-    return importlib.metadata.version("triton")
+    return installed_triton()

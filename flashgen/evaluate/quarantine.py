@@ -9,7 +9,6 @@ or in the interpreter, is skipped by that kind of evaluator only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -20,10 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from filelock import FileLock
+
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
 from flashgen.evaluate.evaluator import Evaluator, Request
-from flashgen.files import append_whole, disk_errors, open_own, whole_lines
+from flashgen.files import append_whole, disk_errors, open_own, whole_content, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
@@ -155,7 +156,7 @@ class Quarantine:
         if not os.path.lexists(self.path):
             return
         with _locked(self.path) as descriptor:
-            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            content = whole_content(descriptor)
             lines, whole = whole_lines(content)
             for number, line in enumerate(lines, start=1):
                 yield self._parse(line, number)
@@ -196,12 +197,12 @@ def _record(outcome: Outcome, status: Status) -> QuarantineRecord:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """The file, open for appending and locked."""
-    descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with FileLock(path.with_name(f"{path.name}.lock")):
+        descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 class QuarantiningEvaluator:

@@ -138,6 +138,8 @@ def _folder(name: str, path: Path, how: str, *, private: bool = True) -> Fact:
 
 def _shared(path: Path) -> str:
     """Who else may write to a folder; "" for nobody."""
+    if not hasattr(os, "getuid"):  # Windows, where modes say nothing
+        return ""
     found = path.stat()
     if found.st_uid not in (os.getuid(), 0):
         return "belongs to another user"

@@ -219,7 +219,8 @@ def _keep(made: Rendered) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        posix = hasattr(os, "getuid")  # elsewhere modes say nothing
+        if posix and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
             raise InvalidArgument(
                 f"FLASHGEN_KEEP_KERNELS must name a folder of yours with mode 0700: {folder} has "
                 f"owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}"

@@ -1,14 +1,13 @@
 """Log: the append-only record of outcomes, from which a killed run resumes.
 
 JSON lines, one record per outcome, each on disk before its search goes on: kill -9 loses only what
-was in progress. One tuner works in a folder at a time: alone_in() is a flock, which ends with the
-process; children do not inherit it.
+was in progress. One tuner works in a folder at a time: alone_in() is a lock that ends with
+the process; children do not inherit it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -19,9 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from filelock import FileLock, Timeout
+
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
-from flashgen.files import append_whole, disk_errors, open_own, whole_lines
+from flashgen.files import (
+    append_whole,
+    disk_errors,
+    open_own,
+    whole_content,
+    whole_lines,
+    write_whole,
+)
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
@@ -42,19 +50,23 @@ def alone_in(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as opened:
         with disk_errors(folder / "lock"):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _open(folder / "lock", os.O_RDWR, opened)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(lock, 64, 0).decode(errors="replace").strip()
-                process = f" (process {holder})" if holder.isdecimal() else ""
+                opened.enter_context(FileLock(folder / "lock", timeout=0))
+            except Timeout:
                 raise FlashgenError(
-                    f"another flashgen tunes in {folder}{process}: wait for it to end, or name "
-                    f"another folder with --out"
+                    f"another flashgen tunes in {folder}{_holder(folder)}: wait for it to end, or "
+                    f"name another folder with --out"
                 ) from None
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            write_whole(folder / "process", f"{os.getpid()}\n")
         yield
+
+
+def _holder(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        number = (folder / "process").read_bytes()[:64].decode(errors="replace").strip()
+        if number.isdecimal():
+            return f" (process {number})"
+    return ""
 
 
 @dataclass
@@ -194,7 +206,7 @@ class Log:
 
     def _read(self) -> None:
         """Read the records; an incomplete last line is cut off."""
-        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        content = whole_content(self._file)
         lines, whole = whole_lines(content)
         for line in lines:
             self._remember(self._parse(line, self._count + 1))

@@ -5,6 +5,7 @@ flashgen has found none of these itself. All are of matrix products in tensor me
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -69,6 +70,14 @@ def warnings_of(arch: str, triton: str) -> tuple[str, ...]:
 def warnings_here(arch: str) -> tuple[str, ...]:
     """Those of the Triton that is installed; none without one."""
     try:
-        return warnings_of(arch, version("triton"))
+        return warnings_of(arch, installed_triton())
     except PackageNotFoundError:
         return ()
+
+
+def installed_triton() -> str:
+    """Triton's version, without importing it. Raises PackageNotFoundError without one."""
+    for name in ("triton-windows", "triton-rocm", "pytorch-triton-rocm"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return version("triton")

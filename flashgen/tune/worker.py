@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from flashgen.evaluate.pools import Children, Device
 from flashgen.evaluate.tasks import placed
 from flashgen.evaluate.workers.answers import Answer, Done, Pool, Task
 from flashgen.files import temporary_folder
+from flashgen.spec.known_bugs import installed_triton
 from flashgen.tune.devices import LIST_LIMIT_S
 
 Files = Mapping[str, str]
@@ -64,6 +64,6 @@ def versions() -> dict[str, str]:
         code.update(path.read_bytes())
     return {
         "flashgen": flashgen.__version__,
-        "Triton": importlib.metadata.version("triton"),
+        "Triton": installed_triton(),
         "code of flashgen": code.hexdigest()[:12],
     }

@@ -1,17 +1,17 @@
 """Both ends of one child process that runs tasks which may crash, hang or abort.
 
-    python -P -m flashgen.evaluate.workers.child REQUESTS ANSWERS PARENT
+    python -P -m flashgen.evaluate.workers.child PARENT
 
-REQUESTS and ANSWERS are inherited file descriptors of two pipes that nothing else writes to,
-because compilers print to stdout and stderr. Each message is one line of JSON:
+Requests come by stdin and answers go to stdout, which are pipes that the child takes away at once:
+what compilers print then goes to stderr. Each message is one line of JSON:
 
     {"id": 7, "task": "module:function", "payload": {...}}     call the function with the payload
     {"id": 7, "result": {...}}                                 what it returned
     {"id": 7, "error": {"kind", "message", "where"}, "last": bool}     what it raised; last: it ends
 
-The id tells an answer from anything else that gets into the pipe. The first line on ANSWERS is
-{"ready": pid}. The process keeps its imports between tasks. It ends when REQUESTS closes or its
-parent dies.
+The id tells an answer from anything else that gets into the pipe. The first answer is
+{"ready": pid}. The process keeps its imports between tasks. It ends when its requests do, and under
+Linux when its parent dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import importlib
 import json
 import logging
 import os
-import select
+import queue
 import signal
 import subprocess
 import sys
@@ -53,6 +53,13 @@ LONGEST_ANSWER_BYTES = 1 << 24
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+OWN_GROUP: Mapping[str, Any] = (
+    {"process_group": 0}
+    if hasattr(os, "killpg")
+    else {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+)
+"""A group of its own: Ctrl-C does not reach a child, and it is killed with ptxas and all."""
+
 MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE})
 """An OSError with one of these is the machine's fault, whatever the task was."""
 
@@ -66,15 +73,14 @@ class Unrecoverable(Exception):
 
 def main(arguments: list[str]) -> int:
     """Answer tasks until there are no more; returns the exit status."""
-    requests, answers, parent = (int(argument) for argument in arguments)
+    requests, answers = _taken(0, os.open(os.devnull, os.O_RDONLY)), _taken(1, 2)
     # The parent decides when its children end. A batch system signals them all: a child that obeyed
     # would look as if its kernel had ended it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # threads of Ray block all, ptxas needs SIGCHLD
-    _die_with(parent)
-    for descriptor in (requests, answers):
-        os.set_inheritable(descriptor, False)  # a child of ours would keep the pipes open
+    if hasattr(signal, "pthread_sigmask"):  # threads of Ray block all, and ptxas needs SIGCHLD
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _die_with(int(arguments[0]))
     with os.fdopen(requests, "rb") as lines, os.fdopen(answers, "wb") as out:
         _send(out, {"ready": os.getpid()})
         for line in lines:
@@ -84,6 +90,16 @@ def main(arguments: list[str]) -> int:
                 break
     # Without the teardown of torch and CUDA: it is slow, and hangs after an illegal access.
     os._exit(0)
+
+
+def _taken(descriptor: int, instead: int) -> int:
+    """Another descriptor of what `descriptor` is, for this process alone; `instead` takes its place
+    for children too.
+    """
+    taken = os.dup(descriptor)
+    os.set_inheritable(taken, False)  # a child of ours would keep the pipe open
+    os.dup2(instead, descriptor)
+    return taken
 
 
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
@@ -132,8 +148,8 @@ def _die_with(parent: int) -> None:
     """Make the operating system kill this process when its parent dies, even during a task."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
-        os._exit(0)
+        if os.getppid() != parent:  # it died before the call above
+            os._exit(0)
 
 
 class _TooLarge(Exception):
@@ -156,43 +172,38 @@ class Child:
         self._killing = threading.Lock()
         self._killed = False
         self._buffer = b""
+        self._arrived = queue.SimpleQueue[bytes]()  # b"" at the end of the pipe
         # What the compiler prints, kept for the answer of a crash. Appending, so that it can be cut
         # to 0.
         try:
             self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by discard()
         except OSError as error:
             raise no_temporary(error) from None
-        child_reads, requests = os.pipe()
-        self._answers, child_writes = os.pipe()
-        self._requests = os.fdopen(requests, "wb")
         module = "flashgen.evaluate.workers.child"
-        ends = (child_reads, child_writes)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *map(str, (*ends, os.getpid()))],
+                [sys.executable, "-P", "-m", module, str(os.getpid())],
                 env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=self._output,
-                pass_fds=ends,
-                # A group of its own: Ctrl-C does not reach it, and it is killed with ptxas and all.
-                process_group=0,
+                **OWN_GROUP,
             )
         except OSError as error:
-            os.close(self._answers)
-            self._requests.close()
             raise ToolchainError(f"a worker process cannot be started: {error}") from error
-        finally:
-            for end in ends:
-                os.close(end)
+        assert self._process.stdin is not None
+        self._requests = self._process.stdin
+        threading.Thread(target=self._receive, daemon=True).start()
 
     def wait_until_ready(self) -> None:
         """Block until the child is ready. Raises ToolchainError if it cannot be started."""
+        line: bytes | None = b""
         try:
-            line = self._read_line(START_LIMIT_S, START_LIMIT_S)
+            while line is not None and b"ready" not in line:  # what an interpreter's start prints
+                line = self._read_line(START_LIMIT_S, START_LIMIT_S)
         except (TimeoutError, _TooLarge):
             line = None
-        if line is None or b"ready" not in line:
+        if line is None:
             raise ToolchainError(f"a worker process cannot be started: {self._last_words()}")
 
     def can_serve(self) -> bool:
@@ -204,7 +215,7 @@ class Child:
         return not (
             self._spoiled
             or self._buffer
-            or self._readable(0.0)
+            or not self._arrived.empty()
             or usage.resident(self._process.pid) > self._memory_bytes // 2
         )
 
@@ -217,7 +228,7 @@ class Child:
         self._output.truncate(0)
         self._asked += 1
         request = {"id": self._asked, "task": task.function, "payload": task.payload}
-        with contextlib.suppress(BrokenPipeError):  # the end of the pipe shows that it died
+        with contextlib.suppress(OSError):  # the end of the pipe shows that it died
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         try:
@@ -263,9 +274,12 @@ class Child:
             if self._killed:
                 return
             self._killed = True
-            # Not yet reaped, so the group's number is still its own.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                # Not yet reaped, so the group's number is still its own.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
             try:
                 self._process.wait(REAP_LIMIT_S)
             except subprocess.TimeoutExpired:
@@ -276,15 +290,17 @@ class Child:
         if self._output.closed:
             return
         self._end()
-        os.close(self._answers)
         self._output.close()
         with contextlib.suppress(OSError):
             self._requests.close()
 
-    def _readable(self, timeout_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+    def _receive(self) -> None:
+        """The loop of a thread: Windows cannot wait for a pipe with a limit."""
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            while read := os.read(answers.fileno(), 1 << 16):
+                self._arrived.put(read)
+        self._arrived.put(b"")
 
     def _read_line(self, limit_s: float, hang_s: float) -> bytes | None:
         """The next line, or None at the end of the pipe; spent_s is what it cost.
@@ -296,15 +312,18 @@ class Child:
         while b"\n" not in self._buffer and len(self._buffer) < LONGEST_ANSWER_BYTES:
             self.spent_s, elapsed_s = spent()
             wait_s = max(0.01, min(limit_s - self.spent_s, hang_s - elapsed_s, usage.TICK_S))
-            if self._readable(wait_s):
-                read = os.read(self._answers, 1 << 16)
-                if not read:
-                    return None
-                self._buffer += read
-            elif self.spent_s >= limit_s or elapsed_s >= hang_s:
-                raise TimeoutError
-            elif (held := usage.resident(self._process.pid)) > self._memory_bytes:
-                raise _TooLarge(held)
+            try:
+                read = self._arrived.get(timeout=wait_s)
+            except queue.Empty:
+                if self.spent_s >= limit_s or elapsed_s >= hang_s:
+                    raise TimeoutError from None
+                if (held := usage.resident(self._process.pid)) > self._memory_bytes:
+                    raise _TooLarge(held) from None
+                continue
+            if not read:
+                self._arrived.put(b"")  # that it has ended stays
+                return None
+            self._buffer += read
         self.spent_s, _ = spent()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
@@ -329,13 +348,17 @@ class Child:
             end = f"the worker ended with exit code {code}"
         else:
             end = f"the worker was ended by {signal.Signals(-code).name}"
-            end += ", as where the machine runs out of memory" * (code == -signal.SIGKILL)
+            end += ", as where the machine runs out of memory" * end.endswith("SIGKILL")
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").strip().splitlines()
         return f"{end}: {lines[-1][-200:]}" if lines else end
 
     def _wait_for_exit(self) -> None:
         """Give a child whose pipe closed a moment to end by itself, without reaping it."""
+        if not hasattr(os, "waitid"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            return
         deadline = time.monotonic() + 1.0
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         with contextlib.suppress(ChildProcessError):  # close() has reaped it

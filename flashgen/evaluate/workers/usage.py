@@ -31,7 +31,11 @@ def share(children: int) -> int:
 
 
 def machine() -> int:
-    """Bytes of memory available to all processes: the machine's, or its cgroup's limit."""
+    """Bytes of memory available to all processes: the machine's, or its cgroup's limit; more than
+    any machine has where that is unknown.
+    """
+    if not hasattr(os, "sysconf"):  # Windows
+        return 1 << 60
     pages = os.sysconf("SC_PHYS_PAGES")
     return min([pages * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limits()])
 
@@ -41,7 +45,8 @@ def resident(pid: int) -> int:
 
     Shared memory counts for each. Processes that ended or cannot be read count nothing.
     """
-    return os.sysconf("SC_PAGE_SIZE") * sum(int(fields[_RSS]) for fields in _tree(pid))
+    held = sum(int(fields[_RSS]) for fields in _tree(pid))
+    return held * os.sysconf("SC_PAGE_SIZE") if held else 0
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -57,8 +62,8 @@ _TIMES, _RSS = slice(11, 15), 21
 
 
 def _tree(pid: int) -> Iterator[list[str]]:
-    """The fields of stat of a process and its descendants."""
-    left = [pid]
+    """The fields of stat of a process and its descendants; nothing where there is no /proc."""
+    left = [pid] if hasattr(os, "sysconf") else []  # Windows has neither
     while left:
         process = Path("/proc") / str(left.pop())
         with contextlib.suppress(OSError):  # it has ended

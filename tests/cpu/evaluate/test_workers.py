@@ -381,33 +381,27 @@ def test_ctrl_c_in_the_terminal_prints_no_traceback_of_a_child(tmp_path: Path) -
     os.kill(int((tmp_path / "pids").read_text().split()[1]), signal.SIGKILL)
 
 
-def test_an_idle_child_ends_at_the_end_of_its_requests() -> None:
-    requests_out, requests_in = os.pipe()
-    answers_out, answers_in = os.pipe()
-    child = subprocess.Popen(
-        [sys.executable, "-m", WORKER, str(requests_out), str(answers_in), str(os.getpid())],
-        pass_fds=(requests_out, answers_in),
+def child_of(parent: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", WORKER, str(parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         cwd=ROOT,
     )
-    os.close(requests_out)
-    os.close(answers_in)
-    assert b"ready" in os.read(answers_out, 100)
-    os.close(requests_in)
-    assert child.wait(timeout=PATIENT_S) == 0
-    os.close(answers_out)
+
+
+def test_an_idle_child_ends_at_the_end_of_its_requests() -> None:
+    with child_of(os.getpid()) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert b"ready" in child.stdout.readline()
+        child.stdin.close()
+        assert child.wait(timeout=PATIENT_S) == 0
 
 
 def test_a_child_started_by_a_parent_that_is_gone_ends_at_once() -> None:
-    requests_out, requests_in = os.pipe()
-    answers_out, answers_in = os.pipe()
-    child = subprocess.Popen(
-        [sys.executable, "-m", WORKER, str(requests_out), str(answers_in), "1"],
-        pass_fds=(requests_out, answers_in),
-        cwd=ROOT,
-    )
-    assert child.wait(timeout=PATIENT_S) == 0
-    for descriptor in (requests_out, requests_in, answers_out, answers_in):
-        os.close(descriptor)
+    with child_of(1) as child:
+        assert child.wait(timeout=PATIENT_S) == 0
 
 
 def test_the_import_path_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
