@@ -267,11 +267,11 @@ class Cluster:
             return
         seat = slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits, self._answers)
         crew.add(seat)
-        error = WorkerLost(f"{slot.where}: {DIED}", slot.where)
+        died = WorkerLost(f"{slot.where}: {DIED}", slot.where)
 
         def ended(_: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the run is over
-                self._answers.submit(crew.discard, seat, error)
+                self._answers.submit(crew.discard, seat, died)
 
         slot.life.add_done_callback(ended)
 
