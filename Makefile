@@ -184,6 +184,7 @@ docs: $(FOR_DOCS)
 docs-output: $(FOR_ALL)
 	$(BIN)/python -m tests.support
 	$(BIN)/python -m tests.docs_output
+	$(BIN)/python -m tests.notebook
 	$(BIN)/python benchmarks/search_efficiency.py --jobs $(JOBS) --out benchmarks/results/search_efficiency
 
 screenshots: $(FOR_ALL)

@@ -36,7 +36,9 @@ COPIED = (
     f"{RESULTS}/search_peers.png",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
-WIDE = "---\nhide: [toc]\n---\n"
+WIDE = "---\nhide: [toc]\nsearch: {boost: 0.1}\n---\n"
+"""No table of contents; and what people wrote comes first among the hits of a search."""
+
 Pages = dict[str, str]
 
 
@@ -113,6 +115,14 @@ def gallery() -> Pages:
     return pages
 
 
+COLUMNS = (
+    "`keys` is the range of key lengths that the row serves, `config` the chosen tile, warps, "
+    "stages, schedule and loads. `from` says whether `us`, microseconds, is measured or estimated. "
+    "`x default` is how many times as fast as the default kernel it is, `floors` its "
+    "[error](../numerics.md). [How to read a table](../tables.md)."
+)
+
+
 def tables() -> Pages:
     """The tables of configs/: the entries that `flashgen show` prints."""
     heads = ["spec", "keys", "config", "from", "us", "rate", "x default", "floors"]
@@ -124,7 +134,7 @@ def tables() -> Pages:
         index.append([f"[{path.stem}]({path.stem}.md)", heading])
         pages[f"configs/{path.stem}.md"] = (
             f"{WIDE}# {table.gpu.name}\n\n{heading}. `flashgen show {path.stem}` prints the same. "
-            f"[How to read a table](../tables.md).\n\n{grid(heads, rows)}\n"
+            f"{COLUMNS}\n\n{grid(heads, rows)}\n"
         )
     pages["configs/index.md"] = (
         "# Shipped tables\n\nWhat flashgen chose for each GPU, spec and number of keys. "

@@ -62,6 +62,28 @@ def broken(site: Path) -> list[str]:
     return found
 
 
+def fetched(site: Path) -> list[str]:
+    """What a browser would fetch from elsewhere: scripts, styles, pictures, and the script of
+    Mermaid, which the theme fetches where a page has a diagram of it.
+    """
+    texts = {path: path.read_text() for path in site.rglob("*.html")}
+    elsewhere = r'<(?:script|img|link|iframe)[^>]+(?:src|href)="https?://[^"]+"'
+    found = {
+        (path.name, each) for path, text in texts.items() for each in re.findall(elsewhere, text)
+    }
+    diagrams = {(path.name, "mermaid") for path, text in texts.items() if 'class="mermaid"' in text}
+    return sorted(map(" ".join, found | diagrams))
+
+
+def test_what_a_site_fetches_from_elsewhere_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<a href="https://a.com">a</a><img src="b.png">')
+    assert fetched(tmp_path) == []
+    (tmp_path / "a.html").write_text(
+        '<script src="https://a.com/x.js"></script><pre class="mermaid">'
+    )
+    assert len(fetched(tmp_path)) == 2
+
+
 def test_a_broken_link_of_a_site_is_seen(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "index.html").write_text('<h1 id="a">A</h1>')
@@ -82,6 +104,7 @@ def test_the_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert broken(site) == []
+    assert fetched(site) == []
     made = [path.parent.name for path in site.glob("gallery/*/index.html")]
     assert {name.split("_")[0] for name in made} == {"fwd", "bwd"}
     assert len(list(site.glob("configs/*/index.html"))) == len(
