@@ -224,7 +224,7 @@ def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Co
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
     plan, call = bind(kernel, spec, config), Forward(q=q, k=k, v=v, scale=0.125, diagonal=None)
     arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1])
-    options = config.launch_options
+    options = config.launch_options(spec)
     direct = plan.direct
     return [
         cost("Triton launch", lambda: kernel[(1,)](*arguments, *direct.constants, **options)),

@@ -65,25 +65,30 @@ def plain_kernels() -> bool:
     return os.environ.get("FLASHGEN_PLAIN") == "1"
 
 
+def invariant() -> bool:
+    """FLASHGEN_INVARIANT: 1 makes every call invariant, as attention(..., invariant=True)."""
+    return os.environ.get("FLASHGEN_INVARIANT") == "1"
+
+
 def direct_launch() -> bool:
     """FLASHGEN_DIRECT: 0 leaves every launch to Triton's own launcher, for comparison."""
     return os.environ.get("FLASHGEN_DIRECT") != "0"
 
 
-def serving() -> tuple[object, object]:
-    """The part of the environment that decides how a call is served, FLASHGEN_GPU and
-    FLASHGEN_DIRECT, as a value to compare.
+def serving() -> tuple[object, object, object]:
+    """The part of the environment that decides how a call is served, FLASHGEN_GPU, FLASHGEN_DIRECT
+    and FLASHGEN_INVARIANT, as a value to compare.
 
     It is read at every call and takes a thirtieth of the time of os.environ.get.
     """
-    return _RAW.get(_GPU), _RAW.get(_DIRECT)
+    return _RAW.get(_GPU), _RAW.get(_DIRECT), _RAW.get(_INVARIANT)
 
 
 # os.environ wraps a dictionary of encoded names and changes it in place.
 _RAW: Mapping[Any, object] = getattr(os.environ, "_data", os.environ)
-_GPU, _DIRECT = (
+_GPU, _DIRECT, _INVARIANT = (
     name if _RAW is os.environ else os.environ.encodekey(name)
-    for name in ("FLASHGEN_GPU", "FLASHGEN_DIRECT")
+    for name in ("FLASHGEN_GPU", "FLASHGEN_DIRECT", "FLASHGEN_INVARIANT")
 )
 
 

@@ -354,7 +354,7 @@ def build(
     ast = source_of(
         load_kernel(source, rendered.text_name, rendered.name), spec, config, whole=whole
     )
-    options = config.launch_options
+    options = config.launch_options(spec)
     with _ptxas_log() as log:
         try:
             built = triton.compile(ast, target=target_of(arch), options=options)

@@ -58,7 +58,8 @@ def build_ptx(
         source.signature.update(types or {})
         try:
             with without_assembler():
-                made = triton.compile(source, target=target_of(arch), options=config.launch_options)
+                options = config.launch_options(spec)
+                made = triton.compile(source, target=target_of(arch), options=options)
         except Exception as error:  # Triton and LLVM raise classes of their own
             reason = f"{rendered.name} for {arch}: {str(error).splitlines()[0]}"
             raise toolchain_error(error) or CompileFailed(reason) from error

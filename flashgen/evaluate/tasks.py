@@ -248,7 +248,7 @@ def precompile_one(asked: Precompile) -> Payload:
     spec, config = asked.spec, asked.config
     rendered = render(spec, config)
     kernel = load_text(rendered)
-    target, options, keys = target_of(asked.arch), config.launch_options, []
+    target, options, keys = target_of(asked.arch), config.launch_options(spec), []
     for whole in variants(spec):
         source = source_of(kernel, spec, config, whole=whole)
         try:

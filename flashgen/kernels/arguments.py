@@ -19,7 +19,7 @@ from flashgen.spec.packed import Sequences
 
 logger = logging.getLogger("flashgen.kernels.launch")
 
-LOG2_E = 1.4426950408889634
+LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 
 Arguments = dict[str, Any]
 """A kernel's arguments by name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.vocabulary import padded
@@ -43,6 +44,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
         "V_PART": o_parts(spec, config)[0].end,
         "V_PARTS": config.v_parts,
         "SPLIT_TILES": config.split_keys // config.bc,
+        "SEGMENT": numeric_class.SEGMENT,
     }
     if config.schedule == "hopper":
         computes, loads = config.register_split

@@ -26,6 +26,8 @@ from typing import Any
 from flashgen import settings
 
 _repaired = False
+_in_one_order = False
+"""Whether products of the kernel that runs are summed in one order. BLAS has one for each shape."""
 _lock = threading.RLock()
 
 
@@ -59,7 +61,9 @@ def _launch_one_by_one() -> None:
 
     @functools.wraps(launch)
     def launched(self: Any, *arguments: Any, **options: Any) -> Any:
+        global _in_one_order
         with _lock:
+            _in_one_order = not options.get("enable_fp_fusion", True)
             return launch(self, *arguments, **options)
 
     InterpretedFunction.run = launched
@@ -100,6 +104,10 @@ def _repair() -> None:
         return TensorHandle(data, found.dtype)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if _in_one_order:
+            return TensorHandle(
+                _summed_in_order(_widened(a).data, _widened(b).data, d.data), d.dtype
+            )
         return dot(self, _widened(a), _widened(b), d, *options)
 
     def _widened(operand: Any) -> Any:
@@ -125,6 +133,20 @@ def _repair() -> None:
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     InterpreterBuilder.create_dot = create_dot
     InterpreterBuilder.create_log2 = create_log2
+
+
+def _summed_in_order(a: Any, b: Any, d: Any) -> Any:
+    """D + A B (M, N), summed over k from the first on, as the elements of a matrix instruction are:
+    the other rows and columns change no bit.
+    """
+    import numpy as np
+
+    found = np.zeros_like(d)
+    columns, product = np.ascontiguousarray(a.T)[:, :, None], np.empty_like(d)
+    for column, row in zip(columns, b, strict=True):
+        found += np.multiply(column, row, out=product)
+    found += d
+    return found
 
 
 def widen_bfloat16(bits: Any) -> Any:

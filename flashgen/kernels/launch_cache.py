@@ -24,10 +24,11 @@ from flashgen.kernels.arguments import (
     positive_scale,
     strided,
 )
-from flashgen.kernels.launch_forward import Launch
+from flashgen.kernels.launch_forward import Launch, lse_of_no_key
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.grid_rules import splits_of, streamed
+from flashgen.spec.numeric_class import segments
 from flashgen.spec.problem import Problem
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Decode(KernelCall["Parts"]):
 @dataclass(kw_only=True, eq=False)
 class Parts:
     """The result of decode. For one split, o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq).
-    For several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32.
+    For several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32; of an invariant
+    decode the maximum and the sum of each row in place of its LSE, (splits, 2, B, H, Sq).
     """
 
     o: Tensor
@@ -111,17 +113,21 @@ def prepared_parts(plan: Plan, call: Decode) -> tuple[Parts, Launch | None]:
     """The parts, and the launch that writes them; None where there is nothing to launch."""
     q, capacity, head_dim_v = call.q, call.cache.capacity, call.cache.v.shape[3]
     rows, empty_call = q.shape[:3], 0 in (*q.shape[:3], call.cache.k.shape[1])
-    splits = call.splits or splits_of(plan.config, call.streamed, call.sms)
+    invariant = plan.spec.invariant
+    if invariant:
+        splits = segments(capacity, call.streamed.seq_k)
+    else:
+        splits = call.splits or splits_of(plan.config, call.streamed, call.sms)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
     if empty_call or capacity == 0 or splits == 1:
         o, lse = empty_like_layout(q, head_dim_v), empty(rows)
         if empty_call or capacity == 0:
             sinks = call.features.sinks
-            unseen = -torch.inf if sinks is None else sinks[:, None].expand(rows)
-            lse[...] = unseen
+            lse[...] = lse_of_no_key(sinks, rows, plan.spec)
             return Parts(o=o.zero_(), lse=lse), None
     else:
-        o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
+        o = empty((splits, *rows, head_dim_v))
+        lse = empty((splits, 2, *rows) if invariant else (splits, *rows))
     parts = Parts(o=o, lse=lse)
     return parts, decode_arguments(plan, call, parts, capacity)
 

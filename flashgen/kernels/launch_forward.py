@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from flashgen.kernels.arguments import (
+    LN_2,
+    LOG2_E,
     Arguments,
     empty_like_layout,
     feature_arguments,
@@ -20,6 +22,7 @@ from flashgen.kernels.arguments import (
 )
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec import grid_rules
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.vocabulary import padded
 
@@ -69,12 +72,21 @@ def prepared(plan: Plan, call: Forward) -> tuple[Tensor, Tensor, Launch | None]:
         return o, lse, None
     packed = features.sequences
     if packed is None and k.shape[2] == 0:
-        sinks = features.sinks
-        lse.copy_(sinks[:, None].expand(lse.shape)) if sinks is not None else lse.fill_(-math.inf)
+        lse[...] = lse_of_no_key(features.sinks, lse.shape, plan.spec)
         return o.zero_(), lse, None
     if packed is not None and packed.count == 0:
         return o.zero_(), lse.fill_(-math.inf), None
     return o, lse, forward_arguments(plan, call, o, lse)
+
+
+def lse_of_no_key(
+    sinks: Tensor | None, shape: tuple[int, ...], spec: AttentionSpec
+) -> Tensor | float:
+    """The LSE of rows (B, H, Sq) without a key; of an invariant spec with the kernels' rounding."""
+    if sinks is None:
+        return -math.inf
+    rows = sinks[:, None].expand(shape)
+    return rows.float() * LOG2_E * LN_2 if spec.invariant else rows
 
 
 def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Launch:

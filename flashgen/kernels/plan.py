@@ -61,7 +61,7 @@ class Plan:
         self.config = config
         constants = constants_of(spec, config, kernel.arg_names)
         self.names = tuple(name for name in kernel.arg_names if name not in constants)
-        self.direct = Direct(kernel, tuple(constants.values()), config.launch_options)
+        self.direct = Direct(kernel, tuple(constants.values()), config.launch_options(spec))
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
         self.rows_of_eight = rows_of_eight(spec, config)

@@ -16,8 +16,7 @@ from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.kernels.constants import constants_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.features import features_on
-from flashgen.spec.structure import structure_of, text_name
+from flashgen.spec.structure import structure_of, text_name, written_features
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
@@ -217,7 +216,7 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     reads = spec.direction == "decode"
     features = "".join(
         ", 8-bit K and V" if reads and row.field == "kv_dtype" else row.header
-        for row in features_on(spec)
+        for row in written_features(spec)
     )
     mask = ", causal" if spec.causal else ""
     serves = f"{spec.direction}{precision}{dims}{mask}"

@@ -238,4 +238,5 @@ class Passes:
 
 def _is_deterministic(call: Call) -> bool:
     """Whether dQ must be summed in one order, which the fused kernel does not do."""
-    return call.deterministic or torch.are_deterministic_algorithms_enabled()
+    certain = call.deterministic or call.features.invariant
+    return certain or torch.are_deterministic_algorithms_enabled()

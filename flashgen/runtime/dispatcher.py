@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
+from flashgen import settings
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
@@ -23,7 +24,7 @@ from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import NO_LIMITS, PLAIN, Window, limits_of
+from flashgen.spec.features import NO_LIMITS, PLAIN, Window, check_invariant, limits_of
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Dispatcher:
         window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
         chunk: int | None = ..., chunk_start: Tensor | None = ...,
         block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
+        invariant: bool = ...,
         return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
@@ -95,6 +97,7 @@ class Dispatcher:
         window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
         chunk: int | None = ..., chunk_start: Tensor | None = ...,
         block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
+        invariant: bool = ...,
         return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -117,6 +120,7 @@ class Dispatcher:
         block_mask: BlockMask | None = None,
         deterministic: bool = True,
         precision: str = "ieee",
+        invariant: bool = False,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Exact attention, softmax(scale * Q K^T + bias) V.
@@ -142,6 +146,7 @@ class Dispatcher:
             block_mask: of flashgen.block_mask; then causal is False, without window and bias.
             deterministic: False admits a backward that adds dQ up in any order.
             precision: how float32 is multiplied, "ieee" or "tf32".
+            invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
             return_lse: whether LSE is returned too.
 
         Returns:
@@ -163,6 +168,8 @@ class Dispatcher:
         limits, key, kept = NO_LIMITS, None, None
         if window is not None or softcap is not None:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
+        if invariant is not False:
+            limits = (*limits, check_invariant(invariant))
         of_heads: OfHeads | tuple[()] = ()
         if sinks is not None or alibi_slopes is not None:
             of_heads = sinks, alibi_slopes
@@ -180,11 +187,11 @@ class Dispatcher:
                 if found is not None:
                     return found if return_lse else found[0]  # type: ignore[no-any-return]
         features = PLAIN
-        if more or of_heads or limits != NO_LIMITS:
+        if more or of_heads or limits != NO_LIMITS or settings.invariant():
             features = asked_features(
                 q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
                 dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
-                chunk_start=chunk_start, block_mask=block_mask,
+                chunk_start=chunk_start, block_mask=block_mask, invariant=invariant,
             )  # fmt: skip
         call = Call(
             causal=causal, scale=scale, precision=precision, deterministic=deterministic,
@@ -203,7 +210,7 @@ class Dispatcher:
         v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
         softcap: float | None = ..., sinks: Tensor | None = ..., chunk: int | None = ...,
-        chunk_start: Tensor | None = ..., precision: str = ...,
+        chunk_start: Tensor | None = ..., precision: str = ..., invariant: bool = ...,
         return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
@@ -215,7 +222,7 @@ class Dispatcher:
         v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
         softcap: float | None = ..., sinks: Tensor | None = ..., chunk: int | None = ...,
-        chunk_start: Tensor | None = ..., precision: str = ...,
+        chunk_start: Tensor | None = ..., precision: str = ..., invariant: bool = ...,
         return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -241,6 +248,7 @@ class Dispatcher:
         chunk: int | None = None,
         chunk_start: Tensor | None = None,
         precision: str = "ieee",
+        invariant: bool = False,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Exact attention of few queries over a cache of keys and values (Flash-Decoding).
@@ -278,6 +286,7 @@ class Dispatcher:
             chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
             chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
             precision: how float32 is multiplied, "ieee" or "tf32".
+            invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
             return_lse: whether LSE is returned too.
 
         Returns:
@@ -298,6 +307,8 @@ class Dispatcher:
         limits, key = NO_LIMITS, None
         if window is not None or softcap is not None:
             limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
+        if invariant is not False:
+            limits = (*limits, check_invariant(invariant))
         if lengths is not None and not (
             cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
             or v_scale is not None or bias is not None or chunk is not None
@@ -314,6 +325,7 @@ class Dispatcher:
             features=asked_features(
                 q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
                 window=window, softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+                invariant=invariant,
             ),
         )  # fmt: skip
         arguments = CacheArguments(
@@ -346,6 +358,7 @@ class Dispatcher:
         block_mask: BlockMask | None = None,
         deterministic: bool = True,
         precision: str = "ieee",
+        invariant: bool = False,
         return_lse: bool = False,
         direction: Direction = "forward",
     ) -> Explanation:
@@ -368,6 +381,7 @@ class Dispatcher:
             block_mask: of flashgen.block_mask; then causal is False, without window and bias.
             deterministic: False admits a backward that adds dQ up in any order.
             precision: how float32 is multiplied, "ieee" or "tf32".
+            invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
             return_lse: has no effect.
             direction: which kernel: the forward, or one of the backward's, such as backward_dkv.
 
@@ -388,7 +402,7 @@ class Dispatcher:
         features = asked_features(
             q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
             dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
-            chunk_start=chunk_start, block_mask=block_mask, draws=False,
+            chunk_start=chunk_start, block_mask=block_mask, invariant=invariant, draws=False,
         )  # fmt: skip
         call = Call(
             causal=causal, scale=scale, precision=precision, deterministic=deterministic,
@@ -418,6 +432,7 @@ class Dispatcher:
         chunk: int | None = None,
         chunk_start: Tensor | None = None,
         precision: str = "ieee",
+        invariant: bool = False,
         return_lse: bool = False,
     ) -> Explanation:
         """Which split kernel decode() would run for a call, from where, and why; launches nothing.
@@ -442,6 +457,7 @@ class Dispatcher:
             chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
             chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
             precision: how float32 is multiplied, "ieee" or "tf32".
+            invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
             return_lse: has no effect.
 
         Returns:
@@ -461,7 +477,7 @@ class Dispatcher:
 
         features = asked_features(
             q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes, window=window,
-            softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+            softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start, invariant=invariant,
         )  # fmt: skip
         call = Call(causal=causal, scale=scale, precision=precision, features=features)
         arguments = CacheArguments(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import autograd, cpu, torch_modes
 from flashgen.runtime.autograd import Passes
@@ -29,6 +30,7 @@ from flashgen.spec.features import (
     PLAIN,
     Features,
     check_features,
+    check_invariant,
     features_of,
     named_tensors,
     numbers_of,
@@ -172,11 +174,18 @@ class GeneralPath:
 
 
 def asked_features(
-    q: Tensor, *, causal: bool, dropout_p: float = 0.0, draws: bool = True, **given: Any
+    q: Tensor,
+    *,
+    causal: bool,
+    dropout_p: float = 0.0,
+    invariant: bool = False,
+    draws: bool = True,
+    **given: Any,
 ) -> Features:
     """features_of() the arguments of a call, with a seed for dropout, which is drawn unless `draws`
-    is False. Raises InvalidArgument, naming the argument.
+    is False. FLASHGEN_INVARIANT counts as invariant. Raises InvalidArgument, naming the argument.
     """
+    given["invariant"] = check_invariant(invariant) or settings.invariant()
     tensors = {name: given[name] for name in NAMES if given.get(name) is not None}
     check_tensors(**tensors)
     if (mask := given.get("block_mask")) is not None:

@@ -143,7 +143,9 @@ def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
     # tf32 is permitted, not required: if no tf32 kernel runs, the ieee one does.
     reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
     fallback = default_spec(spec)
-    for wanted in dict.fromkeys((fallback, replace(fallback, precision="ieee"))):
+    # tf32 of a numeric class is required: a decode may fit where its prefill does not.
+    others = () if spec.invariant else (replace(fallback, precision="ieee"),)
+    for wanted in dict.fromkeys((fallback, *others)):
         for config in default_configs(wanted):
             if config.whole_rows and gpu.arch not in MMA_SYNC:
                 continue  # a default of other GPUs

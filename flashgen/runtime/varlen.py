@@ -16,7 +16,7 @@ from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.kept_varlen import heads_first, varlen_key
-from flashgen.spec.features import NO_LIMITS, Window, limits_of
+from flashgen.spec.features import NO_LIMITS, Window, check_invariant, limits_of
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
 
@@ -71,6 +71,7 @@ def attention_varlen(
     chunk_start: Tensor | None = None,
     deterministic: bool = True,
     precision: str = "ieee",
+    invariant: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of packed sequences, each over its own keys alone.
@@ -110,6 +111,7 @@ def attention_varlen(
         chunk_start: int32 (sequences,), the position at which chunk 0 begins; 0 unless given.
         deterministic: False admits a backward that adds dQ up in any order.
         precision: how float32 is multiplied, "ieee" or "tf32".
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
         return_lse: whether LSE is returned too.
 
     Returns:
@@ -130,6 +132,8 @@ def attention_varlen(
     limits, key = NO_LIMITS, None
     if window is not None or softcap is not None:
         limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
+    if invariant is not False:
+        limits = (*limits, check_invariant(invariant))
     calls = folders.current().calls
     tensors = (
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, sinks, alibi_slopes,
@@ -161,7 +165,7 @@ def attention_varlen(
         features=asked_features(
             q, causal=causal is not False, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
             window=window, softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
-            sequences=packed,
+            sequences=packed, invariant=invariant,
         ),
     )  # fmt: skip
     q, k, v = heads_first(q, k, v, paged=packed.paged)

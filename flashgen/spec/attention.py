@@ -57,6 +57,7 @@ class AttentionSpec:
         fp8: Q, K and V of a forward are float8_e4m3.
         kv_dtype: the elements of the cache, if they are others.
         kv_scales: what of an 8-bit cache has a scale.
+        invariant: a row has the same bits whatever else is computed (spec/numeric_class.py).
 
     Raises:
         InvalidArgument: naming the field.
@@ -89,6 +90,7 @@ class AttentionSpec:
     fp8: bool = False
     kv_dtype: KvDType = "same"
     kv_scales: KvScales = "head"
+    invariant: bool = False
 
     def __post_init__(self) -> None:
         if (reason := why_no_spec(self)) is not None:
@@ -178,6 +180,7 @@ class AttentionSpec:
                 head_dim=self.head_dim_v,
                 head_dim_v=self.head_dim_v,
                 mask="none",
+                invariant=self.invariant,
             )
         if direction in ("combine", "append"):
             head_dim = self.head_dim_v if direction == "combine" else self.head_dim
@@ -192,6 +195,7 @@ class AttentionSpec:
                 indexed=self.indexed and direction == "append",
                 kv_dtype=self.kv_dtype if direction == "append" else "same",
                 kv_scales=self.kv_scales if direction == "append" else "head",
+                invariant=self.invariant and direction == "combine",
             )
         sink = self.sink and direction in ("forward", "decode")
         return replace(self, direction=direction, sink=sink)

@@ -186,15 +186,16 @@ class KernelConfig:
         """Warpgroups that compute, in schedule hopper; 0 in all others."""
         return self.num_warps // WARPGROUP if self.schedule == "hopper" else 0
 
-    @property
-    def launch_options(self) -> dict[str, int]:
+    def launch_options(self, spec: AttentionSpec) -> dict[str, int]:
         """The options of Triton besides the arguments of a kernel, for compiling and launching.
 
         Schedule hopper has the warps of one warpgroup: its text requests the others. Multiply-add
-        is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by default.
+        is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by default. The text
+        of an invariant kernel says itself which are fused: a compiler may choose by the context.
         """
         warps = WARPGROUP if self.schedule == "hopper" else self.num_warps
-        options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        fuses = not spec.invariant
+        options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": fuses}
         return options | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
 
     @property

@@ -16,6 +16,7 @@ from flashgen.spec.config import FP8_DEPTH, KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
+from flashgen.spec.numeric_class import class_tile
 from flashgen.spec.vocabulary import (
     MAX_HEAD_DIM,
     Direction,
@@ -205,12 +206,16 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     """The conservative config of the spec's default kernel: legal on every known target."""
     kind = "half" if spec.element_bytes == 2 else spec.precision
     place = _HEAD_DIMS.index(default_head_dim(spec))
-    br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
+    of_class = spec.invariant and spec.direction != "combine"
+    tiles = _DEFAULT_TILES[spec.direction][kind]
+    br, bc, warps, stages = class_tile(spec) if of_class else tiles[place]
     if spec.bias != "none" and br * bc == 64 * 64:
         br = 32  # 64 x 64 elements of a mask take the registers of sm_80, and a loop spills
     # The loads of a block table run a stage ahead of the pages that they name.
     stages += spec.paged and spec.direction in ("decode", "forward")
     parts = 2 if place == len(_HEAD_DIMS) - 1 and spec.direction in ("forward", "decode") else 1
+    if of_class and parts == 2 and spec.element_bytes == 2:
+        parts = 4  # 64 rows of a part fit the registers
     return KernelConfig(
         br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded", v_parts=parts
     )
@@ -225,9 +230,9 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     first = default_config(spec)
     small = first.br < _IN_WHOLE_ROWS.br or spec.bias == "boolean"
     rows = _IN_WHOLE_ROWS if small else replace(first, whole_rows=True)
-    if why_no_rows(spec, rows) is None:
+    if why_no_rows(spec, rows) is None and not spec.invariant:
         return (rows, first)
-    if spec.direction != "decode":
+    if spec.direction != "decode" or spec.invariant:
         return (first,)
     wide = replace(first, br=WIDEST_DECODE)
     fits = all(

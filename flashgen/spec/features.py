@@ -268,6 +268,21 @@ FEATURES: tuple[Feature, ...] = (
         field="kv_scales", value="page", off="head", suffix="_page_scales", short="_pgs",
         header=" with scales of pages", directions=_OF_A_CACHE,
     ),
+    Feature(
+        field="invariant", word="invariant", suffix="_invariant", short="_inv",
+        header=", invariant", limit=True, given=lambda call: call.invariant,
+        directions=(
+            "forward", "backward_delta", "backward_dkv", "backward_dq", "decode", "combine",
+        ),
+        goes="attention, decode and gradients that no two programs add up",
+        without=(
+            ("bias", "which a decode has not where a prefill has it: use window, chunk or ALiBi"),
+            ("dropout", "which is drawn by the place in a batch"),
+            ("block_mask", "whose blocks are no segments of keys"),
+            ("fp8", "of which decode has no kernel"),
+            ("kv_dtype", "for a prefill reads 16 bits"),
+        ),
+    ),
 )  # fmt: skip
 """Every feature, in the order of fields in AttentionSpec, of suffixes in names and of words."""
 
@@ -367,6 +382,7 @@ class Features:
                 alone, and diagonal is that of its sequence; B of slopes counts sequences
     fp8         the factors of float8_e4m3 Q, K and V
     block_mask  which queries see which keys, in place of a causal mask, window and bias
+    invariant   a row's bits depend on its query and the keys it sees alone
     """
 
     bias: Tensor | None = None
@@ -381,6 +397,7 @@ class Features:
     sequences: Sequences | None = None
     fp8: Fp8 | None = None
     block_mask: BlockMask | None = None
+    invariant: bool = False
     key: tuple[object, ...] = field(init=False, repr=False)
     """What decides the spec of a call, as a key of dictionaries."""
 
@@ -500,12 +517,14 @@ def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None
     return None if left == right == UNBOUNDED else (left, right)
 
 
-Limits = tuple[tuple[int, int] | None, float | None]
-"""A window and a softcap, each None where it changes nothing."""
+Limits = tuple[object, ...]
+"""A window and a softcap, each None where it changes nothing; True behind them for invariant."""
 NO_LIMITS: Limits = (None, None)
 
 
-def limits_of(window: object, softcap: object, *, causal: bool) -> Limits:
+def limits_of(
+    window: object, softcap: object, *, causal: bool
+) -> tuple[tuple[int, int] | None, float | None]:
     """window_of() and check_softcap(), each None where it changes nothing: a drop-in's (-1, -1) and
     0.0 are no features.
     """
@@ -531,6 +550,13 @@ def check_softcap(softcap: object) -> float:
     if not 0.0 <= number < math.inf:
         raise InvalidArgument(f"softcap must be finite and 0 or more, 0 for none: got {softcap!r}")
     return number
+
+
+def check_invariant(invariant: object) -> bool:
+    """Whether a call is invariant. Raises InvalidArgument for anything but True and False."""
+    if not isinstance(invariant, bool):
+        raise InvalidArgument(f"invariant must be True or False: got {invariant!r}")
+    return invariant
 
 
 LARGEST_CHUNK = 1 << 30
@@ -567,6 +593,7 @@ NUMBERS = {
     "window_right": "int",
     "softcap": "float",
     "chunk": "int",
+    "invariant": "bool",
 }
 """The numbers of features with their types, as operators take them."""
 
@@ -584,12 +611,12 @@ def tensors_of_heads(sinks: Tensor | None, slopes: Tensor | None) -> tuple[Tenso
 def numbers_of(features: Features) -> tuple[float, ...]:
     """NUMBERS of a call."""
     left, right = features.window or (UNBOUNDED, UNBOUNDED)
-    return features.dropout_p, left, right, features.softcap, features.chunk
+    return features.dropout_p, left, right, features.softcap, features.chunk, features.invariant
 
 
 def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Features:
     """The features of TENSORS and NUMBERS; PLAIN where there are none."""
-    dropout_p, left, right, softcap, chunk = numbers
+    dropout_p, left, right, softcap, chunk, invariant = numbers
     window = None if left == right == UNBOUNDED else (int(left), int(right))
     found = Features(
         **dict(zip(TENSORS, tensors, strict=True)),  # type: ignore[arg-type]  # tensors
@@ -597,6 +624,7 @@ def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Fe
         window=window,
         softcap=softcap,
         chunk=int(chunk),
+        invariant=bool(invariant),
     )
     return found if any(found.key) else PLAIN
 

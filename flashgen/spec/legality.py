@@ -23,6 +23,7 @@ from flashgen.spec.config import (
     shares_keys,
 )
 from flashgen.spec.gpu import Gpu
+from flashgen.spec.numeric_class import why_other_class, why_other_products
 from flashgen.spec.vocabulary import DECODING, padded
 from flashgen.spec.whole_rows import MMA_SYNC, WIDEST, k_parts, o_parts, why_no_rows
 
@@ -231,7 +232,7 @@ def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | No
     for judge in _OF_TEMPLATES:
         if (reason := judge(spec, config)) is not None:
             return reason
-    for judge_on in (_arch, too_much_shared, too_many_registers):
+    for judge_on in (_arch, why_other_products, too_much_shared, too_many_registers):
         if (reason := judge_on(spec, config, gpu)) is not None:
             return reason
     return None
@@ -525,6 +526,7 @@ _OF_TEMPLATES = (
     _next_s,
     _backward,
     why_no_rows,
+    why_other_class,
 )
 """What no GPU changes, each rule in a function."""
 

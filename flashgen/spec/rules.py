@@ -114,7 +114,8 @@ def _delta(spec: AttentionSpec) -> str | None:
     if spec.direction != "backward_delta":
         return None
     other_dims = spec.head_dim != spec.head_dim_v
-    if spec.causal or spec.featured or spec.precision != "ieee" or other_dims:
+    others = set(spec.feature_words) - {"invariant"}
+    if spec.causal or others or spec.precision != "ieee" or other_dims:
         return (
             "direction backward_delta reads O and dO alone, so it goes with mask none, "
             "precision ieee, no feature and head_dim that of V: "
@@ -142,7 +143,7 @@ def _scoreless(spec: AttentionSpec) -> str | None:
     """What the kernels of a cache that have no scores go with."""
     if spec.direction not in DECODING or spec.direction == "decode":
         return None
-    if spec.featured:
+    if set(spec.feature_words) - {"invariant"}:
         return (
             f"direction {spec.direction} has no scores, so it goes with no feature: "
             f"got {' and '.join(spec.feature_words)}"

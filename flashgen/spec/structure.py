@@ -19,7 +19,7 @@ from flashgen.spec.config import (
     rows_of_eight,
     shares_keys,
 )
-from flashgen.spec.features import features_on
+from flashgen.spec.features import Feature, features_on
 from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -73,6 +73,7 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     # bits). Elsewhere the same lines cost instructions, or the overlap of exp2.
     by_wgmma = spec.direction == "forward" and config.schedule == "s_ahead" and not pointer
     by_wgmma = by_wgmma and spec.element_bytes == 2
+    by_lane = by_wgmma and not spec.invariant  # whose lanes add a row up in one way everywhere
     few_registers = by_wgmma and config.maxnreg > 0
     return Structure(
         pads_k=exact and (pointer or fused) and tests and parts_k[-1].end > spec.head_dim,
@@ -85,7 +86,7 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         long_splits=decoding and config.split_keys > config.bc,
         widens_bits=decoding and narrow and config.widening == "bits",
         frees_first_k=by_wgmma and dim == 128 and config.bc == 128,
-        sums_a_lane=few_registers or (by_wgmma and dim == dim_v == 256),
+        sums_a_lane=few_registers or (by_lane and dim == dim_v == 256),
         few_registers=few_registers,
         turns=hopper and dim_v <= 128,
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
@@ -97,12 +98,24 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     )
 
 
+def written_features(spec: AttentionSpec) -> tuple[Feature, ...]:
+    """The features that change the text of a kernel. Of gradients, invariant changes how P is made
+    of unscaled scores, and of dK and dV where tiles of rows begin; else only how it is compiled.
+    """
+    scaled = spec.alibi or spec.softcap
+    by_position = spec.direction == "backward_dkv" and (spec.causal or spec.hides_first_keys)
+    gradient = spec.direction in ("backward_dq", "backward_dkv")
+    same = spec.direction == "backward_delta" or (gradient and scaled and not by_position)
+    return tuple(row for row in features_on(spec) if not (same and row.field == "invariant"))
+
+
 @functools.lru_cache(4096)
 def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
     """The name of a kernel's text, which is its function's and its file's: what the text is, and no
     number. Two kernels have one name where they have one text, and only there.
     """
-    long, short = ([getattr(row, way) for row in features_on(spec)] for way in ("suffix", "short"))
+    found = written_features(spec)
+    long, short = ([getattr(row, way) for row in found] for way in ("suffix", "short"))
     for features in (long, short):
         words = [*_head(spec), *_features(spec, features), *_schedule(spec, config)]
         name = "_".join([*words, *_variant(spec, config, structure_of(spec, config))])
@@ -123,7 +136,7 @@ def _features(spec: AttentionSpec, suffixes: list[str]) -> list[str]:
     reads = spec.direction == "decode"
     return [
         "narrow" if reads and row.field == "kv_dtype" else suffix.removeprefix("_")
-        for row, suffix in zip(features_on(spec), suffixes, strict=True)
+        for row, suffix in zip(written_features(spec), suffixes, strict=True)
     ]
 
 

@@ -109,7 +109,7 @@ def test_strides_that_are_multiples_of_8() -> None:
         at: of for at, of in signature.attrs.items() if "stride" not in kernel.arg_names[at[0]]
     }
     source = GluonASTSource(kernel, signature.types, signature.constexprs, bases)
-    built = triton.compile(source, target=target_of("sm_80"), options=config.launch_options)
+    built = triton.compile(source, target=target_of("sm_80"), options=config.launch_options(spec))
     copies = [i for i in sass.disassemble(built.asm["cubin"]).instructions if i.base == "LDGSTS"]
     assert copies
     assert all(i.opcode.endswith(".128") for i in copies)

@@ -1,0 +1,212 @@
+"""invariant=True: the bits of a row depend on its own query and the keys it sees alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.errors import InvalidArgument
+from flashgen.kernels import constants, launch_cache, render
+from flashgen.runtime import Dispatcher, registry, selection
+from flashgen.runtime.api import attention, decode
+from flashgen.spec import numeric_class
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from tests import invariance
+from tests.invariance import SEGMENTS, differing, free_choices, pairs_of
+
+Seeded = Callable[[int], None]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Seeded:
+    """Serves from here on with the segment and the tiles that a seed draws."""
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
+    monkeypatch.setenv("FLASHGEN_LOG", "error")
+
+    def seeded(seed: int) -> None:
+        monkeypatch.setattr(numeric_class, "SEGMENT", SEGMENTS[seed % len(SEGMENTS)])
+        monkeypatch.setattr(selection, "default_configs", free_choices(seed))
+        dispatcher = Dispatcher(package="generated", archs={}, choices={})
+        dispatcher.resolver.advises = False
+        monkeypatch.setattr(registry, "_current", dispatcher)
+
+    return seeded
+
+
+@pytest.mark.parametrize("first", range(0, 96, 12))
+def test_the_same_bits(serve: Seeded, first: int) -> None:
+    for seed in invariance.seeds(first, 12):
+        serve(seed)
+        assert differing(pairs_of(seed)) == 0, f"seed {seed}"
+
+
+@pytest.mark.slow("1,000 cases")
+@pytest.mark.parametrize("first", range(96, 1104, 48))
+def test_the_same_bits_of_many(serve: Seeded, first: int) -> None:
+    for seed in invariance.seeds(first, 48):
+        serve(seed)
+        assert differing(pairs_of(seed)) == 0, f"seed {seed}"
+
+
+def test_the_true_segment(serve: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(0)
+    monkeypatch.setattr(numeric_class, "SEGMENT", 1024)
+    assert differing(last_as_decode(invariance.case_of(4), 1100)) == 0
+
+
+def test_plain_kernels_differ(serve: Seeded) -> None:
+    serve(0)
+    q, k, v = torch.randn(3, 1, 2, 200, 64, generator=torch.Generator().manual_seed(0)).half()
+    o, step = attention(q, k, v, causal=True), decode(q[:, :, -1:], k, v)
+    assert differing([(o[:, :, -1:], step)]) > 0
+
+
+def test_the_variable_of_the_environment(serve: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(0)
+    monkeypatch.setenv("FLASHGEN_INVARIANT", "1")
+    q, k, v = torch.randn(3, 1, 2, 200, 64, generator=torch.Generator().manual_seed(0)).half()
+    o, step = attention(q, k, v, causal=True), decode(q[:, :, -1:], k, v)
+    assert differing([(o[:, :, -1:], step)]) == 0
+    with pytest.raises(InvalidArgument, match="invariant goes without dropout"):
+        attention(q, k, v, dropout_p=0.5)
+
+
+@pytest.mark.parametrize("given", [None, 0, 1, "yes"])
+def test_it_is_true_or_false(serve: Seeded, given: Any) -> None:
+    serve(0)
+    q = torch.zeros(1, 1, 1, 16)
+    for call in (attention, decode):
+        with pytest.raises(InvalidArgument, match="invariant must be True or False"):
+            call(q, q, q, invariant=given)
+
+
+MUTANTS: dict[str, tuple[str, str]] = {
+    # What is replaced in the text of a template, and by what.
+    "parts merge from the last on": ("+ number\n", "+ (count - 1 - number)\n"),
+    "a row is summed in two halves": (
+        "tl.sum(p, 1)",
+        "tl.sum(tl.sum(p.reshape([p.shape[0], 2, p.shape[1] // 2]), 2), 1)",
+    ),
+    "a prefill closes every second segment": (
+        "for segment in tl.range(0, key_end, SEGMENT):\n"
+        "        segment_end = tl.minimum(segment + SEGMENT",
+        "for segment in tl.range(0, key_end, 2 * SEGMENT):\n"
+        "        segment_end = tl.minimum(segment + 2 * SEGMENT",
+    ),
+    "a segment joins without the maximum of those before it": (
+        "total_scale = tl.exp2(total_max - new_max)",
+        "total_scale = tl.exp2(total_max * 0.999999 - new_max)",
+    ),
+    "dK and dV begin with another tile of rows": ("shift = (diagonal % BR + BR) % BR", "shift = 3"),
+}
+"""Each changes kernels of one direction alone: a rule of the class that these break."""
+ONLY = {
+    "parts": "combine",
+    "a row": "decode",
+    "a prefill": "forward",
+    "a segment": "forward",
+    "dK": "backward_dkv",
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_of_a_text_are_found(
+    serve: Seeded, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    old, new = MUTANTS[name]
+    direction = next(each for start, each in ONLY.items() if name.startswith(start))
+    made, changed = render.render_text, []
+
+    def mutated(template: str, /, **values: Any) -> str:
+        text = made(template, **values)
+        if getattr(values.get("spec"), "direction", None) == direction and old in text:
+            changed.append(template)
+            text = text.replace(old, new)
+        return text
+
+    monkeypatch.setattr(render, "render_text", mutated)
+    render._rendered.cache_clear()
+    try:
+        assert first_found(serve, direction) is not None
+        assert changed
+    finally:
+        render._rendered.cache_clear()
+
+
+def first_found(serve: Seeded, direction: str) -> int | None:
+    """The first seed whose case finds a difference, of ways that have the direction."""
+    wanted = {
+        "combine": of_four_parts, "decode": invariance.by_decode,
+        "forward": invariance.by_decode, "backward_dkv": later_queries,
+    }[direction]  # fmt: skip
+    for seed in range(40):
+        serve(seed)
+        if differing(wanted(invariance.case_of(seed))):
+            return seed
+    return None
+
+
+def of_four_parts(case: invariance.Case) -> invariance.Pairs:
+    """The last row of 250 keys in float32."""
+    case.dtype = torch.float32
+    return last_as_decode(case, 250)
+
+
+def last_as_decode(case: invariance.Case, n: int) -> invariance.Pairs:
+    """The last row of n keys in a prefill, and as decode."""
+    own = case.rows(n)
+    o, lse = invariance.alone(case, own)
+    step = invariance.batched(own[0][-1:], own[1], own[2])
+    again, lse_again = decode(*step, invariant=True, return_lse=True, **case.features)
+    return [(o[-1:], again[0].transpose(0, 1)), (lse[-1:], lse_again[0].T)]
+
+
+def later_queries(case: invariance.Case) -> invariance.Pairs:
+    """DK and dV of the keys that only later queries see: of all queries, and of those alone."""
+    own = case.rows(150)
+    first = 100
+    do = torch.randn(150, case.heads, case.dims[1], generator=case.generator).to(case.dtype)
+    found = []
+    for begin in (0, first):
+        leaves = [x.clone().requires_grad_() for x in (own[0][begin:], own[1], own[2])]
+        o, _ = invariance.alone(case, tuple(leaves))  # type: ignore[arg-type]
+        _, dk, dv = torch.autograd.grad(o, leaves, do[begin:])
+        found.append((dk[first:], dv[first:]))
+    return list(zip(*found, strict=True))
+
+
+def test_gradients_of_keys_that_only_later_queries_see(serve: Seeded) -> None:
+    for seed in (0, 1, 6):
+        serve(seed)
+        assert differing(later_queries(invariance.case_of(seed))) == 0
+
+
+def test_mutants_of_a_rule_are_found(serve: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile of other width, and splits that depend on the batch."""
+    chosen = free_choices(3)
+
+    def narrower(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
+        first, *_ = chosen(spec)
+        return (replace(first, bc=32) if spec.direction == "decode" else first,)
+
+    serve(3)
+    monkeypatch.setattr(selection, "default_configs", narrower)
+    monkeypatch.setattr(selection, "why_illegal", lambda *_: None)
+    assert any(differing(invariance.by_decode(invariance.case_of(s))) for s in range(3, 23))
+
+    serve(3)
+    monkeypatch.setattr(selection, "default_configs", chosen)
+    numbers = constants.numbers
+
+    def by_batch(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
+        return numbers(spec, config) | ({"SEGMENT": 64} if spec.direction == "decode" else {})
+
+    monkeypatch.setattr(numeric_class, "SEGMENT", 128)
+    monkeypatch.setattr(constants, "numbers", by_batch)
+    monkeypatch.setattr(launch_cache, "segments", lambda capacity, _: -(-capacity // 64))
+    assert any(differing(invariance.by_decode(invariance.case_of(s))) for s in range(3, 23))
