@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
@@ -36,6 +37,12 @@ def attention_by_torch(
     if torch_modes.transformed():
         torch_modes.refuse_batched(q, k, v, features.bias, features.slopes, features.sinks)
     seq_q, seq_k = q.shape[2], k.shape[2]
+    leaves = (x for x in (q, k, v, features.sinks) if x is not None and x.requires_grad)
+    if features.invariant and torch.is_grad_enabled() and any(True for _ in leaves):
+        raise InvalidArgument(
+            "invariant has gradients on GPUs and in Triton's interpreter alone: "
+            "got CPU tensors that require them; detach them"
+        )
     if features.sequences is not None:
         return packed_by_torch(call, q, k, v, features, features.sequences)
     plain = features is PLAIN and (causal is False or causal == "top_left" or seq_q == seq_k)

@@ -35,15 +35,27 @@ def attention(
     q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
     q, k, v = descaled(q, k, v, features)
     p, row_sum, lse = softmax_parts(q, k, scale, diagonal, features)
-    o = dropped(p, features) @ per_query_head(v, q.shape[1])
+    values = per_query_head(v, q.shape[1])
+    o = in_order(p, values) if features.invariant else dropped(p, features) @ values
     return o / torch.where(row_sum == 0, 1.0, row_sum), lse
+
+
+def in_order(a: Tensor, b: Tensor) -> Tensor:
+    """A B of (..., m, k) and (..., k, n), summed over k from the first on, element by element: BLAS
+    divides the sums as the shapes decide. A key that a row does not see adds 0.
+    """
+    found = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+    for i in range(a.shape[-1]):
+        found += a[..., i : i + 1] * b[..., i : i + 1, :]
+    return found
 
 
 def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features) -> Tensor:
     """Scale * Q K^T, capped, with bias and ALiBi, (B, H, Sq, Sk), -inf where a query may not
     attend.
     """
-    s = scale * (q @ per_query_head(k, q.shape[1]).transpose(-1, -2))
+    keys = per_query_head(k, q.shape[1]).transpose(-1, -2)
+    s = scale * (in_order(q, keys) if features.invariant else q @ keys)
     if features.softcap > 0.0:
         s = features.softcap * torch.tanh(s / features.softcap)
     seq_q, seq_k = s.shape[-2:]
@@ -93,7 +105,9 @@ def softmax_parts(
         row_max = s.amax(-1, keepdim=True)
         row_max = torch.where(row_max == float("-inf"), 0.0, row_max)
         p = torch.exp(s - row_max)
-    row_sum = p.sum(-1, keepdim=True)
+    # Of an invariant call one after the other; sum() divides a row by its length.
+    in_turn = features.invariant and p.shape[-1] > 0
+    row_sum = p.cumsum(-1)[..., -1:] if in_turn else p.sum(-1, keepdim=True)
     unseen = row_sum == 0
     lse = torch.where(unseen, float("-inf"), row_max + torch.where(unseen, 1.0, row_sum).log())
     if features.sinks is not None:
@@ -101,11 +115,18 @@ def softmax_parts(
         # As a softmax with the sink among the scores: inf minus inf.
         sinks = sinks.masked_fill(sinks == float("inf"), float("nan"))
         row_sum = row_sum + torch.exp(sinks - row_max)
-        lse = torch.logaddexp(lse, sinks)
+        lse = _log_of_sum(lse, sinks) if features.invariant else torch.logaddexp(lse, sinks)
         if features.sequences is not None:  # a row of no sequence has no sink either
             owned = own_positions(features.sequences, "q", s.shape[-2], s.device)[1] >= 0
             lse = torch.where(owned[:, None], lse, float("-inf"))
     return p, row_sum, lse.squeeze(-1)
+
+
+def _log_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """torch.logaddexp(a, b), which rounds the last elements of a tensor in another way."""
+    most = torch.maximum(a, b)
+    most = torch.where(most == float("-inf"), 0.0, most)
+    return most + torch.log(torch.exp(a - most) + torch.exp(b - most))
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,51 @@
+"""invariant=True on CPU tensors, which torch serves; tests/interpreted has the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime.api import attention, decode
+from tests.invariance import WAYS, backward, case_of, differing
+
+
+@pytest.mark.parametrize("way", [way for way in dict.fromkeys(WAYS) if way is not backward])
+def test_the_same_bits(way: object) -> None:
+    for seed in range(6):
+        assert differing(way(case_of(seed))) == 0, f"seed {seed}"  # type: ignore[operator]
+
+
+def test_plain_attention_differs() -> None:
+    q, k, v = torch.randn(3, 1, 2, 200, 64, generator=torch.Generator().manual_seed(0))
+    o, step = attention(q, k, v, causal=True), decode(q[:, :, -1:], k, v)
+    assert differing([(o[:, :, -1:], step)]) > 0
+    o = attention(q, k, v, causal=True, invariant=True)
+    assert torch.allclose(o[:, :, -1:], step, atol=1e-5)
+
+
+def test_no_gradients_of_cpu_tensors() -> None:
+    q = torch.zeros(1, 1, 1, 16, requires_grad=True)
+    with pytest.raises(InvalidArgument, match="invariant has gradients on GPUs"):
+        attention(q, q, q, invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("feature", "given"),
+    [
+        ("bias", {"bias": torch.zeros(1, 1)}),
+        ("bias", {"bias": torch.ones(1, 1, dtype=torch.bool)}),
+        ("dropout", {"dropout_p": 0.5}),
+    ],
+)
+def test_what_it_does_not_go_with_is_named(feature: str, given: dict[str, object]) -> None:
+    q = torch.zeros(1, 1, 1, 16)
+    with pytest.raises(InvalidArgument, match=f"invariant goes without {feature}"):
+        attention(q, q, q, invariant=True, **given)  # type: ignore[call-overload]
+
+
+def test_caches_of_eight_bits_are_refused() -> None:
+    q, cache, scale = torch.zeros(1, 1, 1, 16).half(), torch.zeros(1, 1, 8, 16), torch.ones(1)
+    narrow = cache.to(torch.int8)
+    with pytest.raises(InvalidArgument, match="invariant goes without kv_dtype"):
+        decode(q, narrow, narrow, k_scale=scale, v_scale=scale, invariant=True)
