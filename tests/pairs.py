@@ -15,6 +15,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, FEATURES, KV_WORDS
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
+from flashgen.spec.numeric_class import class_tile
 from flashgen.spec.vocabulary import Direction
 from tests.covering import Row, covering
 
@@ -88,8 +89,14 @@ def spec_of(row: Row) -> AttentionSpec:
 
 def config_of(row: Row) -> KernelConfig:
     """A small tile for short sequences; the interpreter pays for every tile, and a block mask's
-    sequences are long.
+    sequences are long. An invariant kernel has that of its class.
     """
+    if row.get("invariant", False):
+        br, bc, num_warps, _ = class_tile(spec_of(row))
+        return KernelConfig(
+            br=br, bc=bc, num_warps=num_warps, num_stages=2, loads=row.get("loads", "pointer"),
+            order=row.get("order", "plain"), persistent=row.get("persistent", False),
+        )  # fmt: skip
     copies = row["direction"] == "append"  # no product, no loop
     blocks = row.get("block_mask", False)
     return KernelConfig(

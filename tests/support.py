@@ -20,7 +20,7 @@ from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
 from flashgen.spec.legality import why_illegal
-from tests.pairs import H200, Proven, alone, in_pairs, spec_of
+from tests.pairs import H200, Proven, alone, config_of, in_pairs, spec_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "features.md"
 COMMAND = "python -m tests.support"
@@ -121,6 +121,8 @@ def _verdict(fields: Fields, notes: Notes) -> str:
     except InvalidArgument as error:
         return notes.mark(str(error))
     config = next((c for s, c in _all() if s.direction == spec.direction), None)
+    if spec.invariant:  # whose tile is that of its class
+        config = config_of(_row_of(fields))
     reason = f"no test kernel has direction {spec.direction}" if config is None else (
         why_illegal(spec, config, H200)
     )  # fmt: skip
@@ -133,7 +135,11 @@ def _verdict(fields: Fields, notes: Notes) -> str:
 
 
 def _spec(fields: Fields) -> AttentionSpec:
-    return spec_of({"dtype": "bfloat16", "dims": (32, 32), "mask": "none", **fields})
+    return spec_of(_row_of(fields))
+
+
+def _row_of(fields: Fields) -> Fields:
+    return {"dtype": "bfloat16", "dims": (32, 32), "mask": "none", **fields}
 
 
 def _all() -> tuple[Proven, ...]:

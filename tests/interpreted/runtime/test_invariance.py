@@ -114,7 +114,13 @@ ONLY = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+SLOW = pytest.mark.slow("one mutant of a text and those of rules are in make test")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name.startswith("dK") else SLOW) for name in MUTANTS],
+)
 def test_mutants_of_a_text_are_found(
     serve: Seeded, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
