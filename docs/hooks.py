@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from flashgen.kernels.render import in_place
 from flashgen.table import show
 from flashgen.table.emit import kernels_by_name
-from flashgen.table.table import load
+from flashgen.table.table import load, load_with_evidence
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
@@ -128,7 +128,7 @@ def tables() -> Pages:
     heads = ["spec", "keys", "config", "from", "us", "rate", "x default", "floors"]
     pages, index = {}, []
     for path in sorted((ROOT / "configs").glob("*.yaml")):
-        table = load(path)
+        table = load_with_evidence(path)
         rows = [cells(entry) for entry in show.record_of(table, table.entries)["entries"]]
         heading = show.table_heading(table)
         index.append([f"[{path.stem}]({path.stem}.md)", heading])
