@@ -1,5 +1,6 @@
-"""Pictures of a record: a file per direction and mask, a panel per head dim, a line per
-contender.
+"""Pictures of a record: a panel per head dim, a line per contender.
+
+The ladder has files of its own, and a panel at most MOST_LINES lines.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Group = tuple[str, str]
+
+OURS = "flashgen"
+MOST_LINES = 8
+"""Of a panel: each has a colour and a marker of its own, and more are not told apart."""
 
 LEGEND_INCHES, ROW_INCHES = 1.9, 0.2
 """A column and a row of the legend."""
@@ -42,22 +47,30 @@ def draw(
     groups: dict[Group, list[Measured]] = {}
     for case in cases:
         groups.setdefault((case.direction, str(case.spec["mask"])), []).append(case)
-    names = _names(groups.values())
+    parts = _parts(_names(groups.values()))
     files = []
     for (direction, mask), members in groups.items():
         by_panel: dict[tuple[int, int], list[Measured]] = {}
         for case in members:
             batch = int(case.problem["batch"]) if direction == "decode" else 0
             by_panel.setdefault((int(case.spec["head_dim"]), batch), []).append(case)
-        figure, found = panels(len(by_panel))
-        for axes, (key, of_panel) in zip(found, sorted(by_panel.items()), strict=True):
-            _panel(axes, of_panel, names, ceilings[direction == "decode"])
-            batch_ = f", batch {key[1]}" if key[1] else ""
-            axes.set_title(f"{direction}, {_words(mask)}head dim {key[0]}{batch_}")
-        _legend(figure, found, footer)
-        file = folder / (f"{direction}.png" if direction == "decode" else f"{direction}_{mask}.png")
-        save(figure, file, "--out")
-        files.append(file)
+        stem = direction if direction == "decode" else f"{direction}_{mask}"
+        for part, names in parts.items():
+            if not any(
+                line.name in names and (not part or line.name != OURS)
+                for c in members
+                for line in c.lines
+            ):
+                continue
+            figure, found = panels(len(by_panel))
+            for axes, (key, of_panel) in zip(found, sorted(by_panel.items()), strict=True):
+                _panel(axes, of_panel, names, ceilings[direction == "decode"])
+                batch_ = f", batch {key[1]}" if key[1] else ""
+                axes.set_title(f"{direction}, {_words(mask)}head dim {key[0]}{batch_}")
+            _legend(figure, found, footer)
+            file = folder / f"{stem}{part}.png"
+            save(figure, file, "--out")
+            files.append(file)
     return files
 
 
@@ -74,6 +87,21 @@ def _names(groups: Iterable[Sequence[Measured]]) -> list[str]:
     """All contenders in order, so that a contender looks the same in every picture."""
     lines = (line for members in groups for case in members for line in case.lines)
     return list(dict.fromkeys(line.name for line in lines))
+
+
+def _parts(names: Sequence[str]) -> dict[str, list[str]]:
+    """The contenders of each file, by what its name ends with: flashgen, for comparison, with some
+    of the rivals, or of the ladder's steps.
+    """
+    own = [name for name in names if name == OURS]
+    parts = {}
+    for word, steps in (("", False), ("_ladder", True)):
+        others = [n for n in names if n != OURS and n.startswith("ladder") == steps]
+        size = MOST_LINES - len(own)
+        chunks = [others[at : at + size] for at in range(0, len(others), size)]
+        for number, chunk in enumerate(chunks or [[]] * (not steps), start=1):
+            parts[word + (f"_{number}" if number > 1 else "")] = [*own, *chunk]
+    return parts
 
 
 def _words(mask: str) -> str:
@@ -98,12 +126,12 @@ def _panel(
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
+            color=COLOURS[number],
+            marker=MARKERS[number],
             linestyle="--" if name.startswith("ladder") else "-",
-            linewidth=2.6 if name == "flashgen" else 1.0,
-            markersize=6 if name == "flashgen" else 4,
-            zorder=4 if name == "flashgen" else 2,  # above all others
+            linewidth=2.6 if name == OURS else 1.0,
+            markersize=6 if name == OURS else 4,
+            zorder=4 if name == OURS else 2,  # above all others
             label=name,
         )
     if ceiling:

@@ -380,7 +380,7 @@ class TestTelling:
     ) -> None:
         drawn: list[Any] = []
         monkeypatch.setattr(picture, "save", lambda figure, *_: drawn.append(figure))
-        names = ["SDPA flash", "flashgen", *(f"contender {n}" for n in range(18))]
+        names = ["SDPA flash", "flashgen", *(f"contender {n}" for n in range(6))]
         found = [
             dataclasses.replace(
                 case, lines=tuple(measured(100 + 9 * n, name) for n, name in enumerate(names))
@@ -410,6 +410,29 @@ class TestTelling:
         assert 0 < below.y0 < below.y1 <= of_legend.y0 < of_legend.y1 < inside.y0
         lines = {line.get_label(): line.get_zorder() for line in axes.lines}
         assert all(lines["flashgen"] > order for name, order in lines.items() if name != "flashgen")
+
+    def test_a_panel_has_at_most_eight_lines_and_the_ladder_a_file_of_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drawn: dict[str, Any] = {}
+        monkeypatch.setattr(
+            picture, "save", lambda figure, path, _: drawn.update({path.stem: figure})
+        )
+        names = ["flashgen", *(f"rival {n}" for n in range(9)), *(f"ladder: {n}" for n in range(6))]
+        found = [
+            dataclasses.replace(case, lines=tuple(measured(100, name) for name in names))
+            for case in measured_cases()
+        ]
+        picture.draw(found, tmp_path, ceilings=(None, None))
+        assert list(drawn) == ["forward_none", "forward_none_2", "forward_none_ladder"]
+        shown = []
+        for figure in drawn.values():
+            (axes,) = figure.axes
+            looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
+            assert len(looks) == len(axes.lines) <= 8
+            assert axes.lines[0].get_label() == "flashgen"
+            shown += [line.get_label() for line in axes.lines[1:]]
+        assert sorted(shown) == sorted(names[1:])
 
 
 class FakeEvaluator:
