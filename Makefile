@@ -47,7 +47,7 @@ help:
 	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
 	@echo 'make screenshots  take the screenshots of docs/images again; needs Chromium'
 	@echo 'make release    build the wheel, and try it in an environment of its own'
-	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
+	@echo 'make check      say where generated/, quick outputs of docs/ or facts of some kernels are not what programs make today'
 
 install: $(FOR_ALL)
 
@@ -167,6 +167,7 @@ generate: $(FOR_TUNING)
 
 check: $(FOR_TUNING)
 	$(BIN)/flashgen generate --check
+	$(BIN)/python -m tests.docs_output --check
 	$(BIN)/python benchmarks/sass_facts.py --check --jobs $(JOBS) $(CHECKED:%=--kernel '%')
 
 # Another Triton lies in a folder of its own, before the one of the environment.

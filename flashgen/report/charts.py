@@ -229,8 +229,8 @@ def standalone(drawn: Sequence[str]) -> str:
 def history(
     trace: SearchHistory, winner: KernelConfig, limits: Sequence[Limit], label: str
 ) -> Markup:
-    """The SVG of a search: times (microseconds, logarithmic) over configs in their order, and the
-    best so far. There is at least one point.
+    """The SVG of a search: times (microseconds, logarithmic) over configs in their order, the best
+    so far, and the winner's time. There is at least one point.
     """
 
     def draw(axes: Axes) -> None:
@@ -247,6 +247,11 @@ def history(
             titles = [f"{n}: {each.config.label}, {rounded(each.us)} us" for n, each in some]
             points = [(n, each.us) for n, each in some]
             _marks(axes, points, colour, marker, titles)
+        for n, point in wins:
+            axes.annotate(
+                f"{rounded(point.us)} us", (n, point.us), (0, -12), textcoords="offset points",
+                ha="left" if n < end / 2 else "right", color=WINNER, zorder=4,
+            )  # fmt: skip
         for number, limit in enumerate(limits):
             _limit(axes, limit, ("--", ":")[number], at_right=number == 1)
         axes.set_xlim(0.5, end)
@@ -434,7 +439,7 @@ def _bands(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.size": 9.5, "axes.linewidth": 0.6, "lines.linewidth": 1.6,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
-    "axes.ymargin": 0.1,
+    "axes.ymargin": 0.14,
     "grid.color": GRID, "grid.linewidth": 0.5, "axes.axisbelow": True, "axes.edgecolor": GRID,
     "text.color": INK, "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT,
 }  # fmt: skip

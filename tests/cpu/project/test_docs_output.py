@@ -46,6 +46,20 @@ def test_outputs_are_found_and_rewritten(tmp_path: Path, monkeypatch: pytest.Mon
     assert "0:09:59" in page.read_text()  # durations differ between runs, and are not rewritten
 
 
+def test_a_check_says_what_differs_and_rewrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    text = "<!-- output of: echo one -->\n```text\none\n```\n<!-- output of: exit 1 # flashgen tune -->\n```text\n```\n"
+    page.write_text(text)
+    monkeypatch.setattr(docs_output, "PAGES", [page])
+    assert docs_output.main(["--check"]) == 0
+    page.write_text(text.replace("\none\n", "\ntwo\n"))
+    assert docs_output.main(["--check"]) == 1
+    assert "page.md:1 is out of date: run make docs-output" in capsys.readouterr().err
+    assert "two" in page.read_text()
+
+
 def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- output of: true -->\n\ntext\n")
