@@ -29,6 +29,7 @@ from flashgen.table.table import Table, dump, parse
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """A run in progress: the table it found, its record in the table, and whether it was resumed.
+    new: the folder had no table of its own when the run began.
 
     The file is deleted when the run ends. If it exists, the run was killed or interrupted.
     """
@@ -37,6 +38,7 @@ class Session:
     run: Run
     found: Table
     resumed: bool = False
+    new: bool = False
 
     @classmethod
     def begin(
@@ -47,6 +49,7 @@ class Session:
         run: Run,
         table: Table,
         notice: Callable[[str], None],
+        new: bool = False,
     ) -> Self:
         """Resume the run stored at `path` if its request is the same, otherwise start one.
 
@@ -59,6 +62,7 @@ class Session:
             run=run,
             table=dump(table),
             evidence=evidence_text(table.everything),
+            new=new,
         )
         kept = _kept(path, table.gpu.slug, notice)
         resumed = kept is not None and kept.request == begin.request
@@ -67,7 +71,13 @@ class Session:
         if not resumed:
             write_whole(path, json.dumps(asdict(begin), indent=1) + "\n", durable=True)
         found = _parsed(begin, table.gpu.slug)
-        return cls(path=path, run=begin.run, found=replace(found, gpu=table.gpu), resumed=resumed)
+        return cls(
+            path=path,
+            run=begin.run,
+            found=replace(found, gpu=table.gpu),
+            resumed=resumed,
+            new=begin.new,
+        )
 
     def end(self) -> None:
         """Delete the session: the table has all results. May be called again."""
@@ -82,6 +92,7 @@ class _Kept:
     run: Run
     table: str
     evidence: str = ""
+    new: bool = False
 
 
 def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> _Kept | None:

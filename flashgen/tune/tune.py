@@ -219,7 +219,6 @@ class _Story:
         self.slug = evaluator.gpu.slug
         self.failures = self.undecided = 0
         self.outcomes: list[Outcome] = []
-        self.new = not paths.table_file(options.out, evaluator.gpu.slug).exists()
         self._screen = screen
         self._stop = stop
         self.table = self._held = _held_table(options.out, evaluator.gpu)
@@ -232,7 +231,9 @@ class _Story:
             run=run_now(evaluator, options.shard),
             table=self.table,
             notice=screen.say,
+            new=not paths.table_file(options.out, self.slug).exists(),
         )
+        self.new = self._session.new
         self._journal = OptunaJournal(paths.journal_file(options.out, self.slug))
         self._walked = self.began_with = self._session.found
         # What a round before the kill told of clocks and power stands in the table it wrote.

@@ -498,6 +498,28 @@ class TestWhatIsHeld:
             )
             assert said in printed
 
+    def test_a_new_folder_takes_what_was_found_after_a_kill_too(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, no_shipped_tables: Path
+    ) -> None:
+        run(monkeypatch, tmp_path / "first", specs=(SPEC, CAUSAL))
+        for path in (tmp_path / "first" / "configs").rglob("nvidia_h200.*"):
+            shipped = no_shipped_tables / path.relative_to(tmp_path / "first" / "configs")
+            shipped.parent.mkdir(exist_ok=True)
+            shipped.write_bytes(path.read_bytes())
+        other, killed, again = (
+            Served(us=lambda config: 2 * us(config), gpu=H200, source="estimated") for _ in range(3)
+        )
+        whole, _ = run(monkeypatch, tmp_path / "whole", other, specs=(SPEC, CAUSAL))
+        killed.kill_after = len(other.asked) - 1
+        with pytest.raises(Killed):
+            run(monkeypatch, tmp_path / "killed", killed, specs=(SPEC, CAUSAL))
+        assert (tmp_path / "killed" / "configs" / "nvidia_h200.yaml").exists()
+        resumed, printed = run(monkeypatch, tmp_path / "killed", again, specs=(SPEC, CAUSAL))
+        assert "Resuming the run" in printed
+        assert "stays" not in printed
+        assert [e.config for e in resumed.entries] == [e.config for e in whole.entries]
+        assert {e.evidence.run for e in resumed.entries} == {resumed.runs[-1].id}
+
     @pytest.mark.parametrize("stage", ["compile", "check"])
     def test_an_incumbent_without_a_verdict_stays_and_the_end_says_so(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, stage: Stage
