@@ -454,10 +454,13 @@ def modelled_tflops(kernel: PeerKernel, folder: Path) -> float:
         residents=1,
         phases=tuple((number,) for number in range(len(bodies))),
         cycles=(cycles,),
+        far_cycles=(cycles,),
         lone_cycles=cycles,
+        loaded_bytes=(0.0,) * len(bodies),
         usage=(),
         block_flops=(tile_flops,) * len(bodies),
         least_cycles=(tile_flops / FLOPS_A_CYCLE,) * len(bodies),
+        equal_parts=(1,) * len(bodies),
         outside=0,
         firm=False,
     )

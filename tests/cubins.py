@@ -15,7 +15,7 @@ from flashgen.compile.compiler import Compiled, cache_file
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from tests.compiled import compile_one, cubin_of
-from tests.data import published_gemm, published_kernels
+from tests.data import published_backward, published_gemm, published_kernels
 from tests.data.single_phase import attend
 
 ALIGNED = [["tt.divisibility", 16]]
@@ -107,6 +107,32 @@ def product(arch: str, config: Sequence[int], *, by_columns: bool, whole: bool) 
         else:
             attrs[(place,)] = ALIGNED
     source = ASTSource(fn=published_gemm.multiply, signature=types, constexprs=values, attrs=attrs)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    built = triton.compile(source, target=target, options=options)
+    return Cubin(
+        code=built.asm["cubin"],
+        arch=arch,
+        num_warps=num_warps,
+        shared_bytes=built.metadata.shared,
+    )
+
+
+def backward(arch: str, config: Sequence[int], name: str) -> Cubin:
+    """A kernel of tests/data/published_backward.py in fp16, head dim 64: config as for published()."""
+    br, bc, num_warps, num_stages = config
+    values = {"ROWS": br, "KEYS": bc, "DIM": 64}
+    function = getattr(published_backward, name)
+    types, attrs = {}, {}
+    for place, argument in enumerate(function.arg_names):
+        types[argument] = {"scale": "fp32", "lse": "*fp32", "delta": "*fp32"}.get(argument, "*fp16")
+        if argument in values:
+            types[argument] = "constexpr"
+        elif argument in ("head_stride", "row_stride", "length"):
+            types[argument] = "i32"
+        if types[argument] not in ("constexpr", "fp32"):
+            attrs[(place,)] = ALIGNED
+    source = ASTSource(fn=function, signature=types, constexprs=values, attrs=attrs)
     options = {"num_warps": num_warps, "num_stages": num_stages}
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     built = triton.compile(source, target=target, options=options)

@@ -21,42 +21,37 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
     """Cycles until the last block of a grid ends.
 
     kind_of: the kind of each block, in launch order. trips: (kind, phase), how often a block of
-    that kind runs each phase. cycles: (blocks on the SM - 1, phase), the duration of a trip. Blocks
-    go to the SMs in turn until all are full, then each to the first with a free slot. Blocks on one
-    SM slow one another, so a thin last wave runs faster.
+    that kind runs each phase. cycles: (blocks on the SM - 1, phase), the duration of a trip. Each
+    block goes to an SM with a free slot, of those that have one at the same time to the one with
+    the fewest blocks. Blocks on one SM slow one another, so a thin last wave runs faster.
     """
     blocks, phases = kind_of.shape[0], trips.shape[1]
     left = np.zeros((sms, residents, phases))
     start = np.zeros((sms, residents))
     held = np.zeros(sms, np.int64)
     since = np.zeros(sms)
-    free_at = np.full(sms, NEVER)
-    launched = 0
-    for _ in range(residents):
-        for m in range(sms):
-            if launched < blocks:
-                left[m, held[m]] = trips[kind_of[launched]]
-                start[m, held[m]] = overhead
-                held[m] += 1
-                launched += 1
-    for m in range(sms):
-        free_at[m] = _first_end(left[m], start[m], held[m], cycles, 0.0)
-    end = 0.0
+    free_at = np.zeros(sms)
+    launched, now = 0, 0.0
     while True:
-        m = int(np.argmin(free_at))
-        now = free_at[m]
-        if now >= NEVER:
-            return end
-        end = now
-        was, held[m] = held[m], _run(left[m], start[m], held[m], cycles, now - since[m], now)
-        for _ in range(was - held[m]):
-            if launched < blocks:
-                left[m, held[m]] = trips[kind_of[launched]]
-                start[m, held[m]] = overhead
-                held[m] += 1
-                launched += 1
-        since[m] = now
-        free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
+        soon = now + max(DONE_BELOW, now * DONE_SHARE)
+        free = np.flatnonzero(free_at <= soon)
+        for m in free:
+            if held[m] > 0:
+                held[m] = _run(left[m], start[m], held[m], cycles, now - since[m], now)
+            since[m] = now
+        for level in range(residents):
+            for m in free:
+                if held[m] == level and launched < blocks:
+                    left[m, level] = trips[kind_of[launched]]
+                    start[m, level] = overhead
+                    held[m] += 1
+                    launched += 1
+        for m in free:
+            free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
+        soonest = free_at.min()
+        if soonest >= NEVER:
+            return now
+        now = soonest
 
 
 @jit

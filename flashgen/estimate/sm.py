@@ -12,13 +12,15 @@ A kernel is validated before it is replayed; one that the model does not cover i
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flashgen.compile.compiler import Compiled, cache_file
-from flashgen.compile.loops import hidden_roles, main_bodies, matrix_flops, roles
+from flashgen.compile.loops import Body, hidden_roles, main_bodies, matrix_flops, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
@@ -34,7 +36,6 @@ from flashgen.estimate.machines import (
 )
 from flashgen.files import content_of, write_whole
 from flashgen.paths import install_command
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import parsed, record_of, value_of
 
@@ -73,9 +74,9 @@ class Usage:
 class Scoreboard:
     """One kernel on one SM of a target. Raises NoEstimate if it cannot be replayed reliably.
 
-    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: its loads come
-    from memory, not from L2. `main` are the main loops in order of address. phases says which of
-    them, by number, run at the same time: one by one, except in warp-specialized kernels.
+    num_warps are those of a block, shared_bytes its dynamic shared memory. `main` are the main
+    loops in order of address. phases says which of them, by number, run at the same time: one by
+    one, except in warp-specialized kernels. far: loads come from memory, not from L2.
     """
 
     def __init__(
@@ -85,11 +86,9 @@ class Scoreboard:
         *,
         num_warps: int,
         shared_bytes: int,
-        streams: bool = False,
     ) -> None:
         self.gpu = gpu
-        machine = machine_of(gpu)
-        self.machine = from_memory(machine) if streams else machine
+        self.machine = machine_of(gpu)
         self.listing = listing
         self.hmma = hmma_cycles(self.machine, gpu)
         self.main = main_bodies(listing)
@@ -102,8 +101,8 @@ class Scoreboard:
         self.residents = resident_blocks(listing.registers, shared_bytes, self.num_warps, gpu)
         if self.residents == 0:
             raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
-        self._cycles: dict[int, tuple[float, ...]] = {}
-        self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
+        self._cycles: dict[tuple[int, bool], tuple[float, ...]] = {}
+        self._programs: dict[tuple[tuple[int, ...], bool, bool], Program] = {}
         self._trips: dict[tuple[int, int], float] = {}
         self._check_replay()
 
@@ -127,15 +126,16 @@ class Scoreboard:
         inside = len({i.address for body in self.main for i in body})
         return (len(self.listing.instructions) - inside) // len(self.phases[0])
 
-    def trip_cycles(self, residents: int) -> tuple[float, ...]:
+    def trip_cycles(self, residents: int, *, far: bool = False) -> tuple[float, ...]:
         """Cycles of one trip of each phase while the SM holds this number of blocks, which all
         do one.
         """
-        if residents not in self._cycles:
-            self._cycles[residents] = tuple(
-                self._replay(self._program(phase, residents), residents) for phase in self.phases
+        if (residents, far) not in self._cycles:
+            self._cycles[residents, far] = tuple(
+                self._replay(self._program(phase, residents, far=far), residents)
+                for phase in self.phases
             )
-        return self._cycles[residents]
+        return self._cycles[residents, far]
 
     def lone_cycles(self) -> tuple[float, ...]:
         """Cycles of one trip of each phase by one block, while other SMs leave L2 to it."""
@@ -195,6 +195,11 @@ class Scoreboard:
         # Loops that run side by side are counted together: each gets its part.
         return max(busy[pipe] for pipe in (loop_program.MATRIX, loop_program.FMA)) / len(phase)
 
+    def loaded_bytes(self, phase: int) -> float:
+        """What a block loads from L2 in a trip of a phase."""
+        made = self._program(self.phases[phase], self.residents)
+        return self._busy(made)[MEMORY] * self.machine.l2_bytes
+
     def _check_listing(self) -> None:
         """Refuse a listing that contradicts the model.
 
@@ -239,22 +244,20 @@ class Scoreboard:
                         f"a replayed trip took {sm_clock:.0f} cycles, and its stalls alone {stalls}"
                     )
 
-    def _program(self, phase: tuple[int, ...], residents: int) -> Program:
-        """The program of a phase, which does not change: built once for stacks in L1, once in
-        L2.
-        """
-        spills_to_l2 = self._spills_to_l2(residents)
-        if (phase, spills_to_l2) not in self._programs:
-            self._programs[phase, spills_to_l2] = loop_program.link(
+    def _program(self, phase: tuple[int, ...], residents: int, *, far: bool = False) -> Program:
+        """The program of a phase, built once for each place of its loads and of its stacks."""
+        key = (phase, self._spills_to_l2(residents), far)
+        if key not in self._programs:
+            self._programs[key] = loop_program.link(
                 self.listing,
                 self._roles,
                 [self.main[number] for number in phase],
-                self.machine,
+                from_memory(self.machine) if far else self.machine,
                 self.hmma,
                 num_warps=self.num_warps,
-                spills_to_l2=spills_to_l2,
+                spills_to_l2=key[1],
             )
-        return self._programs[phase, spills_to_l2]
+        return self._programs[key]
 
     def _spills_to_l2(self, residents: int) -> bool:
         """Whether the blocks' stacks exceed the part of L1 that their shared memory leaves."""
@@ -309,7 +312,19 @@ def _loads(each: Row) -> int:
     return int(each.kind in (loop_program.COPY, loop_program.LOAD))
 
 
-REPLAY = 7
+ONCE_A_TRIP = ("BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS", "LDG", "SYNCS", "UTMALDG")
+"""Barriers and loads: a compiler that unrolls a loop must keep those of every trip."""
+
+
+def equal_parts(body: Body) -> int:
+    """The most trips of the source's loop that a loop of the machine code can hold: its barriers
+    and loads, each kind of them, divide into so many equal parts. 0 if it has none.
+    """
+    counts = Counter(i.base for i in body)
+    return math.gcd(*(counts[name] for name in ONCE_A_TRIP))
+
+
+REPLAY = 8
 """Version of the contents of a Replay; other versions are not reused."""
 
 
@@ -318,20 +333,25 @@ class Replay:
     """The result of replaying one kernel on one target; all its times follow from it.
 
     phases: numbers of the main loops, in order of address, that run at the same time. cycles: by
-    blocks on an SM, from 1 to residents, the cycles of a trip of each phase. lone_cycles: the same
-    of one block while few SMs are busy. usage: of each phase, with the SM full. For a block's trip
-    of each main loop, block_flops: of its matrix instructions; least_cycles: for which it occupies
-    the busiest arithmetic pipe of the SM. outside: instructions that a warp runs only once. firm:
-    whether kernels of this type were validated.
+    blocks on an SM, from 1 to residents, the cycles of a trip of each phase; far_cycles: where its
+    loads come from memory and not from L2; lone_cycles: of one block while few SMs are busy.
+    loaded_bytes: what a block loads in a trip of each phase. usage: of each phase, with the SM
+    full. For a block's trip of each main loop, block_flops: of its matrix instructions;
+    least_cycles: for which it occupies the busiest arithmetic pipe of the SM; equal_parts: trips
+    of the source that it can hold. outside: instructions that a warp runs only once. firm: whether
+    kernels of this type were validated.
     """
 
     residents: int
     phases: tuple[tuple[int, ...], ...]
     cycles: tuple[tuple[float, ...], ...]
+    far_cycles: tuple[tuple[float, ...], ...]
     lone_cycles: tuple[float, ...]
+    loaded_bytes: tuple[float, ...]
     usage: tuple[Usage, ...]
     block_flops: tuple[int, ...]
     least_cycles: tuple[float, ...]
+    equal_parts: tuple[int, ...]
     outside: int
     firm: bool
 
@@ -345,20 +365,12 @@ class Replay:
         return record_of(cls, record)
 
 
-def streams(spec: AttentionSpec) -> bool:
-    """Whether a kernel reads K and V only once, so that they come from memory and not from L2."""
-    return spec.direction == "decode"
-
-
-def replay_cubin(
-    cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int, streams: bool = False
-) -> Replay:
+def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -> Replay:
     """Replay a kernel's main loops on one SM of `gpu`.
 
-    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: its loads come
-    from memory, not from L2. Raises NoEstimate with the reason if there is no reliable figure,
-    InvalidArgument if the kernel was compiled for another architecture, ToolchainError if cuobjdump
-    or numba is missing.
+    num_warps are those of a block, shared_bytes its dynamic shared memory. Raises NoEstimate with
+    the reason if there is no reliable figure, InvalidArgument if the kernel was compiled for
+    another architecture, ToolchainError if cuobjdump or numba is missing.
     """
     machine = machine_of(gpu)
     listing = disassemble(cubin)
@@ -369,31 +381,31 @@ def replay_cubin(
             f"the kernel must be compiled for {gpu.arch}, which {gpu.slug} is: "
             f"it is for {listing.arch}"
         )
-    board = Scoreboard(
-        listing, gpu, num_warps=num_warps, shared_bytes=shared_bytes, streams=streams
-    )
+    board = Scoreboard(listing, gpu, num_warps=num_warps, shared_bytes=shared_bytes)
     full = board.residents
     loads_by_tma = any(i.is_bulk_load for body in board.main for i in body)
     return Replay(
         residents=full,
         phases=board.phases,
         cycles=tuple(board.trip_cycles(number) for number in range(1, full + 1)),
+        far_cycles=tuple(board.trip_cycles(number, far=True) for number in range(1, full + 1)),
         lone_cycles=board.lone_cycles(),
+        loaded_bytes=tuple(board.loaded_bytes(phase) for phase in range(len(board.phases))),
         usage=tuple(board.usage(phase, full) for phase in range(len(board.phases))),
         block_flops=tuple(board.matrix_flops(loop) for loop in range(len(board.main))),
         least_cycles=tuple(board.least_cycles(loop) for loop in range(len(board.main))),
+        equal_parts=tuple(map(equal_parts, board.main)),
         outside=board.outside,
         firm=machine.known and not loads_by_tma and len(board.phases[0]) == 1,
     )
 
 
-def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False) -> Replay:
-    """The Replay of a kernel whose binary is in folder `cache`, where the result is cached too;
-    streams as in replay_cubin.
+def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay:
+    """The Replay of a kernel whose binary is in folder `cache`, where the result is cached too.
 
     Raises the errors of replay_cubin, and ToolchainError if the folder cannot be read or written.
     """
-    found = recall_replay(compiled, gpu, cache, streams=streams)
+    found = recall_replay(compiled, gpu, cache)
     if found is not None:
         return found
     binary = _file_of(compiled, cache, "cubin")
@@ -408,21 +420,18 @@ def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = 
         gpu,
         num_warps=compiled.num_warps,
         shared_bytes=compiled.shared_bytes,
-        streams=streams,
     )
     record = {"made_by": _made_by(gpu), "replay": replayed.to_json()}
-    write_whole(_replay_file(compiled, gpu, cache, streams), json.dumps(record))
+    write_whole(_replay_file(compiled, gpu, cache), json.dumps(record))
     return replayed
 
 
-def recall_replay(
-    compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False
-) -> Replay | None:
+def recall_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay | None:
     """The cached Replay of a kernel on `gpu`; None if there is none, or the file is incomplete
     or outdated.
     """
     try:
-        file = _replay_file(compiled, gpu, cache, streams)
+        file = _replay_file(compiled, gpu, cache)
         record = value_of(dict[str, Any], parsed(content_of(file)), "the record")
         if record.get("made_by") != _made_by(gpu):
             return None
@@ -437,9 +446,8 @@ def _made_by(gpu: Gpu) -> dict[str, Any]:
     return {"replay": REPLAY, "gpu": asdict(gpu), "machine": machine and asdict(machine)}
 
 
-def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path, streams: bool) -> Path:
-    suffix = f"{gpu.slug}.{'stream' if streams else 'replay'}.json"
-    return _file_of(compiled, cache, suffix)
+def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path) -> Path:
+    return _file_of(compiled, cache, f"{gpu.slug}.replay.json")
 
 
 def _file_of(compiled: Compiled, cache: Path, suffix: str) -> Path:

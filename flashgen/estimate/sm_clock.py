@@ -44,11 +44,6 @@ AWAKE, WARPGROUP, DONE = -1, NAMED_BARRIERS, NAMED_BARRIERS + 1
 SHARED_QUEUE = 24.0
 """Cycles of work that may queue for shared memory before a warp stalls at issue."""
 
-COPY_ADDRESSES = 2.0
-"""Cycles for which an asynchronous copy holds up others at shared memory: those of its addresses,
-256 bytes of a warp (assumed). Its data comes later, and is written between their reads; the
-throughput of shared memory still bounds the loop (sm.Scoreboard._replay)."""
-
 READ_SHARED, READ_OTHER = 10.0, 8.0
 """Cycles until the operands of an instruction that says so are read."""
 
@@ -277,7 +272,7 @@ def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
     """
     if row.pipe == SHARED:
         start = max(t + 2.0, queues[SHARED_QUEUE_END])
-        end = start + (min(COPY_ADDRESSES, row.shared) if row.kind == COPY else row.shared)
+        end = start + row.shared
         queues[SHARED_QUEUE_END] = end
         if row.kind in (COPY, LOAD):
             end = max(start, queues[L2_QUEUE_END]) + row.amount * l2_cycles_per_byte

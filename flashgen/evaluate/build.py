@@ -15,7 +15,7 @@ from typing import Any
 from flashgen.compile.compiler import Compiled, judge, recall, residents
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
-from flashgen.estimate.sm import Replay, recall_replay, streams
+from flashgen.estimate.sm import Replay, recall_replay
 from flashgen.estimate.trip_counts import tuned_stream
 from flashgen.evaluate.evaluator import Request, triton_version
 from flashgen.evaluate.pools import Once
@@ -198,7 +198,7 @@ class Builder:
         )
         if compiled is None:
             return False
-        replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))
+        replayed = recall_replay(compiled, self._gpu, folder)
         if replayed is None:
             return False
         self._built[build.key] = Built(compiled, replayed)

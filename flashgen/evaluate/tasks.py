@@ -218,7 +218,7 @@ def compile_one(asked: Compile) -> Payload:
     Raises the errors of compile_kernel.
     """
     from flashgen.compile.compiler import compile_kernel
-    from flashgen.estimate.sm import cached_replay, streams
+    from flashgen.estimate.sm import cached_replay
     from flashgen.kernels.render import render
 
     spec, config, gpu, cache = asked.spec, asked.config, asked.gpu, Path(asked.cache)
@@ -226,7 +226,7 @@ def compile_one(asked: Compile) -> Payload:
     compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=asked.whole, cache=cache)
     made: Payload = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
     try:
-        made["replay"] = cached_replay(compiled, gpu, cache, streams=streams(spec)).to_json()
+        made["replay"] = cached_replay(compiled, gpu, cache).to_json()
     except (NoEstimate, ToolchainError) as error:
         made["no_estimate"] = str(error)
     return made

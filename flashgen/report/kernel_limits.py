@@ -14,7 +14,7 @@ from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.estimate.estimate import LAUNCH_US, estimate, estimate_streaming
 from flashgen.estimate.machines import machine_of
-from flashgen.estimate.sm import Replay, Usage, cached_replay, streams
+from flashgen.estimate.sm import Replay, Usage, cached_replay
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
@@ -36,8 +36,7 @@ class Anatomy:
 
     usage has the busy shares of an iteration of the steady (unmasked) loop at full occupancy. A
     kernel without a main loop, backward_delta, has no replay and no usage, but an estimate.
-    bytes_us is the time of its memory traffic at the GPU's bandwidth, or for a streaming kernel at
-    what streams reach.
+    bytes_us is the time of its memory traffic at what copies reach of the GPU's bandwidth.
     """
 
     compiled: Compiled | None = None
@@ -79,18 +78,18 @@ def dissect(
     try:
         if spec.direction == "backward_delta":
             return Anatomy(compiled=compiled, estimate=estimate_streaming(spec, problem, gpu))
-        replayed = cached_replay(compiled, gpu, cache, streams=streams(spec))
+        replayed = cached_replay(compiled, gpu, cache)
         timing = estimate(replayed, spec, config, problem, gpu)
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))
     assert gpu.bandwidth_gbs is not None  # or there would be no estimate
-    reached = machine_of(gpu).memory_share if streams(spec) else 1.0
+    reached = machine_of(gpu).memory_share
     return Anatomy(
         compiled=compiled,
         replay=replayed,
         usage=steady_usage(replayed, spec),
         estimate=timing,
-        streams=streams(spec),
+        streams=spec.direction == "decode",
         bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3 * reached),
     )
 

@@ -51,10 +51,13 @@ def replayed(*cycles: tuple[float, ...], **fields: Any) -> Replay:
             "residents": len(cycles),
             "phases": tuple((loop,) for loop in range(loops)),
             "cycles": cycles,
+            "far_cycles": cycles,
             "lone_cycles": cycles[0],
+            "loaded_bytes": (0.0,) * loops,
             "usage": (USAGE,) * loops,
             "block_flops": (1000,) * loops,
             "least_cycles": (0.0,) * loops,
+            "equal_parts": (0,) * loops,
             "outside": 100,
             "firm": True,
         }
@@ -63,7 +66,20 @@ def replayed(*cycles: tuple[float, ...], **fields: Any) -> Replay:
 
 
 def cycles_of(found: Replay, blocks: Any, gpu: Gpu = A100) -> float:
-    """SM cycles of a launch, its own time and the launch's overhead left out."""
+    """SM cycles of a launch, its own time and the launch's overhead left out: that of trips, too."""
+
+    def whole(rows: Any) -> Any:
+        return tuple(
+            tuple(cycles - blocks * module.TRIP_CYCLES for cycles in row)
+            for blocks, row in enumerate(rows, 1)
+        )
+
+    found = replace(
+        found,
+        cycles=whole(found.cycles),
+        far_cycles=whole(found.far_cycles),
+        lone_cycles=whole([found.lone_cycles])[0],
+    )
     return (time_of(found, blocks, gpu).median_us - LAUNCH_US) * MHZ
 
 
@@ -86,6 +102,15 @@ def test_blocks_that_share_an_sm_slow_one_another() -> None:
     assert cycles_of(found, [(40,)] * 432) == pytest.approx(2 * two)
 
 
+def test_blocks_that_are_left_when_all_sms_are_free_get_one_each() -> None:
+    """And not three together on the first SMs, while the others idle."""
+    found = replayed((500.0,), (800.0,), (1200.0,))
+    wave, alone = START + 300 + 40 * 1200, START + 300 + 40 * 500
+    assert cycles_of(found, [(40,)] * 324) == pytest.approx(wave)
+    for left in (1, 16, 108):
+        assert cycles_of(found, [(40,)] * (324 + left)) == pytest.approx(wave + alone)
+
+
 def test_the_longest_block_first_ends_sooner() -> None:
     found = replayed((500.0,), (800.0,))
     lengths = [(n % 32 + 1,) for n in range(800)]
@@ -102,11 +127,34 @@ def test_loops_follow_one_another_but_for_those_of_roles() -> None:
 
 
 def test_a_loop_that_the_compiler_unrolled_is_found_by_its_work() -> None:
-    fourfold = replayed((2000.0,), (3200.0,), block_flops=(4000,), least_cycles=(400.0,))
+    fourfold = replayed(
+        (2000.0,), (3200.0,), block_flops=(4000,), least_cycles=(400.0,), loaded_bytes=(64.0,),
+        equal_parts=(8,),
+    )  # fmt: skip
     found = module.rolled_up(fourfold, (1000,))
-    assert found == replayed((500.0,), (800.0,), least_cycles=(100.0,))
+    one = replayed((500.0,), (800.0,), least_cycles=(100.0,), loaded_bytes=(16.0,))
+    assert found == replace(one, equal_parts=(8,))
     assert cycles_of(found, [(40,)]) == pytest.approx(START + 100 + 40 * 500)
-    assert cycles_of(fourfold, [(40,)]) == pytest.approx(START + 100 + 160 * 500)
+    assert cycles_of(fourfold, [(40,)]) == pytest.approx(START + 100 + 40 * 2000)
+
+
+@pytest.mark.parametrize(
+    ("flops", "parts", "trips"),
+    [
+        (2000, 1, 1),  # eight warps on 64 rows: each product is made twice
+        (1500, 1, 1),  # of two products, one
+        (1500, 2, 1),
+        (4000, 2, 2),  # unrolled, and made twice
+        (1950, 2, 2),  # some of it padding
+        (3000, 6, 3),
+        (2500, 0, 2),  # no barrier and no load tells
+    ],
+)
+def test_work_that_warps_repeat_is_no_trip(flops: int, parts: int, trips: int) -> None:
+    found = module.rolled_up(
+        replayed((600.0,), block_flops=(flops,), equal_parts=(parts,)), (1000,)
+    )
+    assert found.cycles == ((600.0 / trips,),)
 
 
 def test_one_of_two_loops_may_be_unrolled() -> None:
@@ -121,9 +169,7 @@ def test_padding_that_a_compiler_leaves_out_is_no_unrolling(flops: int) -> None:
     assert module.rolled_up(found, (1000,)) == found
 
 
-def test_a_loop_of_no_whole_number_of_trips_gets_no_estimate() -> None:
-    with pytest.raises(NoEstimate, match=r"multiplies 2\.50 times what a tile needs"):
-        module.rolled_up(replayed((500.0,), block_flops=(2500,)), (1000,))
+def test_every_main_loop_needs_its_tile() -> None:
     with pytest.raises(InvalidArgument, match="must name 1 main loops: got 2"):
         module.rolled_up(replayed((500.0,)), (1000, 1000))
 
@@ -143,7 +189,8 @@ def test_a_block_without_trips_and_a_grid_without_blocks() -> None:
 def test_what_memory_must_move_is_a_bound() -> None:
     found = replayed((500.0,))
     moved = time_of(found, [(1,)], A100, least_bytes=1555e9)
-    assert moved.median_us == pytest.approx(1e6 + LAUNCH_US)
+    assert moved.median_us == pytest.approx(1e6 / MACHINES["sm_80"].memory_share + LAUNCH_US)
+    assert moved.low_us >= 1e6
 
 
 def test_power_lowers_the_clock_of_hopper_as_its_matrix_pipes_fill() -> None:
@@ -152,18 +199,18 @@ def test_power_lowers_the_clock_of_hopper_as_its_matrix_pipes_fill() -> None:
     clocks = []
     for full in (0.0, 0.5, 1.0):
         work = round(full * 500 * H200.matrix_flops_per_clock)
-        found = replayed((500.0,), block_flops=(work,), outside=0)
+        found = replayed((500.0 - module.TRIP_CYCLES,), block_flops=(work,), outside=0)
         spent = time_of(found, [(10**6,)] * H200.sms, H200).median_us - LAUNCH_US
         clocks.append(10**6 * 500 / spent / H200.clock_mhz)
     assert clocks == pytest.approx([1.0, 0.85, 0.7], rel=1e-4)
-    few = replayed((500.0,), block_flops=(500 * H200.matrix_flops_per_clock,), outside=0)
+    few = replace(found, block_flops=(500 * H200.matrix_flops_per_clock,))
     spent = time_of(few, [(10**6,)] * (H200.sms // 4), H200).median_us - LAUNCH_US
     assert 10**6 * 500 / spent / H200.clock_mhz == pytest.approx(1 - 0.3 / 4, rel=1e-4)
 
 
 def test_idle_sms_leave_their_share_of_l2_to_the_others() -> None:
     found = replayed((800.0,), lone_cycles=(500.0,))
-    for busy, trip in ((1.0, 800), (0.75, 600), (0.5, 500), (0.01, 500)):
+    for busy, trip in ((1.0, 800), (0.75, 606.25), (0.5, 500), (0.01, 500)):
         blocks = [(100,)] * math.ceil(busy * A100.sms)
         assert cycles_of(found, blocks) == pytest.approx(START + 100 + 100 * trip)
 

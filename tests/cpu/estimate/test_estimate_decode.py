@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.errors import NoEstimate
-from flashgen.estimate.estimate import LAUNCH_US, estimate, time_of
+from flashgen.estimate.estimate import LAUNCH_US, TRIP_CYCLES, estimate, time_of
 from flashgen.estimate.machines import MACHINES, from_memory
 from flashgen.estimate.sm import Replay, Usage, cached_replay, recall_replay
 from flashgen.estimate.trip_counts import grid
@@ -34,10 +34,13 @@ def replayed(cycles: float, residents: int = 1) -> Replay:
         residents=residents,
         phases=((0,), (1,)),
         cycles=((cycles, cycles),) * residents,
+        far_cycles=((cycles, cycles),) * residents,
         lone_cycles=(cycles, cycles),
+        loaded_bytes=(16384.0, 16384.0),
         usage=(usage, usage),
         block_flops=(1000, 1000),
         least_cycles=(1.0, 1.0),
+        equal_parts=(1, 1),
         outside=0,
         firm=False,
     )
@@ -101,9 +104,9 @@ def test_what_idles_at_the_end_of_the_grid_comes_on_top() -> None:
     assert A100.clock_mhz is not None
     assert A100.bandwidth_gbs is not None
     found = replayed(1000.0)
-    full = time_of(found, [(10, 0)] * 216, A100, least_bytes=bytes_all, streams=True)
-    thin = time_of(found, [(10, 0)] * 217, A100, least_bytes=bytes_all, streams=True)
-    block_us = (10 * 1000.0 + 2500.0) / A100.clock_mhz
+    full = time_of(found, [(10, 0)] * 216, A100, least_bytes=bytes_all)
+    thin = time_of(found, [(10, 0)] * 217, A100, least_bytes=bytes_all)
+    block_us = (10 * (1000.0 + TRIP_CYCLES) + 2500.0) / A100.clock_mhz
     assert thin.median_us - full.median_us == pytest.approx(block_us * 107 / 108)
     assert full.median_us == pytest.approx(LAUNCH_US + 1e9 / (A100.bandwidth_gbs * 1e3) / 0.9)
 
@@ -113,8 +116,8 @@ def test_what_a_window_hides_costs_nothing() -> None:
     usage = replayed(1.0).usage[0]
     found = replace(
         replayed(3000.0), phases=((0,), (1,), (2,)), cycles=((3000.0,) * 3,),
-        lone_cycles=(3000.0,) * 3, usage=(usage,) * 3,
-        block_flops=(1000,) * 3, least_cycles=(1.0,) * 3,
+        far_cycles=((3000.0,) * 3,), lone_cycles=(3000.0,) * 3, loaded_bytes=(16384.0,) * 3, usage=(usage,) * 3,
+        block_flops=(1000,) * 3, least_cycles=(1.0,) * 3, equal_parts=(1,) * 3,
     )  # fmt: skip
     spec, config = replace(SPEC, window=True), make_config(16, 64, split_keys=256)
     long, short = (estimate(found, spec, config, problem_of(1, n), A100) for n in (1 << 16, 8192))
@@ -127,26 +130,39 @@ def test_the_kernel_that_merges_is_waited_for() -> None:
     for batch, merged in ((1, True), (64, False)):
         problem = problem_of(batch, 8192)
         blocks = grid(SPEC, config, problem, A100, loops=2)
-        alone = time_of(
-            found, blocks, A100, least_bytes=bytes_moved(SPEC, problem), streams=True, firm=False
-        )
+        alone = time_of(found, blocks, A100, least_bytes=bytes_moved(SPEC, problem))
         whole = estimate(found, SPEC, config, problem, A100)
         assert (whole.median_us >= alone.median_us + LAUNCH_US) == merged
 
 
-def test_loads_from_memory_come_later_and_are_kept_apart(tmp_path: Path) -> None:
+def test_loads_from_memory_come_later(tmp_path: Path) -> None:
     machine = MACHINES["sm_80"]
     later = from_memory(machine)
     assert later.copy_late - machine.copy_late == machine.memory_late == 300.0
     assert replace(later, load_late=480.0, copy_late=520.0, tma_late=0.0) == machine
     config = make_config(16, 32, num_stages=2)
     _, compiled = cubins.own(SPEC, config, "sm_80", tmp_path)
-    near = cached_replay(compiled, A100, tmp_path)
-    far = cached_replay(compiled, A100, tmp_path, streams=True)
+    found = cached_replay(compiled, A100, tmp_path)
     # One block with two stages waits for memory in every trip.
-    assert far.cycles[0][0] > near.cycles[0][0] + 100
-    assert recall_replay(compiled, A100, tmp_path) == near
-    assert recall_replay(compiled, A100, tmp_path, streams=True) == far
+    assert found.far_cycles[0][0] > found.cycles[0][0] + 100
+    assert recall_replay(compiled, A100, tmp_path) == found
+
+
+def test_what_is_read_once_comes_from_memory_and_the_rest_from_l2() -> None:
+    """Of a grid of many waves. The blocks of the first run side by side and wait for memory."""
+    found = replace(replayed(3000.0), far_cycles=((4000.0, 4000.0),))
+    of_a_block = 10 * 16384.0
+
+    def cycles(blocks: int, share: float) -> float:
+        timing = time_of(found, [(10, 0)] * blocks, A100, least_bytes=share * blocks * of_a_block)
+        return (timing.median_us - LAUNCH_US) * (A100.clock_mhz or 0)
+
+    for waves in (1, 4, 100):
+        for share in (0.0, 0.1, 0.5):
+            far = max(1 / waves, share)
+            trip = 3000 + far * 1000 + TRIP_CYCLES
+            expected = waves * (10 * trip + 2500)
+            assert cycles(waves * A100.sms, share) == pytest.approx(expected)
 
 
 def test_more_stages_are_faster_where_few_blocks_fit(tmp_path: Path) -> None:
@@ -155,7 +171,7 @@ def test_more_stages_are_faster_where_few_blocks_fit(tmp_path: Path) -> None:
     for stages in (2, 4):
         config = make_config(16, 64, num_stages=stages)
         _, compiled = cubins.own(SPEC, config, "sm_80", tmp_path)
-        found = cached_replay(compiled, A100, tmp_path, streams=True)
-        one = replace(found, residents=1, cycles=found.cycles[:1])
+        found = cached_replay(compiled, A100, tmp_path)
+        one = replace(found, residents=1, cycles=found.cycles[:1], far_cycles=found.far_cycles[:1])
         times.append(estimate(one, SPEC, config, problem_of(64, 8192), A100).median_us)
     assert times[1] < 0.9 * times[0]

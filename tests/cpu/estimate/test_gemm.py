@@ -2,8 +2,8 @@
 (benchmarks/landscapes/h100_gemm.csv names the source; tests/data/published_gemm.py stands in for
 their kernels).
 
-The bandwidth of L2 was chosen on half of them, the clock under load with that half in sight. The
-bars hold for the rest.
+The bandwidth of L2 was chosen on half of them, the clock under load and TRIP_CYCLES with that half
+in sight; both halves were seen. The bars hold for the rest; test_held_out.py has what was not seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests import cubins
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "landscapes" / "h100_gemm.csv"
 H100 = TARGETS["nvidia_h100_80gb_hbm3"]
-LEAST_CORRELATION, FIRST_PICK, IN_BAND, IN_WIDE_BAND = 0.90, 1.06, 0.85, 0.95
+LEAST_CORRELATION, FIRST_PICK, IN_BAND, IN_WIDE_BAND = 0.93, 1.04, 0.88, 0.98
 Config = tuple[int, ...]
 
 pytestmark = pytest.mark.xdist_group("published")  # numba compiles the clock once, for one worker

@@ -68,20 +68,6 @@ def test_a_chain_on_a_scoreboard_barrier_takes_the_latency() -> None:
     assert trip(code) == SM80.exp2 + SM80.exp2_late + 4 + BACK
 
 
-def test_a_copy_holds_up_shared_memory_for_its_addresses_alone() -> None:
-    """Its data is written between the reads of others, and counts where shared memory is full."""
-    copy = line("LDGSTS.E.BYPASS.128 [R2], desc[UR4][R4.64]", stall=1)
-    rest = [line("MOV R2, R3", stall=15)] * 20
-    read = (line("LDS R1, [R1]", stall=1, write=0), line("MOV R2, R3", waits=(0,)), *rest)
-
-    def waiting(copies: int) -> float:
-        return trip(loop(*[copy] * copies, *read, HMMA))
-
-    assert waiting(8) - waiting(4) == 4 * sm_clock.COPY_ADDRESSES
-    full = trip(loop(*[copy] * 8, HMMA), num_warps=4, blocks=4)
-    assert full >= 4 * 4 * 8 * 512 / SM80.shared_bytes
-
-
 def test_a_barrier_on_the_operands_falls_before_that_on_the_result() -> None:
     waiting = line("MOV R2, R3", stall=4, waits=(0,))
     assert trip(loop(line(EXP2, stall=1, read=0), waiting)) == sm_clock.READ_OTHER + 4 + BACK
