@@ -419,7 +419,7 @@ class _Story:
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
         if self._restates(held, entry):
-            return "the same config is chosen"
+            return "the same config is chosen, and --restate would write its new estimates"
         run = self.began_with.run_of(held)
         named = replace(entry, evidence=replace(entry.evidence, run=held.evidence.run))
         same = _text(self.table.gpu, named) == _text(self.table.gpu, held)
