@@ -28,11 +28,15 @@ def verify(
     executed: Annotated[
         bool, typer.Option(help="Execute every kernel on the CPU as Triton compiles it.")
     ] = False,
+    invariant: Annotated[
+        bool, typer.Option(help="Compare the machine code of the kernels of each numeric class.")
+    ] = False,
     jobs: Jobs = None,
     out: Out = Path(),
 ) -> None:
     """Verify the entries of a table again: legal, compiled as recorded, correct against float64;
-    or execute its kernels, and print what the checks of flashgen.ptx find.
+    or execute its kernels, and print what the checks of flashgen.ptx find; or compare the kernels
+    of each numeric class: the same products and sums, and nothing left to fuse.
     """
     from flashgen.spec.known_bugs import warnings_here
     from flashgen.tune.verify import verify as proofs_of
@@ -40,11 +44,12 @@ def verify(
     if gpu == (target is not None):
         raise InvalidArgument("verify needs either --gpu or --target SLUG")
     check_least("--jobs", jobs, 1)
-    if executed:
+    if executed or invariant:
         if target is None:
-            raise InvalidArgument("--executed goes with --target SLUG: nothing runs on a GPU")
-        _execute(named_table(target, out), out, jobs)
-        return
+            option = "--executed" if executed else "--invariant"
+            raise InvalidArgument(f"{option} goes with --target SLUG: nothing runs on a GPU")
+        table = named_table(target, out)
+        return _compare(table) if invariant else _execute(table, out, jobs)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
@@ -59,6 +64,19 @@ def verify(
     late = f"; {undecided} ran out of time and have no verdict: verify again" if undecided else ""
     print(f"{table.gpu.slug}: {count - failed} of {count} entries hold{late}")
     if failed:
+        raise typer.Exit(1)
+
+
+def _compare(table: Table) -> None:
+    """Print what the kernels of each class share. Raises typer.Exit where one differs."""
+    from flashgen.tune.invariance import compare_classes
+
+    differ = 0
+    for proof in compare_classes(table):
+        print(printable(str(proof)), flush=True)
+        differ += len(proof.others)
+    print(f"{table.gpu.slug}: {differ or 'no'} kernels differ from their class")
+    if differ:
         raise typer.Exit(1)
 
 

@@ -215,7 +215,7 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     stages += spec.paged and spec.direction in ("decode", "forward")
     parts = 2 if place == len(_HEAD_DIMS) - 1 and spec.direction in ("forward", "decode") else 1
     if of_class and parts == 2 and spec.element_bytes == 2:
-        parts = 4  # 64 rows of a part fit the registers
+        parts = 4  # with the total of the segments, 64 rows of a part fit the registers
     return KernelConfig(
         br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded", v_parts=parts
     )
@@ -228,11 +228,13 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     whole_rows, for GPUs with mma.sync.
     """
     first = default_config(spec)
+    if spec.invariant:
+        return _of_class(spec, first)
     small = first.br < _IN_WHOLE_ROWS.br or spec.bias == "boolean"
     rows = _IN_WHOLE_ROWS if small else replace(first, whole_rows=True)
-    if why_no_rows(spec, rows) is None and not spec.invariant:
+    if why_no_rows(spec, rows) is None:
         return (rows, first)
-    if spec.direction != "decode" or spec.invariant:
+    if spec.direction != "decode":
         return (first,)
     wide = replace(first, br=WIDEST_DECODE)
     fits = all(
@@ -243,6 +245,17 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     if spec.kv_dtype == "float8_e4m3":
         found += tuple(replace(config, widening="native") for config in found)
     return found
+
+
+def _of_class(spec: AttentionSpec, first: KernelConfig) -> tuple[KernelConfig, ...]:
+    """The defaults of an invariant spec. Where mma.sync multiplies, a warp has whole rows in parts
+    of O, or alone.
+    """
+    if spec.direction not in ("forward", "decode") or spec.element_bytes == 4:
+        return (first,)
+    rows = replace(first, whole_rows=True)
+    one_warp = replace(first, br=16, num_warps=1)
+    return (*([rows] if why_no_rows(spec, rows) is None else []), first, one_warp)
 
 
 def plain_spec(spec: AttentionSpec) -> AttentionSpec:

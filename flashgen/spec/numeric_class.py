@@ -14,7 +14,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import padded
-from flashgen.spec.whole_rows import MMA_SYNC
+from flashgen.spec.whole_rows import MMA_SYNC, o_parts
 
 SEGMENT = 1024
 """Keys after which a partial sum is closed and added to the total: a split of a decode."""
@@ -23,6 +23,9 @@ ROWS_OF_A_WARP = 16
 """Of a matrix instruction, mma.sync's and a warp's share of wgmma's."""
 WARPGROUP_ROWS, WARPGROUP = 64, 4
 """Rows and warps with which 16-bit products become wgmma or tcgen05 where the GPU has them."""
+
+TENSOR_MEMORY = ("sm_100", "sm_103")
+"""Architectures whose products are tcgen05, with accumulators in tensor memory."""
 
 
 class Tile(NamedTuple):
@@ -147,11 +150,17 @@ def why_other_products(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> s
             f"the numeric class of {spec.name} on {gpu.arch} has products of {WARPGROUP_ROWS} rows "
             f"and {WARPGROUP} warps at least: got {side}={owned} and num_warps={config.num_warps}"
         )
-    whole = config.br >= ROWS_OF_A_WARP * config.num_warps
-    whole = whole and (config.bc <= config.br or config.num_warps == 1)
+    # Triton gives the warps of mma.sync columns where a product is wider than high (whole_rows.py).
+    widest = max(config.bc, o_parts(spec, config)[0].end if gpu.arch in MMA_SYNC else 0)
+    whole = config.br >= max(widest, ROWS_OF_A_WARP * config.num_warps) or config.num_warps == 1
+    if (
+        gpu.arch in TENSOR_MEMORY
+    ):  # of 32 rows a warp, lanes hold parts of a row (verify --invariant)
+        whole = whole and config.br == ROWS_OF_A_WARP * config.num_warps
     if of_rows and not whole:
         return (
             f"the numeric class of {spec.name} gives a warp whole rows: "
-            f"got br={config.br}, bc={config.bc} and num_warps={config.num_warps}"
+            f"got br={config.br}, bc={config.bc}, num_warps={config.num_warps} and head_dim_v "
+            f"{spec.head_dim_v}"
         )
     return None

@@ -1,0 +1,99 @@
+"""The kernels of a numeric class by their PTX: one arithmetic, and who breaks a rule is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashgen.compile.arithmetic import arithmetic_of
+from flashgen.spec.attention import AttentionSpec, spec_of
+from flashgen.spec.config import KernelConfig, config_of
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.tune.invariance import compare
+
+FORWARD, DECODE = "fwd_bf16_d64_causal_invariant", "decode_bf16_d64_paged_invariant"
+H200, A100 = TARGETS["nvidia_h200"], TARGETS["nvidia_a100_sxm4_80gb"]
+
+
+def kernels(*names: tuple[str, str]) -> list[tuple[AttentionSpec, KernelConfig]]:
+    return [(spec_of(spec), config_of(config)) for spec, config in names]
+
+
+def test_a_prefill_and_a_decode_of_one_class() -> None:
+    pair = kernels(
+        (FORWARD, "br128_bc64_w8_s3_s_ahead_tma_lpt"), (DECODE, "br64_bc64_w4_s2_fa2_ptr")
+    )
+    assert [why_illegal(*kernel, H200) for kernel in pair] == [None, None]
+    proof = compare(pair, H200)
+    assert proof.others == ()
+    assert proof.arithmetic.products == {"wgmma.mma_async k16.f32.bf16.bf16"}
+    assert proof.arithmetic.chains == {4}  # 64 dims, and 64 keys, of 16 each
+    assert len(proof.arithmetic.sums) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ("br16_bc64_w4_s2_fa2_ptr", "products mma.sync"),
+        ("br64_bc32_w4_s2_fa2_ptr", "chains 2 and 4, and not 4"),
+    ],
+)
+def test_another_product_or_tile_is_named(config: str, what: str) -> None:
+    first, other = kernels((FORWARD, "br64_bc64_w4_s2_fa2_ptr"), (DECODE, config))
+    assert why_illegal(*other, H200) is not None
+    ((name, reason),) = compare([first, other], H200).others
+    assert name.endswith(config)
+    assert what in reason
+
+
+def test_a_row_in_the_lanes_of_several_warps_is_named() -> None:
+    one_warp, four = kernels(
+        (DECODE, "br16_bc64_w1_s2_fa2_ptr"), (DECODE, "br16_bc64_w4_s2_fa2_ptr")
+    )
+    assert "whole rows" in str(why_illegal(*four, A100))
+    ((_, reason),) = compare([one_warp, four], A100).others
+    assert reason.startswith("sums ")
+
+
+def test_what_may_still_be_fused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = KernelConfig.launch_options
+
+    def fusing(self: KernelConfig, spec: AttentionSpec) -> dict[str, Any]:
+        return options(self, spec) | {"enable_fp_fusion": True}
+
+    monkeypatch.setattr(KernelConfig, "launch_options", fusing)
+    ((_, reason),) = compare(kernels((DECODE, "br64_bc64_w4_s2_fa2_ptr")), H200).others
+    assert "that ptxas may fuse" in reason
+
+
+ROW = """
+    ex2.approx.ftz.f32 %r1, %r11;
+    ex2.approx.ftz.f32 %r2, %r12;
+    ex2.approx.ftz.f32 %r3, %r13;
+    {adds}
+    shfl.sync.bfly.b32 %r6, %r5, 2, 31, -1;
+    add.rn.f32 %r7, %r5, %r6;
+    shfl.sync.bfly.b32 %r8, %r7, 1, 31, -1;
+    add.rn.f32 %r9, %r7, %r8;
+"""
+IN_ORDER = "add.rn.f32 %r4, %r1, %r2;\n    add.rn.f32 %r5, %r4, %r3;"
+OTHERWISE = "add.rn.f32 %r4, %r2, %r3;\n    add.rn.f32 %r5, %r1, %r4;"
+IN_PAIRS = """mov.b64 %rd1, {%r1, %r1};
+    mov.b64 %rd2, {%r2, %r2};
+    add.rn.f32x2 %rd3, %rd1, %rd2;
+    mov.b64 {%r4, %r21}, %rd3;
+    add.rn.f32 %r5, %r4, %r3;"""
+
+
+def test_the_order_of_a_sum_decides_and_how_it_is_written_does_not() -> None:
+    first, other, pairs = (
+        arithmetic_of(ROW.format(adds=adds)) for adds in (IN_ORDER, OTHERWISE, IN_PAIRS)
+    )
+    assert first.difference(pairs) is None
+    assert str(first.difference(other)).startswith("sums ")
+    lanes = arithmetic_of(ROW.format(adds=IN_ORDER).replace(", 2, 31", ", 1, 31", 1))
+    assert str(first.difference(lanes)).startswith("sums ")
+    fused = arithmetic_of(ROW.format(adds=IN_ORDER).replace("add.rn.f32 %r9", "add.f32 %r9"))
+    assert fused.fusible == 1
