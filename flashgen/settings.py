@@ -70,6 +70,11 @@ def invariant() -> bool:
     return os.environ.get("FLASHGEN_INVARIANT") == "1"
 
 
+def invariant_vllm() -> bool:
+    """VLLM_BATCH_INVARIANT, vLLM's own: 1 asks its backends for batch invariance."""
+    return os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+
+
 def direct_launch() -> bool:
     """FLASHGEN_DIRECT: 0 leaves every launch to Triton's own launcher, for comparison."""
     return os.environ.get("FLASHGEN_DIRECT") != "0"

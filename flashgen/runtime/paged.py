@@ -20,7 +20,7 @@ from flashgen.runtime.decode import CacheArguments, rows_together
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.defaults import WIDEST_DECODE
-from flashgen.spec.features import NO_LIMITS, Window, limits_of
+from flashgen.spec.features import NO_LIMITS, Limits, Window, limits_of
 from flashgen.spec.problem import BUCKETS
 
 
@@ -41,6 +41,7 @@ def paged_prefill(
     softcap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
+    invariant: bool = False,
 ) -> None:
     """Write into out the attention of packed queries over pages, their own keys being there.
 
@@ -52,7 +53,7 @@ def paged_prefill(
     o = attention_varlen(
         q, k_cache, v_cache, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, seqused_k=seq_lens,
         block_table=block_table, causal=causal, scale=scale, window=_sides(window, causal),
-        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, invariant=invariant,
     )  # fmt: skip
     out.copy_(o)
 
@@ -75,6 +76,7 @@ def paged_decode(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     splits: int = 0,
+    invariant: bool = False,
 ) -> None:
     """The same of `queries` new tokens a sequence, out and q (sequences * queries, heads,
     head_dim), by split kernels whose launch depends on shapes alone.
@@ -88,16 +90,20 @@ def paged_decode(
         lengths=seq_lens, block_table=block_table, k_scale=_per_head(k_scale),
         v_scale=_per_head(v_scale),
     )  # fmt: skip
-    sides, limits, key, found = _sides(window, causal), NO_LIMITS, None, None
+    limits: Limits = NO_LIMITS
+    sides, key, found = _sides(window, causal), None, None
     if sides is not None or softcap:
         limits = limits_of(sides, softcap, causal=causal)
+    if invariant:
+        limits = (*limits, invariant)
     if cache.plain and not splits:
         tensors = of_sequence, k_cache, v_cache, seq_lens, block_table, sinks, alibi_slopes
         key, found = decoder.again(tensors, (causal, scale, "ieee"), limits)
     if found is None:
         features = asked_features(
-            q, causal=causal, alibi_slopes=alibi_slopes, window=sides, softcap=softcap, sinks=sinks
-        )
+            q, causal=causal, alibi_slopes=alibi_slopes, window=sides, softcap=softcap, sinks=sinks,
+            invariant=invariant,
+        )  # fmt: skip
         found = decoder.decode(
             Call(causal=causal, scale=scale, features=features), of_sequence, k_cache, v_cache,
             cache, key=key, splits=splits or None,
@@ -180,7 +186,7 @@ def prompts_of(
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PagedLayer:
     """The attention of one layer. window: the keys that a query sees, its own included; 0 for all.
-    softcap: 0 for none.
+    softcap: 0 for none. invariant: a row's bits do not depend on the batch.
     """
 
     scale: float
@@ -188,6 +194,7 @@ class PagedLayer:
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    invariant: bool = False
 
     def attend(
         self,
@@ -210,19 +217,19 @@ class PagedLayer:
         if batch.decodes:
             paged_decode(
                 out[:first], q[:first], k, v, batch.lengths[decodes], batch.table[decodes],
-                batch.queries, *options, *(scales or ()),
+                batch.queries, *options, *(scales or ()), invariant=self.invariant,
             )  # fmt: skip
         if batch.prefills and scales is None:
             rest = slice(batch.decodes, batch.decodes + batch.prefills)
             paged_prefill(
                 out[first:], q[first:], k, v, batch.starts, batch.lengths[rest],
-                batch.table[rest], batch.max_q, batch.max_k, *options,
+                batch.table[rest], batch.max_q, batch.max_k, *options, invariant=self.invariant,
             )  # fmt: skip
         for prompt in batch.prompts if scales is not None else ():
             rows = slice(first + prompt.begin, first + prompt.end)
             paged_decode(
                 out[rows], q[rows], k, v, prompt.lengths, prompt.table, prompt.end - prompt.begin,
-                *options, *(scales or ()),
+                *options, *(scales or ()), invariant=self.invariant,
             )  # fmt: skip
 
 
@@ -298,5 +305,5 @@ def warm_up(
         return
     paged_decode(
         out, q, k, v, lengths, table, case.queries, True, layer.scale, layer.window, layer.softcap,
-        layer.alibi_slopes, layer.sinks, *(scales or (None, None)), case.splits,
+        layer.alibi_slopes, layer.sinks, *(scales or (None, None)), case.splits, layer.invariant,
     )  # fmt: skip

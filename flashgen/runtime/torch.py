@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.library import Library
 from torch.nn.attention import register_flash_attention_impl
 
+from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Saved, Wanted
@@ -238,7 +239,7 @@ def _call(causal: bool, scale: float | None, **features: Any) -> Call:
         causal=causal,
         scale=scale,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        features=features_of(causal=causal, **features),
+        features=features_of(causal=causal, invariant=settings.invariant(), **features),
     )
 
 

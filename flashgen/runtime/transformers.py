@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from flashgen import settings
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.runtime import folders, torch_modes
+from flashgen.runtime import api, folders, torch_modes
 from flashgen.runtime import transformers_models as models
 from flashgen.runtime.sdpa import attend
 from flashgen.runtime.transformers_models import NAMES
@@ -234,6 +235,7 @@ def attention_forward(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     deterministic: bool | None = None,
+    invariant: bool = False,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls. query (batch, heads, seq_q, head_dim), key and value
@@ -247,7 +249,9 @@ def attention_forward(
     sliding_window and chunks are those of each sequence, and an attention_mask that hides or shows
     anything else is refused. deterministic: as in
     the flash attention of transformers, the gradients' bits repeat if it is True, or if it is None
-    and the environment variable FLASH_ATTENTION_DETERMINISTIC is 1.
+    and the environment variable FLASH_ATTENTION_DETERMINISTIC is 1. invariant, or
+    FLASHGEN_INVARIANT=1: the bits of a row are those of its sequence alone, which may be padded to
+    the left.
 
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument, naming the
     argument, for every other one that is not None, unless it is one of IGNORED.
@@ -265,9 +269,16 @@ def attention_forward(
         chunks = _chunks_of(module, attention_mask, others, causal=bool(is_causal))
         o = _packed(
             query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
-            softcap=softcap, sinks=sinks, deterministic=deterministic, **chunks,
+            softcap=softcap, sinks=sinks, deterministic=deterministic, invariant=invariant,
+            **chunks,
         )  # fmt: skip
         return o, None
+    if invariant or settings.invariant():
+        causal = bool(is_causal) and not models.follows_mask_alone(type(module))
+        return _invariant(
+            query, key, value, attention_mask, causal=causal, scale=scaling, dropout_p=dropout,
+            softcap=softcap, sinks=sinks, bias=position_bias, deterministic=deterministic,
+        ), None  # fmt: skip
     if attention_mask is not None:
         _check_mask(attention_mask)
     if attention_mask is not None and _is_chunk_start(attention_mask):
@@ -310,6 +321,51 @@ def attention_forward(
         deterministic=deterministic,
     )
     return o.transpose(1, 2).contiguous(), None
+
+
+def _invariant(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, **options: Any
+) -> Tensor:
+    """O (batch, seq_q, heads, head_dim) of an invariant layer: keys count from the first that is no
+    padding. Raises InvalidArgument for a mask that is not causal, but for padding to the left.
+    """
+    rows, o = query.shape[2], None
+    if mask is None:
+        options["causal"] = "top_left" if causal and rows > 1 else False
+        o = api.attention(query, key, value, invariant=True, **options)
+    else:
+        pads, lengths = _padded_left(mask, rows)
+        if not bool(pads.any()) and bool((lengths == key.shape[2]).all()):
+            o = api.attention(query, key, value, causal=True, invariant=True, **options)
+    if o is None:
+        if options.pop("dropout_p"):
+            raise InvalidArgument("dropout must be 0 in an invariant layer: got more")
+        options.pop("deterministic")
+        o = api.decode(
+            query, key, value, lengths=lengths, cache_leftpad=pads, invariant=True, **options
+        )
+    found: Tensor = o.transpose(1, 2).contiguous()
+    return found
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _padded_left(mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """How many keys of each sequence are padding, and where its last key ends, int32 (batch,), of a
+    causal mask (batch, 1, seq_q, seq_k). Raises InvalidArgument for any other.
+    """
+    if mask.dtype is torch.bool and mask.ndim == 4 and mask.shape[1] == 1:
+        keys = torch.arange(mask.shape[3], device=mask.device)
+        seen = mask[:, 0, -1]
+        ends = torch.where(seen, keys + 1, 0).amax(1)
+        pads = torch.where(seen, keys, ends[:, None]).amin(1)
+        last = torch.arange(rows, device=mask.device) + (ends - rows)[:, None]  # of each query
+        own = (keys >= pads[:, None, None]) & (keys <= last[..., None])
+        token = (last >= pads[:, None])[..., None]
+        if not bool(((mask[:, 0] ^ own) & token).any()):
+            return pads.int(), ends.int()
+    raise InvalidArgument(
+        "attention_mask must be causal, with padding to the left alone, in an invariant layer"
+    )
 
 
 def _check_others(others: dict[str, Any], packed: bool) -> None:

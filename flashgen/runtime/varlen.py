@@ -31,7 +31,8 @@ def attention_varlen(
     scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
     window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
     chunk: int | None = ..., chunk_start: Tensor | None = ...,
-    deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
+    deterministic: bool = ..., precision: str = ..., invariant: bool = ...,
+    return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -43,7 +44,8 @@ def attention_varlen(
     scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
     window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
     chunk: int | None = ..., chunk_start: Tensor | None = ...,
-    deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
+    deterministic: bool = ..., precision: str = ..., invariant: bool = ...,
+    return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_and_cache_flash
 
+from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import vllm as plugin
 from flashgen.runtime.paged import (
@@ -92,9 +93,13 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """E4m3 caches are written by vLLM's kernel, which needs compute capability 8.9."""
+        """E4m3 caches are written by vLLM's kernel, which needs compute capability 8.9. Decode
+        kernels alone read them, whose bits no prefill has.
+        """
         if kv_cache_dtype in _E4M3 and device_capability.to_int() < _SM_OF_E4M3:
             return f"kv_cache_dtype {kv_cache_dtype} needs compute capability 8.9"
+        if kv_cache_dtype in _E4M3 and settings.invariant_vllm():
+            return f"kv_cache_dtype {kv_cache_dtype} has no batch invariance"
         return None
 
     @classmethod
@@ -114,8 +119,8 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """No: how many splits a decode has depends on the batch."""
-        return False
+        """Yes: with VLLM_BATCH_INVARIANT=1 layers are invariant, prefill and decode alike."""
+        return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -268,7 +273,7 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
             slopes = self.alibi_slopes = slopes.to(device)
         return PagedLayer(
             scale=self.scale, window=self.window, softcap=self.softcap, alibi_slopes=slopes,
-            sinks=self.sinks,
+            sinks=self.sinks, invariant=settings.invariant_vllm(),
         )  # fmt: skip
 
     def scales(self, layer: Any) -> tuple[Tensor, Tensor] | None:

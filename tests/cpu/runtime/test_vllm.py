@@ -189,9 +189,12 @@ def test_decodes_and_prefills_have_their_own_operators(
     seen = []
     for name in ("paged_decode", "paged_prefill"):
         operator = getattr(paged, name)
-        monkeypatch.setattr(
-            paged, name, lambda out, *x, n=name, f=operator: (seen.append((n, len(out))), f(out, *x))
-        )  # fmt: skip
+
+        def recorded(out: Tensor, *x: Any, n: str = name, f: Any = operator, **named: Any) -> None:
+            seen.append((n, len(out)))
+            f(out, *x, **named)
+
+        monkeypatch.setattr(paged, name, recorded)
     serve(backend, [(1, 20), (1, 50), (9, 9), (4, 31)], True)
     serve(backend, [(1, 20), (1, 50)], True)
     serve(backend, [(2, 20)], True)
