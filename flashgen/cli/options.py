@@ -69,6 +69,10 @@ FeatureNames = Annotated[
         help=f"{', '.join(FEATURE_WORDS)}. Repeatable; one spec has all that are given.",
     ),
 ]
+Invariant = Annotated[
+    bool,
+    typer.Option(help="Search inside the numeric class, for calls with invariant=True."),
+]
 WorkloadFile = Annotated[
     Path | None, typer.Option("--workload", help="YAML file of specs, lengths and their weights.")
 ]

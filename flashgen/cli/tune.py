@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flashgen.cli.options import (
     Gpus,
     HeadDims,
     ImproveOnly,
+    Invariant,
     Jobs,
     Kv,
     MaxRegret,
@@ -57,6 +59,7 @@ def tune(
     paged: Paged = False,
     kv: Kv = None,
     feature: FeatureNames = None,
+    invariant: Invariant = False,
     seq: Seqs = None,
     workload: WorkloadFile = None,
     hf_config: ModelFile = None,
@@ -105,7 +108,8 @@ def tune(
 
     budget = Budget(trials=trials, seconds=time_budget)
     method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
-    specs = () if named else _specs(direction, dtype, head_dim, causal, feature)
+    features = [*(feature or ()), *["invariant"] * invariant]
+    specs = () if named else _specs(direction, dtype, head_dim, causal, features)
     specs = in_pages(specs) if paged else specs
     specs = in_8_bits(specs, kv) if kv is not None else specs
     cache = ({"paged": True} if paged else {}) | (fields_of_kv(kv) if kv is not None else {})
@@ -118,7 +122,7 @@ def tune(
     options = TuneOptions(
         specs=specs,
         seqs=tuple(seq or (DEFAULT_SEQ,)),
-        pieces=_pieces(workload, hf_config, direction, cache, screen.print),
+        pieces=_pieces(workload, hf_config, direction, cache, screen.print, invariant=invariant),
         where=Wanted(gpu=gpu, target=target, gpus=gpus, jobs=jobs),
         cluster=cluster,
         shard=_shard(shard),
@@ -168,16 +172,18 @@ def _specs(
     dtype: list[str] | None,
     head_dim: list[str] | None,
     causal: bool | None,
-    features: list[str] | None,
+    features: list[str],
 ) -> tuple[AttentionSpec, ...]:
     """All specs that the options name."""
-    either = [mask == "causal" for mask in masks_of(features or ())]
+    either = [mask == "causal" for mask in masks_of(features)]
     masks = either if causal is None else [causal]
     kernels = named_directions(direction or ["forward"])
-    if "backward" in (direction or ()) and "bias" in (features or ()):
+    if "backward" in (direction or ()) and "bias" in features:
         kernels += [] if "backward_dbias" in kernels else ["backward_dbias"]
+    if "invariant" in features and "backward" in (direction or ()):
+        kernels = [kernel for kernel in kernels if kernel != "backward_fused"]
     return tuple(
-        named_spec(word, dims, masked).with_features(features or ()).for_direction(kernel)
+        named_spec(word, dims, masked).with_features(features).for_direction(kernel)
         for kernel in kernels
         for word in dtype or ["bf16"]
         for dims in head_dim or ["64", "128"]
@@ -191,8 +197,12 @@ def _pieces(
     direction: list[str] | None,
     cache: Mapping[str, Any],
     say: Callable[[str], object],
+    *,
+    invariant: bool,
 ) -> tuple[tuple[AttentionSpec, Problem], ...]:
-    """The pieces of a workload or a model's configuration, after printing them; otherwise none."""
+    """The pieces of a workload or a model's configuration, after printing them; otherwise none.
+    invariant: each in its numeric class, but for the fused backward, which adds up in any order.
+    """
     from flashgen.tune import hf_config, workloads
 
     if workload is not None:
@@ -204,4 +214,10 @@ def _pieces(
         return ()
     for line in (f"{found.name}:", *found.lines(), *found.notes):
         say(line)
-    return found.work
+    if not invariant:
+        return found.work
+    return tuple(
+        (replace(spec, invariant=True), problem)
+        for spec, problem in found.work
+        if spec.direction != "backward_fused"
+    )

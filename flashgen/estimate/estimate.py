@@ -21,11 +21,10 @@ from typing import Any
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.sm import NUMBA_MISSING, Replay, replay_cubin
-from flashgen.estimate.trip_counts import grid, tuned_stream
+from flashgen.estimate.trip_counts import grid, tuned_splits
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.grid_rules import splits_of
 from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bytes_moved, flops
 
@@ -337,7 +336,7 @@ def _with_combine(
     timing: Timing, spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
 ) -> Timing:
     """The time of a decode with the kernel that merges its splits."""
-    splits = splits_of(config, tuned_stream(spec, problem), gpu.sms)
+    splits = tuned_splits(spec, config, problem, gpu.sms)
     if splits == 1:
         return timing
     merging = estimate_streaming(spec.for_direction("combine"), replace(problem, seq_k=splits), gpu)

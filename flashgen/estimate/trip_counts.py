@@ -17,6 +17,7 @@ from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.grid_rules import heads_together, splits_of, streamed
+from flashgen.spec.numeric_class import SEGMENT, segments
 from flashgen.spec.problem import (
     TUNED_DOCUMENT,
     TUNED_WINDOW,
@@ -107,7 +108,8 @@ def _by_rows(
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
     window has masked ones before them, too.
 
-    The forward's s_ahead runs its last tile after the loops.
+    The forward's s_ahead runs its last tile after the loops. To close a segment of an invariant
+    forward, and to fill the pipeline again, counts as a trip, in s_ahead as the one that it lacks.
     """
     if spec.hides_first_keys:
         return _by_rows_of_window(spec, config, problem, loops)
@@ -119,10 +121,12 @@ def _by_rows(
             end = min(max(start + config.br + shift, 0), end)
             whole = min(max(start + shift + 1, 0), whole)
         tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
-        if (spec.direction, config.schedule) == ("forward", "s_ahead"):
+        ahead = (spec.direction, config.schedule) == ("forward", "s_ahead")
+        if ahead and not spec.invariant:
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
-        found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))
+        closed = _closed(spec, 0, end) * (not ahead)
+        found.append((tiles + closed,) if loops == 1 else (unmasked + closed, tiles - unmasked))
     return found
 
 
@@ -159,9 +163,17 @@ def _by_rows_of_window(
         end = math.ceil(min(max(start + br + shift + right, 0), problem.seq_k) / bc)
         full = min(math.ceil(max(first_key(spec, start + br - 1 + shift), 0) / bc), end)
         full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
-        trips = (max(full - begin, 0), full_end - full, end - full_end)
+        closed = _closed(spec, begin * bc, end * bc)
+        trips = (max(full - begin, 0) + closed, full_end - full, end - full_end)
         found.append((sum(trips),) if loops == 1 else trips)
     return found
+
+
+def _closed(spec: AttentionSpec, begin: int, end: int) -> int:
+    """The segments that an invariant forward closes for keys [begin, end)."""
+    if not spec.invariant or spec.direction != "forward":
+        return 0
+    return max(math.ceil(end / SEGMENT) - begin // SEGMENT, 0)
 
 
 def _by_keys(
@@ -199,6 +211,14 @@ def tuned_stream(spec: AttentionSpec, problem: Problem) -> Problem:
     return streamed(problem, tuned_reach(spec))
 
 
+def tuned_splits(spec: AttentionSpec, config: KernelConfig, problem: Problem, sms: int) -> int:
+    """The splits of a decode as it is timed."""
+    stream = tuned_stream(spec, problem)
+    if spec.invariant:
+        return segments(problem.seq_k, stream.seq_k)
+    return splits_of(config, stream, sms)
+
+
 def _by_splits(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int, sms: int
 ) -> list[tuple[int, ...]]:
@@ -206,7 +226,7 @@ def _by_splits(
     keys, then the masked ones. A window has masked ones before them, too. Every sequence has all
     the keys there is room for, as when it is timed.
     """
-    splits = splits_of(config, tuned_stream(spec, problem), sms)
+    splits = tuned_splits(spec, config, problem, sms)
     rows = math.ceil(problem.group * problem.seq_q / config.br)
     found: list[tuple[int, ...]] = []
     for split in range(splits):
@@ -236,6 +256,9 @@ def _of_split(
     tiles = max(tiles, config.split_keys // bc)
     split_start = key_begin + split * tiles * bc
     split_end = min(split_start + tiles * bc, key_end)
+    if spec.invariant:
+        segment = (key_begin // SEGMENT + split) * SEGMENT
+        split_start, split_end = max(key_begin, segment), min(segment + SEGMENT, key_end)
     full_begin = split_start
     if spec.hides_first_keys:
         full_begin = math.ceil(max(first_key(spec, last_query + diagonal), 0) / bc) * bc

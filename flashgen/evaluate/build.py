@@ -16,7 +16,7 @@ from flashgen.compile.compiler import Compiled, judge, recall, residents
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay
-from flashgen.estimate.trip_counts import tuned_stream
+from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.evaluate.evaluator import Request, triton_version
 from flashgen.evaluate.pools import Once
 from flashgen.evaluate.tasks import COMPILE_LIMIT_S, Compile, Tasks, task
@@ -34,7 +34,6 @@ from flashgen.kernels.render import Rendered, in_place, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.grid_rules import splits_of
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status, Timing
 from flashgen.spec.problem import Problem
@@ -179,8 +178,7 @@ class Builder:
         the compiler; rank as Task has it.
         """
         whole = (
-            spec.direction == "decode"
-            and splits_of(config, tuned_stream(spec, problem), self._gpu.sms) == 1
+            spec.direction == "decode" and tuned_splits(spec, config, problem, self._gpu.sms) == 1
         )
         drafted = draft(spec, config, self._gpu)
         build = Build(self, spec, config, drafted, whole=whole, rank=rank)

@@ -19,6 +19,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
 from flashgen.spec.features import named_tensors, tensors_of
 from flashgen.spec.from_call import check_scale
+from flashgen.spec.numeric_class import class_name
 from flashgen.spec.vocabulary import Direction
 
 
@@ -55,6 +56,8 @@ class Explanation:
         timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
         lines.append(f"{self.spec.name}: {choice.kernel} ({choice.source}{timing})")
         lines.append(f"  {self.selection.rung}: {self.selection.reason}")
+        if self.spec.invariant:
+            lines.append(f"  numeric class: {class_name(self.spec)}")
         if self.twin:
             lines.append(f"  its pointer twin runs: no descriptor takes these tensors: {self.twin}")
         lines += [f"  skipped {sentence}" for sentence in self.skipped]

@@ -90,15 +90,19 @@ def segments(capacity: int, streamed: int) -> int:
 
 def class_name(spec: AttentionSpec) -> str:
     """The class in words, as explain shows it."""
-    tile, kind = class_tile(spec), SHORT_KIND[spec.element_bytes]
-    if spec.direction in BY_KEYS:
-        return f"tiles of {tile.br} queries, {kind}"
+    if spec.direction == "combine":
+        return f"segments of {SEGMENT} keys, one after the other"
+    tile = class_tile(spec)
+    if spec.direction == "backward_delta" or spec.element_bytes == 4:
+        words = f"tiles of {tile.br} queries and {tile.bc} keys, {tile.num_warps} warps"
+    elif spec.direction in BY_KEYS:
+        words = f"tiles of {tile.br} queries"
+    else:
+        words = f"tiles of {tile.bc} keys"
     if spec.direction not in ("forward", "decode"):
-        return f"tiles of {tile.bc} keys, {kind}"
-    return f"tiles of {tile.bc} keys, sums closed each {SEGMENT} keys, {kind}"
-
-
-SHORT_KIND = {2: "whole rows a warp", 4: "one tile and number of warps"}
+        return words
+    rows = ", whole rows a warp" if spec.element_bytes == 2 else ""
+    return f"{words}, sums closed each {SEGMENT} keys{rows}"
 
 
 def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:

@@ -363,7 +363,9 @@ def tuned_default(spec: AttentionSpec, gpu: Gpu | None = None) -> KernelConfig:
     """
     fitted = (replace(each, head_dims="exact") for each in default_configs(default_spec(spec)))
     rows = gpu is not None and gpu.arch in MMA_SYNC
-    usable = (each for each in fitted if rows or not each.whole_rows)
+    usable = [each for each in fitted if rows or not each.whole_rows]
+    if gpu is not None and spec.invariant:  # whose class is another where mma.sync multiplies
+        usable = [each for each in usable if why_illegal(spec, each, gpu) is None] or usable
     return next(each for each in usable if why_no_rows(spec, each) is None)
 
 

@@ -240,3 +240,21 @@ def test_rows_of_a_tile_of_keys_are_masked_or_not(br: int, bc: int, seq_q: int, 
         whole = sum(first >= key + bc - 1 for first in first_keys)
         expected.append((2 * (seen - whole), 2 * whole))
     assert grid(spec, make_config(br, bc), problem, H200, loops=2) == expected
+
+
+def test_invariant_kernels_close_segments() -> None:
+    """A trip more for each segment of a prefill, and a split of a decode for each."""
+    spec = replace(make_spec("bfloat16", 64, "causal"), invariant=True)
+    problem = Problem(batch=1, heads=2, kv_heads=2, seq_q=2048, seq_k=2048)
+    h200 = TARGETS["nvidia_h200"]
+    config = make_config(128, 64, num_warps=8)
+    plain = grid(replace(spec, invariant=False), config, problem, h200, loops=2)
+    found = grid(spec, config, problem, h200, loops=2)
+    more = [sum(a) - sum(b) for a, b in zip(found, plain, strict=True)]
+    assert more == ([1] * 8 + [2] * 8) * 2
+    ahead = grid(spec, replace(config, schedule="s_ahead"), problem, h200, loops=2)
+    assert list(map(sum, ahead)) == list(map(sum, plain))
+    step = replace(spec, direction="decode", mask="none")
+    tall = replace(problem, seq_q=1, seq_k=2500)
+    splits = grid(step, make_config(64, 64), tall, h200, loops=2)
+    assert splits == [(16, 0), (16, 0), (7, 1)] * 2

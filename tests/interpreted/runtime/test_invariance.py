@@ -12,7 +12,7 @@ import torch
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import constants, launch_cache, render
 from flashgen.runtime import Dispatcher, registry, selection
-from flashgen.runtime.api import attention, decode
+from flashgen.runtime.api import attention, decode, explain, explain_decode
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -74,6 +74,15 @@ def test_the_variable_of_the_environment(serve: Seeded, monkeypatch: pytest.Monk
     assert differing([(o[:, :, -1:], step)]) == 0
     with pytest.raises(InvalidArgument, match="invariant goes without dropout"):
         attention(q, k, v, dropout_p=0.5)
+
+
+def test_explain_names_the_class(serve: Seeded) -> None:
+    serve(0)
+    q = torch.zeros(1, 1, 1, 64).half()
+    words = "numeric class: tiles of 64 keys, sums closed each 64 keys, whole rows a warp"
+    assert words in str(explain(q, q, q, causal=True, invariant=True))
+    assert words in str(explain_decode(q, q, q, invariant=True))
+    assert "numeric class" not in str(explain(q, q, q))
 
 
 @pytest.mark.parametrize("given", [None, 0, 1, "yes"])
