@@ -32,12 +32,12 @@ def compiled(
     new: str = "",
     checks: Collection[Check] = CHECKS,
 ) -> ExecutedKernel:
-    """The kernel of sm_80 or sm_90; with `new` for each `old` of its text."""
+    """The kernel of sm_80, sm_90 or sm_100; with `new` for each `old` of its text."""
     rendered = render(spec, config)
     assert old in rendered.source, f"the text to break is not in {rendered.name}: {old}"
     if old:
         rendered = replace(rendered, source=rendered.source.replace(old, new))
-    arch = "sm_80" if config.schedule == "ampere" else "sm_90"
+    arch = {"ampere": "sm_80", "blackwell": "sm_100"}.get(config.schedule, "sm_90")
     return ExecutedKernel(rendered, spec, config, arch, seed=seed, checks=checks)
 
 

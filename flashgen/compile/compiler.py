@@ -18,7 +18,7 @@ from typing import Any
 
 from flashgen import settings
 from flashgen.compile import sass
-from flashgen.compile.loops import LoopFacts, main_loops, spilling_loops
+from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
 from flashgen.compile.occupancy import TENSOR_COLUMNS, resident_blocks
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.files import content_of, temporary_folder, write_whole
@@ -28,10 +28,11 @@ from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
+from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.outcome import Status
 from flashgen.spec.records import parsed, record_of, value_of
 
-FACTS = 3
+FACTS = 4
 """Version of the facts in a cache file; raise it whenever their computation changes."""
 
 LEAST_OVERLAP = 0.85
@@ -72,6 +73,7 @@ class Compiled:
     whole: compiled to store results, not float32 parts (signature.compile_signature). spilling:
     spills and instructions of each loop that spills. tensor_columns: of tensor memory, of a block;
     above 0 only if it uses tcgen05. only_traps: its body is a trap, so that it computes nothing.
+    issued: instructions of all warps of a block for one tile, and of these the exp2 of MUFU.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Compiled:
     spilling: tuple[tuple[int, int], ...] = ()
     tensor_columns: int = 0
     only_traps: bool = False
+    issued: tuple[int, int] | None = None
 
     @property
     def spill_share(self) -> float:
@@ -253,12 +256,37 @@ def _spills(compiled: Compiled) -> str:
 
 
 def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) -> int:
-    """How many of the signs of a slow kernel it has, which a GPU overrules: spills in a loop, and
-    exp2 that do not overlap wgmma though the schedule is made for it. It ranks kernels of which no
-    time is known.
+    """How many signs of trouble it has, which a GPU overrules: spills in a loop, exp2 that do not
+    overlap wgmma though the schedule is made for it, and warps of which a Triton is known to make
+    wrong programs. It ranks kernels of which no time is known.
     """
     least = least_overlap(spec, config) if compiled.arch == "sm_90" else 0.0
-    return (compiled.spill_share > 0) + (overlap(compiled, config) < least)
+    slow = (compiled.spill_share > 0) + (overlap(compiled, config) < least)
+    return slow + may_be_wrong(compiled.arch, config)
+
+
+def cycles_a_score(
+    compiled: Compiled, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
+) -> tuple[float, float] | None:
+    """The least cycles of an SM for a score, by the pipe that bounds the kernel, and those in which
+    its instructions issue. None where the instructions of a tile are not known.
+
+    Of the issue slots, MUFU and the matrix units the one that is busy the longest (CUDA C++
+    Programming Guide, throughput of arithmetic instructions: 4 warps issue a cycle, MUFU does 16).
+    """
+    if compiled.issued is None:
+        return None
+    instructions, exp2 = compiled.issued
+    lanes, scores = gpu.warp_size, config.br * config.bc
+    issue = instructions * lanes / (ISSUED_A_CYCLE * lanes * scores)
+    special = exp2 * lanes / (EXP2_A_CYCLE * scores)
+    flops = spec.products * (spec.head_dim + spec.head_dim_v)
+    matrix = flops / gpu.matrix_flops_per_clock if gpu.matrix_flops_per_clock else 0.0
+    return max(issue, special, matrix), issue
+
+
+ISSUED_A_CYCLE, EXP2_A_CYCLE = 4, 16
+"""Of an SM: instructions of warps, and exp2 of MUFU."""
 
 
 def least_overlap(spec: AttentionSpec, config: KernelConfig) -> float:
@@ -306,13 +334,14 @@ def _compile(
         listing = sass.disassemble(binary)
         registers, loops = listing.registers, main_loops(listing)
         spilling, only_traps = spilling_loops(listing), listing.only_traps
+        steady = issued(listing, config.block_warps)
         stores = _SPILL_STORES.search(log)
         spill_bytes = int(stores[1]) if stores else listing.stack_bytes
     else:
         binary = built.asm["hsaco"]
         counts = {name: int(value) for name, value in _GCN_FACT.findall(built.asm["amdgcn"])}
         registers, loops = counts.get("vgpr_count", 0), ()
-        spilling, only_traps = (), False
+        spilling, only_traps, steady = (), False, None
         spill_bytes = 4 * counts.get("vgpr_spill_count", 0)
     compiled = Compiled(
         name=rendered.name,
@@ -330,6 +359,7 @@ def _compile(
         spilling=spilling,
         tensor_columns=int(getattr(built.metadata, "tmem_size", 0) or 0),
         only_traps=only_traps,
+        issued=steady,
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts are written last: if they exist, so does the binary.

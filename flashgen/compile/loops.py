@@ -43,13 +43,14 @@ def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...],
 def main_bodies(listing: Listing) -> tuple[Body, ...]:
     """The innermost loops that do the work, in order of address.
 
-    They are those with matrix instructions, or, in a kernel without any (float32 in ieee
-    precision), those with exp2. A loop that branches over its mask is there twice, as masked tiles
-    run it and without the mask.
+    They are those with matrix instructions, and those that read tensor memory, where warps that
+    multiply do nothing else; or, in a kernel without any (float32 in ieee precision), those with
+    exp2. A loop that branches over its mask is there twice, as masked tiles run it and without the
+    mask.
     """
     found = loops(listing.instructions)
     marks: tuple[Callable[[Instruction], bool], ...] = (
-        lambda i: i.is_matrix,
+        lambda i: i.is_matrix or i.reads_tensor,
         lambda i: i.is_exp2,
     )
     for mark in marks:
@@ -58,6 +59,22 @@ def main_bodies(listing: Listing) -> tuple[Body, ...]:
         if inner:
             return tuple(itertools.chain.from_iterable(map(_paths, inner)))
     return ()
+
+
+def issued(listing: Listing, num_warps: int) -> tuple[int, int] | None:
+    """Instructions that all warps of a block issue for one tile in the steady loops, and the exp2
+    of MUFU among them: of each role the shortest main loop, times its warps. num_warps: of a block
+    whose warps all do the same. None without a main loop, and where roles cannot be told.
+    """
+    if hidden_roles(listing):
+        return None
+    steady = [
+        (role.steady, role.warps or num_warps) for role in roles(listing, main_bodies(listing))
+    ]
+    if not steady:
+        return None
+    exp2 = sum(warps * sum(i.is_exp2 for i in loop) for loop, warps in steady)
+    return sum(warps * len(loop) for loop, warps in steady), exp2
 
 
 def _paths(body: Body) -> tuple[Body, ...]:
@@ -193,6 +210,26 @@ class Role:
     start: int
     end: int
 
+    @property
+    def steady(self) -> Body:
+        """Its shortest loop: masked tiles take more instructions."""
+        return min(self.loops, key=len)
+
+    @property
+    def task(self) -> str:
+        """What a role of a kernel of tcgen05 does: softmax, correction (of O in tensor memory),
+        products or loads; "" where it does several, or none.
+        """
+        does = {
+            "softmax": any(i.is_exp2 for i in self.steady),
+            "products": any(i.is_matrix for i in self.steady),
+            "loads": any(i.is_bulk_load for i in self.steady),
+        }
+        found = [task for task, holds in does.items() if holds]
+        if not found and any(i.reads_tensor for i in self.steady):
+            return "correction"
+        return found[0] if len(found) == 1 else ""
+
 
 def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
     """The roles of a warp-specialized kernel, by address; any other kernel has one role.
@@ -250,7 +287,9 @@ def _reaches(
 
 
 def _role(listing: Listing, group: Sequence[Body]) -> Role:
-    """A role; the barriers that only it uses tell its warps: 4, or 1 if it does not multiply."""
+    """A role; the barriers that only it uses tell its warps. Without any these are 4 where it
+    multiplies by wgmma or reads tensor memory, each warp a quarter, else 1.
+    """
     first, last = group[0][0].address, group[-1][-1].address
     before = [i.address for i in listing.instructions if i.address < first and _enters(i)]
     start = max(before, default=0)
@@ -259,8 +298,8 @@ def _role(listing: Listing, group: Sequence[Body]) -> Role:
     threads = [
         i.barrier_threads for i in own if i.barrier_threads and i.barrier_name not in elsewhere
     ]
-    multiplies = any(i.is_matrix for body in group for i in body)
-    warps = max(threads) // WARP if threads else 4 if multiplies else 1
+    of_four = any(i.is_wgmma or i.reads_tensor for body in group for i in body)
+    warps = max(threads) // WARP if threads else 4 if of_four else 1
     return Role(loops=tuple(group), warps=warps, start=start, end=last)
 
 

@@ -99,6 +99,11 @@ class Instruction:
         return self.opcode.startswith("MUFU.EX2")
 
     @property
+    def reads_tensor(self) -> bool:
+        """Whether it loads from tensor memory."""
+        return self.base == "LDTM"
+
+    @property
     def is_spill(self) -> bool:
         """Whether it moves a register from or to the thread's stack."""
         return self.base in ("LDL", "STL")

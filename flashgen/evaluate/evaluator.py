@@ -85,9 +85,10 @@ class Request:
         check: CheckResult | None = None,
         estimate: Timing | None = None,
         residents: int | None = None,
+        cycles: tuple[float, float] | None = None,
     ) -> Outcome:
         """A new Outcome of one config. digest is "" if no kernel was rendered; residents are the
-        blocks of the kernel on an SM.
+        blocks of the kernel on an SM, cycles those of compiler.cycles_a_score.
         """
         untimed = status is Status.NO_ESTIMATE
         return Outcome(
@@ -109,6 +110,7 @@ class Request:
             tensor_columns=compiled.tensor_columns if compiled else None,
             shortcomings=shortcomings(compiled, self.spec, config) if compiled else None,
             residents=residents,
+            cycles=cycles or (),
             estimate=estimate,
             detail=detail,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -98,6 +98,7 @@ class OfflineEvaluator:
             digest=built.digest,
             compiled=built.compiled,
             residents=built.residents(self.gpu),
+            cycles=built.cycles(request.spec, config, self.gpu),
             timing=timing,
             estimate=timing,
         )

@@ -324,6 +324,7 @@ class GpuEvaluator:
             digest=built.digest,
             compiled=built.compiled,
             residents=built.residents(self.gpu),
+            cycles=built.cycles(request.spec, config, self.gpu),
             timing=timing,
             check=check,
             estimate=estimate_or_none(built, request, config, self.gpu),

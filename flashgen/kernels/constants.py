@@ -10,9 +10,14 @@ from collections.abc import Sequence
 
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import KernelConfig, k_pieces
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
+
+SOFTMAX_SPLIT = {(2, 1): (184, 48), (2, 3): (184, 56), (1, 1): (232, 48)}
+"""Registers of a thread of schedule blackwell, of softmax and of the warps that multiply and load,
+by row tiles and pieces of Q and K; the warps that rescale O take what is left. Others were seen to
+spill in loops over keys (Triton 3.7.1, sm_100)."""
 
 
 def constants_of(
@@ -49,4 +54,11 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
     if config.schedule == "hopper":
         computes, loads = config.register_split
         found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
+    if config.schedule == "blackwell":
+        softmax, others = SOFTMAX_SPLIT[config.row_tiles, k_pieces(spec)]
+        found |= {"SOFTMAX_REGISTERS": softmax, "OTHER_REGISTERS": others}
+        # Columns of O that are rescaled at a time: with 64 of two tiles of 128, the warp's number
+        # is loaded from the stack for every tile of keys, 1 % of the loop.
+        found["O_PART"] = 32 if config.row_tiles == 2 and padded(spec.head_dim_v) > 64 else 64
+        found |= {"EXP2_BY_FMA": config.exp2_by_fma, "RESCALE_LOG2": config.rescale_log2}
     return found

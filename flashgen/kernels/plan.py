@@ -68,7 +68,7 @@ class Plan:
         self.by_descriptor = config.loads == "descriptor"
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
-        self._describe = gluon_descriptor_of if config.schedule == "hopper" else descriptor_of
+        self._describe = gluon_descriptor_of if config.specialized else descriptor_of
         self._launch = launch
         self._in_order = operator.itemgetter(*self.names)
 

@@ -90,6 +90,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     )
     body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
     text_digest = digest_of(body)
+    kernel = body[body.index(f"def {text}(") :]  # functions before it have constants of their own
     header = render_text(
         "_header.py.jinja",
         name=text,
@@ -98,7 +99,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         digest=text_digest,
     )
     constants = tuple(
-        constants_of(spec, config, [found[1] for found in _CONSTANT.finditer(body)]).items()
+        constants_of(spec, config, [found[1] for found in _CONSTANT.finditer(kernel)]).items()
     )
     return Rendered(
         name=name,
@@ -111,7 +112,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     )
 
 
-_CONSTANT = re.compile(r"^    ([A-Z_]+): ((?:tl|gl)\.constexpr),(  #.*)?$", re.MULTILINE)
+_CONSTANT = re.compile(r"^    ([A-Z][A-Z0-9_]*): ((?:tl|gl)\.constexpr),(  #.*)?$", re.MULTILINE)
 """A constant among the parameters of a text's kernel, which stand on lines of their own."""
 
 
@@ -186,8 +187,8 @@ def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
         return "attention_fwd_fa1.py.jinja"
     if config.schedule == "ampere":
         return "attention_fwd_ampere.py.jinja"
-    if config.schedule == "hopper":
-        return _TEMPLATES[spec.direction].replace(".py", "_hopper.py")
+    if config.specialized:
+        return _TEMPLATES[spec.direction].replace(".py", f"_{config.schedule}.py")
     return _TEMPLATES[spec.direction]
 
 

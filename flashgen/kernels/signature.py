@@ -15,7 +15,7 @@ from typing import NamedTuple
 from flashgen.errors import FlashgenError
 from flashgen.kernels.constants import constants_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, WARPGROUP_ROWS, KernelConfig
+from flashgen.spec.config import BY_KEYS, TENSOR_ROWS, WARPGROUP_ROWS, KernelConfig, k_pieces
 from flashgen.spec.features import Argument
 from flashgen.spec.vocabulary import SHORT_DTYPE, padded
 
@@ -154,6 +154,10 @@ def descriptor_block(spec: AttentionSpec, config: KernelConfig, tensor: str) -> 
     rows = config.bc if tensor in ("k", "v", "dk", "dv") else config.br
     if config.schedule == "hopper" and tensor in _BY_CONSUMERS[spec.direction]:
         rows = WARPGROUP_ROWS
+    if config.schedule == "blackwell":
+        rows = config.bc if tensor in ("k", "v") else TENSOR_ROWS
+        if tensor in ("q", "k") and k_pieces(spec) > 1:
+            return rows, 64
     return rows, padded(getattr(spec, BLOCK_DIMS[tensor]))
 
 
@@ -161,7 +165,7 @@ def _descriptor(spec: AttentionSpec, config: KernelConfig, tensor: str, element:
     if config.loads != "descriptor":
         return ""
     # Letter by letter as a launch prints it: Triton's cache key contains this text.
-    layout = f",{gluon_layout_text()}" if config.schedule == "hopper" else ""
+    layout = f",{gluon_layout_text()}" if config.specialized else ""
     return f"tensordesc<{element}{[1, 1, *descriptor_block(spec, config, tensor)]}{layout}>"
 
 

@@ -221,7 +221,7 @@ def explanation(
         whole = dissect(choice.spec, choice.config, problem, gpu, cache)
         yield from _indented(_figures(whole, entry, choice.config, gpu))
         if entry is not None:
-            yield from _indented(_hopper(entry, gpu, cache))
+            yield from _indented(_specialized(entry, gpu, cache))
         if table is not None and entry is not None:
             yield ""
             yield from _indented(_others(question.out, table, entry, whole, cache))
@@ -306,12 +306,12 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
     yield from notes
 
 
-def _hopper(entry: Entry, gpu: Gpu, cache: Path) -> Iterator[str]:
-    """What the model says of schedule hopper, which a search without a GPU leaves out."""
+def _specialized(entry: Entry, gpu: Gpu, cache: Path) -> Iterator[str]:
+    """What the model says of a schedule in Gluon, which a search without a GPU leaves out."""
     if entry.result.source == "measured" or entry.tritons:
         return
     seeds = seed_configs(entry.spec, gpu, on_gpu=True)
-    config = next((each for each in seeds if each.schedule == "hopper"), None)
+    config = next((each for each in seeds if each.specialized), None)
     if config is None:
         return
     its = dissect(entry.spec, config, entry.problem, gpu, cache)

@@ -245,27 +245,26 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(places[value]) for value in values]
 
 
-ROWS_IN_FLIGHT = 256
-"""Rows of its own side that an SM works on at a time, beyond which more are not preferred: two
-tiles of 128, one of which computes exp2 while the other multiplies."""
-
-
 def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
     """The order of choice where no time is known: what Triton's interpreter runs comes first; then
-    kernels without shortcomings; then those that multiply in tensor memory (tcgen05); then by the
-    rows that an SM works on at a time, which are its resident blocks times their tiles; then the
-    larger tile, first on its own side. Equal ones keep their order.
+    kernels without signs of trouble; then by the cycles that a score takes at least, on the pipe
+    that bounds the kernel; by those in which its instructions issue; by the warps that an SM holds;
+    by stages. Equal ones keep their order.
+
+    Without a disassembler (AMD), larger tiles come first, first on their own side.
     """
 
-    def rank(outcome: Outcome) -> tuple[int, ...]:
+    def rank(outcome: Outcome) -> tuple[float, ...]:
         config = outcome.config
         sound = not config.interpretable, outcome.shortcomings or 0
         if outcome.residents is None:
             return *sound, 0, 0, 0, 0
+        warps = outcome.residents * config.block_warps
         sides = (config.br, config.bc)
-        own, other = sides[::-1] if outcome.spec.direction in BY_KEYS else sides
-        in_flight = min(own * outcome.residents, ROWS_IN_FLIGHT)
-        return *sound, -bool(outcome.tensor_columns), -in_flight, -own, -other
+        if outcome.spec.direction in BY_KEYS:
+            sides = sides[::-1]
+        bound, issue = outcome.cycles or (1 / sides[0], 1 / sides[1])
+        return *sound, bound, issue, -warps, -config.num_stages
 
     return sorted(untimed, key=rank)
 

@@ -13,7 +13,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import padded
 
-Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "ampere", "auto"]
+Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "blackwell", "ampere", "auto"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
@@ -31,6 +31,8 @@ LONGEST_NAME = 60
 """Characters of a kernel's name beyond which its features are abbreviated."""
 
 TILES = (16, 32, 64, 128, 256)
+PLAIN_SIDES = (16, 32, 64, 128)
+"""Sides of the pointer twin of a schedule in Gluon, of which 256 rows would spill."""
 HOPPER_SIDES = (*TILES, 192)
 HOPPER_WARPS = (8, 12)
 """Warps that compute in schedule hopper: two or three warpgroups, the consumers."""
@@ -45,8 +47,15 @@ STAGES = (1, 2, 3, 4, 5)
 V_PARTS = (1, 2, 4)
 MAXNREG = (0, 128)
 """Registers a thread takes at most, 0 for no limit: with 128, two blocks of 8 warps share an SM."""
+EXP2_BY_FMA = (0, 4, 6, 8, 12, 16)
+"""Of 32 exp2 of schedule blackwell, those that multiply-add computes in place of MUFU."""
+RESCALE_LOG2 = (0, 8)
+"""By how much a row's maximum of schedule blackwell may grow, in log2, before O is rescaled. P of a
+row is 2^8 at most then: far below float16's 65,504, and rounded to as many bits as below 1."""
 SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
+TENSOR_ROWS = 128
+"""Lanes of tensor memory: rows of a tile of S and O of schedule blackwell, one a thread."""
 REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's thread and of the producer's in schedule hopper, by the number of
 consumers: multiples of 8, all warpgroups' together 65,536 at most."""
@@ -69,7 +78,8 @@ class KernelConfig:
     FlashAttention-1's loops; auto is fa2 in one loop, which Triton deals out to warps that load and
     warps that compute; ampere (Gluon) is fa2 for mma.sync, 16 rows a warp, its layouts written
     down, of one stage; hopper (Gluon) has a warp that loads beside num_warps that compute, in
-    warpgroups of 64 rows, or 64 keys where programs own keys.
+    warpgroups of 64 rows, or 64 keys where programs own keys; blackwell (Gluon) has warps that
+    load, multiply and rescale O beside num_warps of softmax, 32 rows a warp.
 
     Orders: plain; longest_first within a head; head_reversal, so in every second head, which puts a
     long tile after a short one; grouped, longest first over heads whose K and V fit in L2 together.
@@ -90,6 +100,8 @@ class KernelConfig:
         maxnreg: registers that a thread takes at most; 0 is as many as ptxas wants.
         whole_rows: of mma.sync, a warp has whole rows. No knob: spec/whole_rows.py derives it.
         next_s: of hopper's fused backward, S of the next tile comes before dQ of this one is added.
+        exp2_by_fma: of 32 exp2 of schedule blackwell, those that multiply-add computes.
+        rescale_log2: of schedule blackwell, growth of a row's maximum that leaves O as it is.
 
     Raises:
         InvalidArgument: naming the field.
@@ -115,6 +127,8 @@ class KernelConfig:
     maxnreg: int = 0
     whole_rows: bool = False
     next_s: bool = False
+    exp2_by_fma: int = 0
+    rescale_log2: int = 0
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -130,6 +144,8 @@ class KernelConfig:
             ("widening", get_args(Widening)),
             ("v_parts", V_PARTS),
             ("maxnreg", MAXNREG),
+            ("exp2_by_fma", EXP2_BY_FMA),
+            ("rescale_log2", RESCALE_LOG2),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -155,7 +171,9 @@ class KernelConfig:
         label += f"_v{self.v_parts}" * (self.v_parts > 1)
         label += f"_r{self.maxnreg}" * (self.maxnreg > 0)
         label += "_rows" * self.whole_rows
-        return label + "_nexts" * self.next_s
+        label += "_nexts" * self.next_s
+        label += f"_fma{self.exp2_by_fma}" * (self.exp2_by_fma > 0)
+        return label + f"_lazy{self.rescale_log2}" * (self.rescale_log2 > 0)
 
     @property
     def takes_heads(self) -> bool:
@@ -167,7 +185,7 @@ class KernelConfig:
     @property
     def interpretable(self) -> bool:
         """Whether Triton's interpreter can run the kernel: not for Gluon."""
-        return self.schedule not in ("hopper", "ampere")
+        return self.schedule not in ("hopper", "blackwell", "ampere")
 
     @property
     def executed(self) -> bool:
@@ -186,14 +204,25 @@ class KernelConfig:
         """Warpgroups that compute, in schedule hopper; 0 in all others."""
         return self.num_warps // WARPGROUP if self.schedule == "hopper" else 0
 
+    @property
+    def specialized(self) -> bool:
+        """Whether the text itself deals roles to warps (Gluon), and is loaded by descriptors."""
+        return self.schedule in ("hopper", "blackwell")
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 128 rows of a block of schedule blackwell; 0 in all others."""
+        return self.br // TENSOR_ROWS if self.schedule == "blackwell" else 0
+
     def launch_options(self, spec: AttentionSpec) -> dict[str, int]:
         """The options of Triton besides the arguments of a kernel, for compiling and launching.
 
-        Schedule hopper has the warps of one warpgroup: its text requests the others. Multiply-add
-        is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by default. The text
-        of an invariant kernel says itself which are fused: a compiler may choose by the context.
+        Schedules hopper and blackwell have the warps of one warpgroup: their text requests the
+        others. Multiply-add is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse
+        by default. The text of an invariant kernel says itself which are fused: a compiler may
+        choose by the context.
         """
-        warps = WARPGROUP if self.schedule == "hopper" else self.num_warps
+        warps = WARPGROUP if self.specialized else self.num_warps
         fuses = not spec.invariant
         options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": fuses}
         return options | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
@@ -201,11 +230,12 @@ class KernelConfig:
     @property
     def block_warps(self) -> int:
         """Warps of a block: in schedule hopper those that compute, and four of which one loads
-        (registers are handed over by whole warpgroups); in schedule auto as Triton adds them.
+        (registers are handed over by whole warpgroups); in schedule blackwell four more, which
+        rescale O; in schedule auto as Triton adds them.
         """
         if self.schedule == "auto":
             return AUTO_BLOCK_WARPS
-        return self.num_warps + (WARPGROUP if self.schedule == "hopper" else 0)
+        return self.num_warps + {"hopper": 1, "blackwell": 2}.get(self.schedule, 0) * WARPGROUP
 
     @property
     def register_split(self) -> tuple[int, int]:
@@ -230,9 +260,10 @@ class KernelConfig:
             return replace(self, schedule="fa2", br=64, bc=bc, num_warps=4, num_stages=2)
         if self.loads == "pointer":
             return self
-        if self.schedule == "hopper":
+        if self.specialized:
             plain: dict[str, int] = {"num_warps": 8, "num_stages": 2, "next_s": False}
-            plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in TILES}
+            plain |= {"exp2_by_fma": 0, "rescale_log2": 0}
+            plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in PLAIN_SIDES}
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)
@@ -244,6 +275,7 @@ _LABEL = (
     rf"(?P<order>{'|'.join(ORDER_LABEL.values())})(?P<persistent>_pers)?(?P<any_dim>_anydim)?"
     r"(_split(?P<split_keys>[0-9]{1,9}))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]{1,9}))?"
     r"(_r(?P<maxnreg>[0-9]{1,9}))?(?P<whole_rows>_rows)?(?P<next_s>_nexts)?"
+    r"(_fma(?P<exp2_by_fma>[0-9]{1,9}))?(_lazy(?P<rescale_log2>[0-9]{1,9}))?"
 )
 
 
@@ -271,6 +303,8 @@ def config_of(label: str) -> KernelConfig:
         maxnreg=int(found["maxnreg"] or 0),
         whole_rows=found["whole_rows"] is not None,
         next_s=found["next_s"] is not None,
+        exp2_by_fma=int(found["exp2_by_fma"] or 0),
+        rescale_log2=int(found["rescale_log2"] or 0),
     )
     if config.label != label:
         raise InvalidArgument(f"config must be written as its label {config.label}: got {label!r}")
@@ -290,13 +324,23 @@ def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Whether schedule hopper stores O from its own buffer in shared memory, not from Q's.
+    """Whether schedule hopper or blackwell stores O from its own buffer in shared memory, not from
+    Q's.
 
     A persistent program loads Q of its next tile while O of this one is stored. From head dim 256
     on both do not fit, and Q waits. The template and the bound of shared memory call this.
     """
+    if config.schedule == "blackwell":
+        return config.persistent
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     return dim != dim_v or (config.persistent and dim_v <= 128)
+
+
+def k_pieces(spec: AttentionSpec) -> int:
+    """In how many tiles of 64 columns schedule blackwell has Q and K: 3 where they would be padded
+    from 192 to 256, else 1 of all columns.
+    """
+    return 3 if 128 < spec.head_dim <= 192 else 1
 
 
 def shares_keys(spec: AttentionSpec) -> bool:

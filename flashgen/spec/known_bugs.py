@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from flashgen.spec.config import KernelConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownBug:
@@ -53,6 +55,17 @@ KNOWN_BUGS = (
     ),
 )
 """What their reporters say of each; the last versions are those that somebody tried."""
+
+
+def may_be_wrong(arch: str, config: KernelConfig) -> bool:
+    """Whether a Triton that flashgen supports may make a wrong program of a config: tl.dot by four
+    warps where it multiplies in tensor memory (triton-lang/triton#9871, pytorch/pytorch#181248).
+    Schedules in Gluon have no tl.dot.
+    """
+    return arch in FOUR_WARPS.archs and config.num_warps == 4 and config.interpretable
+
+
+FOUR_WARPS = KNOWN_BUGS[0]
 
 
 def warnings_of(arch: str, triton: str) -> tuple[str, ...]:

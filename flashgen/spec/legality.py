@@ -15,10 +15,12 @@ from flashgen.spec.config import (
     AUTO_WARPS,
     BY_KEYS,
     FP8_DEPTH,
+    TENSOR_ROWS,
     TILES,
     WARPGROUP,
     WARPGROUP_ROWS,
     KernelConfig,
+    k_pieces,
     o_apart,
     shares_keys,
 )
@@ -27,6 +29,8 @@ from flashgen.spec.numeric_class import why_other_class, why_other_products
 from flashgen.spec.vocabulary import DECODING, padded
 from flashgen.spec.whole_rows import MMA_SYNC, WIDEST, k_parts, o_parts, why_no_rows
 
+BLACKWELL = ("sm_100", "sm_103")
+"""Architectures with tcgen05 and tensor memory that Triton compiles for."""
 AMPERE_WARPS = (4, 8)
 """Warps of schedule ampere, 16 rows each."""
 
@@ -63,6 +67,10 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
             config.br * spec.head_dim * spec.element_bytes
             + config.bc * (spec.head_dim + spec.head_dim_v) * spec.element_bytes
         )
+    if config.schedule == "blackwell":  # one ring, in which K and V take turns
+        if k_pieces(spec) > 1:
+            of_q, of_k = (each // dims[0] * 64 * k_pieces(spec) for each in (of_q, of_k))
+        return of_q + config.num_stages * of_k + of_do * o_apart(spec, config)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
         of_p = config.br * config.bc * spec.element_bytes
@@ -160,7 +168,7 @@ def may_spill(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None
 
 def too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """Why the config's accumulators cannot fit a thread's registers; None if they may."""
-    if config.schedule == "auto" and gpu.arch == "sm_100":
+    if config.schedule in ("auto", "blackwell") and gpu.arch in BLACKWELL:
         return None  # accumulators lie in tensor memory, which Triton reads by parts
     threads = config.num_warps * gpu.warp_size
     what, elements = _accumulators(spec, config)
@@ -313,14 +321,15 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
             f"are not all there: got {_order_of(config)}"
         )
-    has = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead", "hopper")
+    ways = ("fa2", "s_ahead", "hopper", "blackwell")
+    has = spec.direction == "forward" and config.schedule in ways
     for what, needed in (
         (f"order {config.order}", config.order in ("head_reversal", "grouped")),
         ("persistent", config.persistent),
     ):
         if needed and not has:
             return (
-                f"{what} goes with direction forward and schedule fa2, s_ahead or hopper: "
+                f"{what} goes with direction forward and schedule {', '.join(ways)}: "
                 f"got {spec.direction} and {config.schedule}"
             )
     if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
@@ -442,6 +451,41 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _blackwell(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Variants that the kernel of tcgen05 does not have, whatever the GPU."""
+    if config.schedule != "blackwell":
+        if config.exp2_by_fma or config.rescale_log2:
+            return (
+                "exp2_by_fma and rescale_log2 go with schedule blackwell: "
+                f"got {config.schedule}, {config.exp2_by_fma} and {config.rescale_log2}"
+            )
+        return None
+    if config.loads != "descriptor":
+        return f"schedule blackwell goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule blackwell multiplies 16-bit operands: got {spec.dtype}"
+    dims = f"{spec.head_dim} and {spec.head_dim_v}"
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        return f"schedule blackwell has head dims padded to 64 and more: got {dims}"
+    wide, pieces = padded(spec.head_dim_v) > TENSOR_ROWS, k_pieces(spec) > 1
+    if pieces and wide:
+        return f"schedule blackwell has head dim 129 to 192 with V up to 128: got {dims}"
+    if not pieces and padded(spec.head_dim) != padded(spec.head_dim_v):
+        return f"schedule blackwell has K and V in one ring, padded alike: got head dims {dims}"
+    row_tiles = 1 if wide else 2
+    if config.row_tiles != row_tiles or config.num_warps != WARPGROUP * row_tiles:
+        return (
+            f"schedule blackwell has br {TENSOR_ROWS * row_tiles} and {WARPGROUP * row_tiles} "
+            f"warps of softmax for head dims {dims}, by its tensor memory: "
+            f"got br={config.br} and num_warps={config.num_warps}"
+        )
+    if config.bc not in (64, 128):
+        return f"schedule blackwell has tiles of 64 or 128 keys: got bc={config.bc}"
+    if config.num_stages < 2:
+        return "schedule blackwell needs num_stages 2 at least: K and V take turns in its ring"
+    return None
+
+
 def _next_s(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if not config.next_s:
         return None
@@ -521,6 +565,7 @@ _OF_TEMPLATES = (
     _schedule,
     _auto,
     _hopper,
+    _blackwell,
     _ampere,
     _maxnreg,
     _next_s,
@@ -541,6 +586,8 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
         return f"whole_rows is made for mma.sync: {gpu.slug} is {gpu.arch}"
     if config.schedule == "ampere" and gpu.arch not in MMA_SYNC:
         return f"schedule ampere is made for mma.sync: {gpu.slug} is {gpu.arch}"
+    if config.schedule == "blackwell" and gpu.arch not in BLACKWELL:
+        return f"schedule blackwell is made of tcgen05 of sm_100: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):

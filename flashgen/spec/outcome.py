@@ -132,6 +132,7 @@ class Outcome:
         shared_bytes: of a block.
         tensor_columns: of tensor memory (sm_100).
         residents: blocks on an SM.
+        cycles: of an SM for a score at least, by the pipe that bounds it, and by issue slots.
         shortcomings: how many the compiler left in the main loop.
         sdpa_us: torch's SDPA in the same round, in microseconds.
         passes_us: each pass of a final round.
@@ -164,6 +165,7 @@ class Outcome:
     shared_bytes: int | None = None
     tensor_columns: int | None = None  # of tensor memory, a block
     residents: int | None = None  # blocks on an SM at a time
+    cycles: tuple[float, ...] = ()  # compiler.cycles_a_score
     shortcomings: int | None = None  # compiler.shortcomings
     sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
     passes_us: tuple[float, ...] = ()  # of a final round: the median of each pass, in their order

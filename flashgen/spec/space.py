@@ -148,6 +148,19 @@ and measures."""
 HOPPER_SEEDS = 4
 """Of these, the first that are legal are tried first."""
 
+BLACKWELL_TILES = (
+    (256, 128, 8, 4),
+    (256, 128, 8, 3),
+    (256, 128, 8, 2),
+    (128, 128, 4, 2),
+    (128, 64, 4, 4),
+    (256, 64, 8, 4),
+    (128, 64, 4, 3),
+)
+"""br, bc, num_warps, num_stages of the forward of schedule blackwell, as HOPPER_TILES."""
+BLACKWELL_WAYS = ((4, 8), (8, 8), (0, 8), (6, 8), (4, 0))
+"""exp2_by_fma and rescale_log2 that are tried."""
+
 AUTO_TILES = ((128, 128, 2), (128, 64, 3), (128, 64, 2), (64, 128, 2), (64, 64, 3), (64, 64, 2))
 """br, bc, num_stages of schedule auto. Compiled with Triton 3.6 to 3.9; none was measured."""
 
@@ -184,9 +197,9 @@ def legal_configs(
 ) -> tuple[KernelConfig, ...]:
     """Every config of the space that why_illegal passes, the likely ones first.
 
-    on_gpu: they will be checked and measured on that GPU. Only then the space has schedules hopper
-    and auto, before all others, and the orders of tiles that pay by the L2 and by persistence: no
-    estimate ranks these.
+    on_gpu: they will be checked and measured on that GPU. Only then the space has schedules hopper,
+    blackwell and auto, before all others, and the orders of tiles that pay by the L2 and by
+    persistence: no estimate ranks these.
 
     s_ahead by pointer is tried only where there are no descriptors, of packed sequences among them
     (their pointers keep the overlap at head dim 128): pointers take the registers
@@ -201,6 +214,7 @@ def legal_configs(
         in_whole_rows(spec, config, gpu)
         for config in (
             *(_hopper_grid(spec.direction) if on_gpu else ()),
+            *(_blackwell_grid() if on_gpu and spec.direction == "forward" else ()),
             *(_auto_grid() if on_gpu else ()),
             *_ampere_grid(),
             *in_parts(spec, _grid(spec.direction in BY_KEYS, _rows_of_a_warp(spec))),
@@ -303,6 +317,21 @@ def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
     )
 
 
+@functools.cache
+def _blackwell_grid() -> tuple[KernelConfig, ...]:
+    """Schedule blackwell in all its tiles, ways and orders, the longest tiles of Q first where
+    causal: first a tile a program, then the others.
+    """
+    blackwell: Choice = {"schedule": "blackwell", "loads": "descriptor"}
+    ways: list[Choice] = [
+        {"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in BLACKWELL_WAYS
+    ]
+    return (
+        *_configs(BLACKWELL_TILES, [blackwell], ways, _ordered(reversed(ORDERS))),
+        *_configs(BLACKWELL_TILES, [blackwell], ways[:1], _GPU_ORDERS),
+    )
+
+
 def seed_configs(
     spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
 ) -> tuple[KernelConfig, ...]:
@@ -312,16 +341,17 @@ def seed_configs(
     All legal, none twice, the most promising first: where nothing can be timed, the first that is
     right is taken. The default comes with exact head dims: it stands for the kernel that would
     serve without a table. On a GPU with TMA the known-good tiles come in every schedule. on_gpu as
-    in legal_configs: the first tiles of schedule hopper that are legal lead.
+    in legal_configs: the first tiles of schedule hopper or blackwell that are legal lead.
     """
     if spec.direction in DECODING:
         known = (*in_parts(spec, decoding_seeds(spec)), tuned_default(spec, gpu))
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
+    specialized = (*_hopper_grid(spec.direction), *_blackwell_grid())
     hopper = (
         config
-        for config in _hopper_grid(spec.direction)
+        for config in specialized
         if on_gpu and config.order == order and why_illegal(spec, config, gpu) is None
     )
     seeds = list(itertools.islice(hopper, HOPPER_SEEDS))

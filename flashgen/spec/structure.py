@@ -15,6 +15,7 @@ from flashgen.spec.config import (
     LONGEST_NAME,
     ORDER_LABEL,
     KernelConfig,
+    k_pieces,
     o_apart,
     rows_of_eight,
     shares_keys,
@@ -38,8 +39,9 @@ class Structure:
     more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
     arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
-    dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
-    LSE, which comes with Q, before dO is awaited.
+    dim 128. row_tiles, k_pieces: of schedule blackwell, as spec/config.py says. q_again: they
+    compute the matrix descriptors of Q for every tile. lse_first: they read LSE, which comes with
+    Q, before dO is awaited.
     """
 
     pads_k: bool
@@ -55,6 +57,8 @@ class Structure:
     sums_a_lane: bool
     few_registers: bool
     turns: bool
+    row_tiles: int
+    k_pieces: int
     q_again: bool
     lse_first: bool
 
@@ -67,7 +71,8 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     exact, pointer = config.head_dims == "exact", config.loads == "pointer"
     decoding, hopper = spec.direction == "decode", config.schedule == "hopper"
     fused, narrow = spec.direction == "backward_fused", spec.kv_dtype == "float8_e4m3"
-    tests = spec.direction != "append" and not hopper  # append has no text without masks
+    # append has no text without masks
+    tests = spec.direction != "append" and not config.specialized
     # What schedule s_ahead needs for three stages of 128 keys at head dim 128, for fewer shuffles
     # at 256, and to fit into maxnreg, seen in the SASS of sm_90 (Triton 3.7.1, TMA, operands of 16
     # bits). Elsewhere the same lines cost instructions, or the overlap of exp2.
@@ -81,7 +86,7 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         k_parts=len(parts_k),
         o_parts=len(parts_o),
         rows_of_eight=rows_of_eight(spec, config),
-        o_apart=hopper and o_apart(spec, config),
+        o_apart=config.specialized and o_apart(spec, config),
         shares_keys=hopper and shares_keys(spec),
         long_splits=decoding and config.split_keys > config.bc,
         widens_bits=decoding and narrow and config.widening == "bits",
@@ -89,6 +94,8 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         sums_a_lane=few_registers or (by_lane and dim == dim_v == 256),
         few_registers=few_registers,
         turns=hopper and dim_v <= 128,
+        row_tiles=config.row_tiles,
+        k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
         # the loop, a warp has too few uniform registers for them, and moving them takes twice the
         # instructions of computing them again.
@@ -168,6 +175,8 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "few_regs": structure.few_registers,
         "lane_sums": structure.sums_a_lane and not structure.few_registers,
         "three": config.consumers == 3,
+        "one_tile": structure.row_tiles == 1,
+        "pieces": structure.k_pieces > 1,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,

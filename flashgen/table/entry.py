@@ -40,7 +40,7 @@ def _check_positive(field: str, value: float | None) -> None:
 
 def _check_ran(config: KernelConfig, source: Source, tritons: tuple[str, ...] = ()) -> None:
     """Schedules of which Triton versions make different programs were measured or executed."""
-    if config.schedule in ("hopper", "auto") and source != "measured" and not tritons:
+    if (config.specialized or config.schedule == "auto") and source != "measured" and not tritons:
         raise InvalidArgument(
             f"schedule {config.schedule} needs source measured, or a row of `executed`: got "
             f"{source}"

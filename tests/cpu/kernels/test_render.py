@@ -41,7 +41,7 @@ from tests.pairs import alone, in_pairs
 pytestmark = pytest.mark.xdist_group("render")  # the variants are rendered once, by one worker
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-H200 = TARGETS["nvidia_h200"]
+H200, B200 = TARGETS["nvidia_h200"], TARGETS["nvidia_b200"]
 
 
 def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
@@ -61,7 +61,8 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
         spec = default_spec(make_spec("float32", 64, mask, precision=precision))
         found.append((spec, default_config(spec)))
-    return found + hopper_variants() + ampere_variants() + backward_variants() + decoding_variants()
+    found += hopper_variants() + blackwell_variants() + ampere_variants()
+    return found + backward_variants() + decoding_variants()
 
 
 def texts() -> dict[str, render.Rendered]:
@@ -84,6 +85,21 @@ def ampere_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
         )
         for d, mask in itertools.product((64, 128, 192, 256), ("none", "causal"))
     ]
+
+
+def blackwell_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The same of schedule blackwell: two tiles of rows and one, Q and K in pieces."""
+    found = []
+    for mask, order, persistent, (br, d, dv) in itertools.product(
+        ("none", "causal"), ("plain", "grouped"), (False, True),
+        ((256, 64, 64), (128, 256, 256), (256, 192, 128)),
+    ):  # fmt: skip
+        way: dict[str, Any] = {"schedule": "blackwell", "loads": "descriptor"}
+        way |= {"num_warps": br // 32, "order": order, "persistent": persistent}
+        config, spec = make_config(br, 64, **way), make_spec("bfloat16", d, mask, head_dim_v=dv)
+        if why_illegal(spec, config, B200) is None:
+            found.append((spec, config))
+    return found
 
 
 def hopper_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
@@ -225,6 +241,9 @@ GOLDENS = [
     (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 128, "causal"), make_config(256, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor", order="longest_first", exp2_by_fma=4, rescale_log2=8)),
+    (make_spec("bfloat16", 256, "none"), make_config(128, 64, num_warps=4, num_stages=3, schedule="blackwell", loads="descriptor", persistent=True)),
+    (make_spec("bfloat16", 192, "none", head_dim_v=128), make_config(256, 128, num_warps=8, schedule="blackwell", loads="descriptor")),
     (make_spec("bfloat16", 256, "causal"), make_config(128, 64, num_warps=8, num_stages=1, schedule="ampere", order="longest_first")),
     (make_spec("bfloat16", 64, "causal"), make_config(192, 64, num_warps=12, schedule="hopper", loads="descriptor", order="grouped", persistent=True)),
     (make_spec("float16", 96, "none"), make_config(128, 64)),
@@ -315,7 +334,7 @@ def test_the_last_function_is_named_as_the_file_and_uses_those_before_it(
 
 def test_no_flag_survives_into_the_kernel(trees: dict[str, ast.Module]) -> None:
     """Structure is Jinja's: the emitted kernel has no branch, so no dead one, but that of a program
-    beyond its sequence, which returns, and those of schedule hopper over the mask and the next head."""
+    beyond its sequence, which returns, and those of schedules hopper and blackwell that are named here."""
     for name, tree in trees.items():
         branches = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
         if "_hopper_" in name:  # which consumer it is, known when compiling
@@ -327,6 +346,9 @@ def test_no_flag_survives_into_the_kernel(trees: dict[str, ast.Module]) -> None:
                 tests = ("row_start >= seq_q", "row_start < full_row")
                 assert tuple(ast.unparse(branch.test) for branch in branches) == tests, name
                 branches = []
+        if "_blackwell_" in name:  # the first tile, the last, a maximum that moved, two Tritons
+            tests = ("i == begin", "i + 1 < end", "gl.reduce(moved_smem", "hasattr(")
+            branches = [b for b in branches if not ast.unparse(b.test).startswith(tests)]
         varlen = re.search("_var(len)?(_|$)", name) is not None  # short in a long name
         assert len(branches) == varlen, name
         for branch in branches:

@@ -154,44 +154,42 @@ class TestByEstimate:
 
 
 class TestByFacts:
-    """Where no time is known: shortcomings, tensor memory, rows in flight, the tile, the order."""
+    """Where no time is known: signs of trouble, cycles a score, warps of an SM, stages, the order."""
 
-    def order(self, *facts: tuple[KernelConfig, int, int, int]) -> list[KernelConfig]:
-        """facts: config, shortcomings, tensor columns and residents."""
+    def order(self, *facts: tuple[KernelConfig, int, tuple[float, ...], int]) -> list[KernelConfig]:
+        """facts: config, shortcomings, cycles a score and residents."""
         given = [
-            outcome(c, None, shortcomings=slow, tensor_columns=columns, residents=blocks)
-            for c, slow, columns, blocks in facts
+            outcome(c, None, shortcomings=slow, cycles=cycles, residents=blocks)
+            for c, slow, cycles, blocks in facts
         ]
         return [each.config for each in by_facts(given)]
 
-    def test_one_that_spills_comes_last(self) -> None:
-        assert self.order((D, 1, 128, 2), (A, 0, 0, 1)) == [A, D]
+    def test_one_with_signs_of_trouble_comes_last(self) -> None:
+        assert self.order((D, 1, (0.1, 0.1), 2), (A, 0, (0.2, 0.2), 1)) == [A, D]
 
     def test_what_the_interpreter_runs_comes_before_all_else(self) -> None:
         modelled = replace(A, schedule="ampere", num_stages=1)
-        assert self.order((modelled, 0, 128, 2), (A, 1, 0, 1)) == [A, modelled]
+        few, many = (0.1, 0.1), (0.2, 0.2)
+        assert self.order((modelled, 0, few, 2), (A, 1, many, 1)) == [A, modelled]
 
-    def test_tensor_memory_comes_before_rows(self) -> None:
-        assert self.order((D, 0, 0, 2), (C, 0, 128, 1)) == [C, D]
+    def test_the_pipe_that_bounds_comes_before_instructions(self) -> None:
+        assert self.order((D, 0, (0.07, 0.05), 2), (C, 0, (0.06, 0.06), 1)) == [C, D]
+        assert self.order((D, 0, (0.06, 0.06), 2), (C, 0, (0.06, 0.05), 1)) == [C, D]
 
-    def test_the_rows_that_an_sm_works_on_count_and_not_the_blocks(self) -> None:
-        assert self.order((A, 0, 128, 8), (D, 0, 128, 1), (C, 0, 128, 3)) == [C, D, A]
+    def test_then_warps_of_an_sm_and_stages(self) -> None:
+        few = make_config(64, 64, num_warps=4)
+        many = make_config(64, 64, num_warps=8)
+        staged = replace(few, num_stages=4)
+        same = (0.06, 0.05)
+        assert self.order((few, 0, same, 2), (many, 0, same, 2)) == [many, few]
+        assert self.order((few, 0, same, 2), (staged, 0, same, 2)) == [staged, few]
 
-    def test_beyond_two_tiles_of_128_the_larger_tile_leads(self) -> None:
-        assert self.order((C, 0, 128, 8), (D, 0, 128, 2), (E, 0, 128, 1)) == [E, D, C]
-
-    def test_a_tile_of_dk_and_dv_is_one_of_keys(self) -> None:
-        dkv = SPEC.for_direction("backward_dkv")
+    def test_without_cycles_the_larger_tile_leads_on_its_own_side(self) -> None:
         wide, tall = make_config(32, 128), make_config(128, 32)
-        made = [
-            replace(outcome(c, None, tensor_columns=128, residents=1), spec=dkv)
-            for c in (tall, wide)
-        ]
+        assert self.order((wide, 0, (), 1), (tall, 0, (), 1)) == [tall, wide]
+        dkv = SPEC.for_direction("backward_dkv")
+        made = [replace(outcome(c, None, residents=1), spec=dkv) for c in (tall, wide)]
         assert [each.config for each in by_facts(made)] == [wide, tall]
-
-    def test_of_equal_tiles_the_one_with_more_keys_leads(self) -> None:
-        few, many = make_config(128, 32), make_config(128, 64)
-        assert self.order((few, 0, 128, 1), (many, 0, 128, 1)) == [many, few]
 
     def test_what_an_old_log_does_not_say_leaves_the_order(self) -> None:
         old = [outcome(c, None) for c in (C, A, D)]

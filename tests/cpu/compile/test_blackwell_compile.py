@@ -1,0 +1,80 @@
+"""Machine code of schedule blackwell for sm_100: instructions of each role, spills, tensor memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashgen.compile.compiler import cache_file, compile_kernel, judge
+from flashgen.compile.loops import Role, main_bodies, roles
+from flashgen.compile.sass import disassemble
+from flashgen.kernels.render import render
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Status
+from tests.cpu.kernels.test_blackwell_forward import blackwell
+from tests.executed import each
+from tests.makers import make_spec
+
+B200 = TARGETS["nvidia_b200"]
+
+WIDE = blackwell(128)
+CELLS = [
+    # head dims, config, and the most instructions of softmax and of correction for a tile of 128
+    # keys. FlashAttention-4 has 543 and 185 at head dim 128 (24 of 128 exp2 by FMA), causal 515 and
+    # 186 (16), at 64 514 and 107 (16), at 256 560 and 198 (24); see docs/blackwell.md.
+    ((128, 128), blackwell(stages=4), 488, 209),
+    ((64, 64), blackwell(stages=4), 488, 116),
+    ((96, 96), blackwell(stages=4), 488, 209),
+    ((192, 128), blackwell(), 488, 210),
+    ((256, 256), WIDE, 495, 180),
+    ((128, 128), blackwell(stages=3, persistent=True), 490, 211),
+]
+
+
+def _roles(
+    dims: tuple[int, int], mask: str, config: KernelConfig, folder: Path, arch: str = "sm_100"
+) -> dict[str, Role]:
+    spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1])
+    built = compile_kernel(render(spec, config), spec, config, arch, cache=folder)
+    assert judge(built, spec, config, B200)[0] is Status.OK
+    assert built.tensor_columns == 512
+    code = cache_file(built.digest, arch, built.triton, folder, "cubin").read_bytes()
+    listing = disassemble(code)
+    found = {role.task: role for role in roles(listing, main_bodies(listing))}
+    assert found.keys() == {"softmax", "correction", "products", "loads"}
+    return found
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("dims", "config", "softmax", "correction"), each(CELLS))
+def test_instructions_of_each_role(
+    dims: tuple[int, int],
+    config: KernelConfig,
+    softmax: int,
+    correction: int,
+    mask: str,
+    tmp_path: Path,
+) -> None:
+    found = _roles(dims, mask, config, tmp_path)
+    counts = {task: len(role.steady) for task, role in found.items()}
+    assert counts["softmax"] <= softmax
+    assert counts["correction"] <= correction
+    assert sum(i.is_exp2 for i in found["softmax"].steady) <= 113
+    for task in ("softmax", "products"):
+        assert not any(i.is_spill for i in found[task].steady)
+    # Two loads of the warp's number, in the branch that rescales O, may be on the stack.
+    assert sum(i.is_spill for i in found["correction"].steady) <= 2
+
+
+def test_head_dim_128_is_below_flash_attention_4(tmp_path: Path) -> None:
+    found = _roles((128, 128), "causal", blackwell(stages=4), tmp_path)
+    per_score = (len(found["softmax"].steady) + len(found["correction"].steady)) / 128
+    assert per_score <= (515 + 186) / 128
+
+
+@pytest.mark.slow("one kernel")
+def test_b300_has_the_same_roles(tmp_path: Path) -> None:
+    found = _roles((128, 128), "causal", blackwell(stages=4), tmp_path, "sm_103")
+    assert len(found["softmax"].steady) <= 490

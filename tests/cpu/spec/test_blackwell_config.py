@@ -1,0 +1,91 @@
+"""Schedule blackwell among the configs: what is legal, who may try it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, config_of
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.known_bugs import may_be_wrong
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.space import legal_configs, seed_configs
+from tests.makers import make_config, make_spec
+
+B200, B300, H200 = (TARGETS[f"nvidia_{x}"] for x in ("b200", "b300_sxm6_ac", "h200"))
+SPEC = make_spec("bfloat16", 128, "causal")
+CONFIG = make_config(
+    256, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor",
+    exp2_by_fma=4, rescale_log2=8,
+)  # fmt: skip
+ONE = replace(CONFIG, br=128, num_warps=4, num_stages=2)
+WIDE = make_spec("bfloat16", 256, "causal")
+PIECES = make_spec("bfloat16", 192, head_dim_v=128)
+
+
+def test_the_label_says_its_knobs() -> None:
+    assert CONFIG.label == "br256_bc128_w8_s4_blackwell_tma_fma4_lazy8"
+    assert config_of(CONFIG.label) == CONFIG
+    assert (CONFIG.block_warps, ONE.block_warps) == (16, 12)
+
+
+@pytest.mark.parametrize("gpu", [B200, B300])
+@pytest.mark.parametrize(
+    ("spec", "config"),
+    [
+        (SPEC, CONFIG),
+        (WIDE, ONE),
+        (PIECES, replace(CONFIG, num_stages=2)),
+        (make_spec("float16", 40), CONFIG),
+        (SPEC, replace(CONFIG, persistent=True, num_stages=3, order="grouped")),
+    ],
+)
+def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> None:
+    assert why_illegal(spec, config, gpu) is None
+    assert why_illegal(spec, config.pointer_twin(), gpu) is None
+    assert config.pointer_twin().schedule == "fa2"
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "gpu", "word"),
+    [
+        (SPEC, CONFIG, H200, "tcgen05"),
+        (SPEC, replace(CONFIG, loads="pointer"), B200, "descriptor loads"),
+        (make_spec("float32", 128), CONFIG, B200, "16-bit"),
+        (make_spec("bfloat16", 32), CONFIG, B200, "padded to 64"),
+        (SPEC, ONE, B200, "br 256 and 8 warps"),
+        (WIDE, CONFIG, B200, "br 128 and 4 warps"),
+        (make_spec("bfloat16", 192), ONE, B200, "V up to 128"),
+        (make_spec("bfloat16", 128, head_dim_v=64), CONFIG, B200, "padded alike"),
+        (SPEC, replace(CONFIG, bc=32), B200, "64 or 128 keys"),
+        (SPEC, replace(CONFIG, num_stages=1), B200, "num_stages 2"),
+        (SPEC, replace(CONFIG, persistent=True), B200, "bytes of shared memory"),
+        (SPEC, replace(ONE, schedule="fa2", rescale_log2=0), B200, "go with schedule blackwell"),
+        (make_spec("bfloat16", 128, softcap=True), CONFIG, B200, "softcap"),
+        (SPEC.for_direction("backward_dkv"), CONFIG, B200, "s_ahead and hopper alone"),
+    ],
+)
+def test_what_is_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu, word: str) -> None:
+    assert word in (why_illegal(spec, config, gpu) or "")
+
+
+def test_pieces_of_64_columns_take_the_room_of_192() -> None:
+    config = replace(CONFIG, num_stages=2)
+    assert shared_bound_bytes(PIECES, config, B200) == 2 * 192 * (256 + 2 * 128)
+
+
+def test_only_a_search_on_a_gpu_tries_it() -> None:
+    found = [c for c in legal_configs(SPEC, B200, on_gpu=True) if c.schedule == "blackwell"]
+    assert CONFIG in found
+    assert seed_configs(SPEC, B200, on_gpu=True)[0].schedule == "blackwell"
+    assert not any(c.schedule == "blackwell" for c in legal_configs(SPEC, B200))
+
+
+def test_four_warps_of_tl_dot_are_a_sign_of_trouble_on_sm_100() -> None:
+    four, eight = make_config(128, 64, num_warps=4), make_config(128, 64, num_warps=8)
+    assert may_be_wrong("sm_100", four)
+    assert not may_be_wrong("sm_100", eight)
+    assert not may_be_wrong("sm_90", four)
+    assert not may_be_wrong("sm_100", ONE)
