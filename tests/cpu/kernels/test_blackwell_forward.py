@@ -141,7 +141,7 @@ MUTANTS = {
     "S of the other rows": ("s = s_tmem.index(place)", "s = s_tmem.index(1 - place)"),
     "P is announced before it is stored": (
         "        rescale_smem.index(place).store(rescale)",
-        "        mbarrier.arrive(p_full.index(w), count=1)\n        rescale_smem.index(place).store(rescale)"),
+        "        mbarrier.arrive(p_full.index(place), count=1)\n        rescale_smem.index(place).store(rescale)"),
     "P in the other half of S": (".slice(0, BC)\n        p_tmem", ".slice(BC, BC)\n        p_tmem"),
     "the maximum never moves": ("moved = new_max - row_max > RESCALE_LOG2", "moved = new_max > 3e38"),
     "O is not told that the maximum moved": ("store(of_warps)", "store(of_warps * 0)"),
