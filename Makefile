@@ -130,6 +130,7 @@ ENGINE_PATHS = $(CURDIR)/$(ENGINES)/$(1):$(CURDIR)/$(ENGINES)/needed
 test-engines: $(FOR_ALL) | $(ENGINES)
 	$(ENGINE_TESTS) PYTHONPATH=$(call ENGINE_PATHS,vllm) $(BIN)/python -m pytest tests/engines/test_vllm.py
 	$(ENGINE_TESTS) PYTHONPATH=$(call ENGINE_PATHS,sglang) $(BIN)/python -m pytest tests/engines/test_sglang.py
+	$(ENGINE_TESTS) PYTHONPATH=$(CURDIR)/$(ENGINES)/vllm:$(call ENGINE_PATHS,sglang) $(BIN)/python -m pytest tests/engines/test_engine_kernels.py
 
 $(ENGINES): | $(FOR_ALL)
 	$(BIN)/python -m tests.engines.sources $@ || { rm -rf $@; exit 1; }

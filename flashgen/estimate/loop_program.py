@@ -210,17 +210,34 @@ def address_of(i: Instruction) -> int | None:
 
 def hmma_spacing(body: Sequence[Instruction]) -> float | None:
     """The least stall count between neighbouring HMMA of 16-bit operands that are independent:
-    those that add to different registers. None if there are none.
+    those that add to different registers, and of which the second waits for no earlier one. None
+    if there are none.
     """
     stalls = [
         one.control.stall
-        for one, other in pairwise(body)
+        for number, (one, other) in enumerate(pairwise(body))
         if one.control
         and ".16816." in one.opcode
         and ".16816." in other.opcode
-        and one.operands.split(",")[0] not in other.operands.split(", ")
+        and not _awaits_hmma(body[: number + 1], other)
     ]
     return min(stalls, default=None)
+
+
+HMMA_LATE = 36
+"""[assumed] Cycles after which ptxas waits for the result of no HMMA any more."""
+
+
+def _awaits_hmma(before: Sequence[Instruction], other: Instruction) -> bool:
+    """Whether an instruction reads what an HMMA shortly before it writes."""
+    cycles = 0
+    for one in reversed(before):
+        cycles += one.control.stall if one.control else 0
+        if ".16816." in one.opcode and one.operands.split(",")[0] in other.operands.split(", "):
+            return True
+        if cycles >= HMMA_LATE:
+            break
+    return False
 
 
 @dataclass(kw_only=True)

@@ -42,6 +42,12 @@ def test_products_that_add_to_the_same_registers_may_be_further_apart() -> None:
     assert trip(loop(*[line(HMMA, stall=15)] * 4)) == 4 * 15 + BACK
 
 
+def test_a_product_that_waits_for_an_earlier_one_says_nothing_of_the_pipe() -> None:
+    """As in a tile of 16 rows, whose accumulators are few: the wait of 14 is for R4, not R16."""
+    other = line("HMMA.16816.F32 R16, R20, R8, R16", stall=14)
+    assert trip(loop(line(HMMA), "MOV R1, R2", other, line(HMMA))) >= 14
+
+
 def test_the_numbers_of_both_files_agree() -> None:
     """They are written out twice: numba's cache sees no change in another file."""
     numbers = {name for name, value in vars(sm_clock).items() if isinstance(value, int)}
