@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
+from flashgen.ptx.memory import PARAMETER_STRIDE
 from flashgen.ptx.program import (
     Address,
     Group,
@@ -259,15 +259,15 @@ class Form:
         operand = self.operands[at]
         if not isinstance(operand, Address) or not isinstance(operand.base, Name):
             return None
-        return self._symbol(operand.base.text) + operand.offset - PARAMETER_BASE
+        return self._symbol(operand.base.text) + operand.offset
 
     def _symbol(self, name: str) -> int:
-        """The address of a variable or parameter."""
+        """The address of a variable or parameter, in its own space."""
         if name in self.symbols:
             return self.symbols[name]
         for number, parameter in enumerate(self.program.parameters):
             if parameter.name == name:
-                return PARAMETER_BASE + number * PARAMETER_STRIDE
+                return number * PARAMETER_STRIDE
         self.wrong(f"{name} is not declared")
 
     # Destinations

@@ -18,7 +18,8 @@ Guide, compute capability 8.x and later).
 
 PARAMETER_BASE = 0x7000_0000_0000_0000
 PARAMETER_STRIDE = 0x1000
-"""Generic addresses of kernel parameters: only tensor maps are used by their address."""
+"""Generic addresses of kernel parameters: only tensor maps are used by them. In their own space the
+first begins at 0, so that addresses there fit into the 32 bits that Triton 3.9 gives them."""
 
 CONSTANT_BASE = 0x6000_0000_0000_0000
 """Generic address of the first .global variable of a module."""

@@ -70,12 +70,19 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
 
 @instruction("cvta")
 def convert_address(form: Form) -> Step:
-    """9.7.9.20: generic addresses are those of each state space here, which do not overlap."""
-    form.flag("to")
-    form.hint("global", "shared", "param", "const", "shared::cta")
+    """9.7.9.20: generic addresses are those of each state space here, which do not overlap, but for
+    parameters.
+    """
+    to = form.flag("to")
+    space = form.choice("global", "shared", "param", "const", "shared::cta")
     size = TYPE_BYTES[form.type()]
     read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
-    return lambda warp, mask: write(warp, read(warp), mask)
+    if space != "param":
+        return lambda warp, mask: write(warp, read(warp), mask)
+    if size != 8:
+        form.wrong("a generic address has 64 bits")
+    base = np.uint64((-PARAMETER_BASE if to else PARAMETER_BASE) % (1 << 64))
+    return lambda warp, mask: write(warp, read(warp) + base, mask)
 
 
 @instruction("mapa")
@@ -150,13 +157,13 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> Step:
         place = named
         if place is None:
             addresses = active(address(warp), mask)
-            place = int(addresses[0]) - PARAMETER_BASE
+            place = int(addresses[0])
             if (addresses != addresses[0]).any():
                 raise warp.fault("memcheck", "its lanes read a parameter at different addresses")
         which, begin = divmod(place, PARAMETER_STRIDE)
         parameters = warp.block.machine.parameters
         if not 0 <= which < len(parameters):
-            raise warp.fault("memcheck", f"there is no parameter at {place + PARAMETER_BASE:#x}")
+            raise warp.fault("memcheck", f"there is no parameter at {place:#x}")
         content = parameters[which]
         if begin + bytes_read > len(content):
             raise warp.fault(

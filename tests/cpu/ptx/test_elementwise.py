@@ -212,7 +212,8 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("mov.u32 %r61, smem; mad.lo.s32 %r62, %r60, 16, %r61; st.shared.v4.b32 [%r62], {{{0}, {1}, {0}, {1}}}; ld.shared.v2.b64 {{%d1, %d2}}, [%r62]; xor.b64 {d}, %d1, 1; ld.shared.v4.b32 {{%r1, %r2, %r3, %r4}}, [%r62]; sub.s32 %r1, %r1, %r3; cvt.u64.u32 %d3, %r1; add.s64 {d}, {d}, %d3;", [U32, V32], np.uint64, lambda a, b: (b.astype(np.uint64) << np.uint64(32) | a) ^ np.uint64(1)),
     ("mov.u32 %r61, smem; mad.lo.s32 %r62, %r60, 8, %r61; st.shared.v2.b16 [%r62], {{{0}, {1}}}; st.shared.b16 [%r62+4], {0}; st.shared.b16 [%r62+6], {0}; ld.shared.v2.b32 {{%r1, %r2}}, [%r62]; ld.shared.s32 %r3, [%r62+4]; sub.s32 %r2, %r2, %r3; add.s32 {d}, %r1, %r2;", [U16, V16], np.uint32, lambda a, b: b.astype(np.uint32) << np.uint32(16) | a),
     ("mov.u32 %r61, smem; mad.lo.s32 %r62, %r60, 8, %r61; st.shared.v2.b32 [%r62], {{{0}, 0}}; ld.shared.b8 %h1, [%r62+1]; cvt.u32.u16 {d}, %h1;", [U32], np.uint32, lambda a: a >> np.uint32(8) & np.uint32(255)),
-    ("ld.param.b64 %d1, [p1]; cvta.param.u64 %d1, %d1; mad.wide.u32 %d2, %r60, 4, %d1; st.global.b32 [%d2], {0}; ld.global.b32 {d}, [%d2];", [U32], np.uint32, lambda a: a),
+    ("ld.param.b64 %d1, [p1]; cvta.global.u64 %d1, %d1; mad.wide.u32 %d2, %r60, 4, %d1; st.global.b32 [%d2], {0}; ld.global.b32 {d}, [%d2];", [U32], np.uint32, lambda a: a),
+    ("mov.b32 %r61, p1; cvt.u64.u32 %d1, %r61; cvta.param.u64 %d1, %d1; cvta.to.param.u64 %d1, %d1; ld.param.b64 %d1, [%d1]; mad.wide.u32 %d2, %r60, 4, %d1; st.global.b32 [%d2], {0}; ld.global.b32 {d}, [%d2];", [U32], np.uint32, lambda a: a),
     ("mov.b64 %d1, p1; ld.param.b64 %d2, [p1]; ld.param.u64 %d3, [%d1]; sub.s64 {d}, %d2, %d3;", [U64], np.uint64, lambda a: a * np.uint64(0)),
     ("ld.param.b32 %r1, [p0]; ld.param.s32 %r2, [p0]; sub.s32 {d}, %r1, %r2;", [U32], np.uint32, lambda a: a * 0),
 ]  # fmt: skip
