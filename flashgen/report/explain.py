@@ -336,7 +336,7 @@ def _losers(
     alike = None
     run = table.run_of(entry)
     if entry.result.source == "estimated" and run and run.protocol != PROTOCOL:
-        yield "(the table's estimates are of an older model: tune again)"
+        yield "(the table's estimates are of an older model: tune again with --restate)"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)
     held = {other.config: other for other in entry.evidence.fastest_first}
