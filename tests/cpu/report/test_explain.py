@@ -485,7 +485,9 @@ def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) 
     assert (caught.value.code or 0, errors) == (0, "")
     assert "\n  limited by " in output
     assert " of 64 warps, " in output
-    assert "estimates are of an older model: tune again with --restate" in output  # made_run is of protocol 1
+    assert (
+        "estimates are of an older model: tune again with --restate" in output
+    )  # made_run is of protocol 1
     assert (
         f"  runner-up: {next_one.label}\n    estimated, 850.0 us: 4.6% slower; limited by "
         in output
