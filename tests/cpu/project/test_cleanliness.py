@@ -60,7 +60,17 @@ def test_environment_is_read_in_one_place() -> None:
     }
     assert readers == {
         ("settings.py", f"FLASHGEN_{name}")
-        for name in ("AOT", "CONFIGS", "DIRECT", "GENERATED", "GPU", "KEEP_KERNELS", "LOG", "PLAIN")
+        for name in (
+            "AOT",
+            "CONFIGS",
+            "DIRECT",
+            "GENERATED",
+            "GPU",
+            "INVARIANT",
+            "KEEP_KERNELS",
+            "LOG",
+            "PLAIN",
+        )
     }
 
 
