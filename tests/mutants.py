@@ -320,7 +320,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of("flashgen/runtime/eager/attention.py", "tests/cpu/reference",
         ("row_max = torch.where(row_max == float(\"-inf\"), 0.0, row_max)", "row_max = row_max"),
-        ("lse = torch.logaddexp(lse, sinks)", "lse = torch.maximum(lse, sinks)"),
+        ("else torch.logaddexp(lse, sinks)", "else torch.maximum(lse, sinks)"),
     ),
     *of("flashgen/runtime/eager/visibility.py", "tests/cpu/reference",
         ("return self.keys <= self.rows", "return self.keys < self.rows"),
