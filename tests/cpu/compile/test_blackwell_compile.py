@@ -23,7 +23,7 @@ WIDE = blackwell(128)
 CELLS = [
     # head dims, config, and the most instructions of softmax and of correction for a tile of 128
     # keys. FlashAttention-4 has 543 and 185 at head dim 128 (24 of 128 exp2 by FMA), causal 515 and
-    # 186 (16), at 64 514 and 107 (16), at 256 560 and 198 (24); see docs/blackwell.md.
+    # 186 (16), at 64 514 and 107 (16), at 256 560 and 198 (24); see docs/kernels.md.
     ((128, 128), blackwell(stages=4), 488, 209),
     ((64, 64), blackwell(stages=4), 488, 116),
     ((96, 96), blackwell(stages=4), 488, 209),
