@@ -131,8 +131,6 @@ def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return (
             f"the numeric class of {spec.name} has schedules fa2 and s_ahead: got {config.schedule}"
         )
-    if config.maxnreg:
-        return f"the numeric class of {spec.name} sums rows a warp, not a lane, as maxnreg does"
     return None
 
 

@@ -91,7 +91,7 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         long_splits=decoding and config.split_keys > config.bc,
         widens_bits=decoding and narrow and config.widening == "bits",
         frees_first_k=by_wgmma and dim == 128 and config.bc == 128,
-        sums_a_lane=few_registers or (by_lane and dim == dim_v == 256),
+        sums_a_lane=(few_registers and not spec.invariant) or (by_lane and dim == dim_v == 256),
         few_registers=few_registers,
         turns=hopper and dim_v <= 128,
         row_tiles=config.row_tiles,
