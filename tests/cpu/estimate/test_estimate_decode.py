@@ -81,6 +81,14 @@ def test_trips_are_those_of_the_template(
     assert grid(spec, config, problem, A100, loops=1) == [(sum(trips),) for trips in blocks]
 
 
+def test_a_split_of_a_window_has_the_keys_that_the_config_says() -> None:
+    """512 queries may see 4,608 keys, nine splits; a tile of four sees 4,100, 257 tiles of 16."""
+    spec = make_spec("bfloat16", 128, "causal", direction="decode", window=True)
+    problem, rows = problem_of(1, 8192, 512), 128
+    blocks = grid(spec, make_config(16, 16, split_keys=512), problem, A100, loops=1)
+    assert blocks[: 9 * rows : rows] == [(32,)] * 8 + [(1,)]
+
+
 def test_combine_and_append_have_no_loops_to_count() -> None:
     for direction in ("combine", "append"):
         spec = SPEC.for_direction(direction)
