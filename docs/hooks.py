@@ -27,6 +27,7 @@ COPIED = (
     "CHANGELOG.md",
     "LICENSE",
     "examples/tour.ipynb",
+    f"{RESULTS}/engine_kernels.md",
     f"{RESULTS}/machine_code.md",
     f"{RESULTS}/machine_code.svg",
     f"{RESULTS}/sass_facts.md",

@@ -106,7 +106,7 @@ def test_the_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -
     assert broken(site) == []
     assert fetched(site) == []
     made = [path.parent.name for path in site.glob("gallery/*/index.html")]
-    assert {name.split("_")[0] for name in made} == {"fwd", "bwd"}
+    assert {name.split("_")[0] for name in made} == {"fwd", "bwd", "decode"}
     assert len(list(site.glob("configs/*/index.html"))) == len(
         list((ROOT / "configs").glob("*.yaml"))
     )
