@@ -43,7 +43,7 @@ PREFILL = (
 )  # fmt: skip
 DECODE = (
     "br64_bc64_w4_s2_fa2_ptr", "br64_bc64_w4_s3_fa2_ptr", "br64_bc64_w4_s4_fa2_ptr",
-    "br64_bc64_w4_s2_fa2_ptr_v2", "br16_bc64_w1_s2_fa2_ptr_v2",
+    "br128_bc64_w8_s2_fa2_ptr", "br64_bc64_w4_s2_fa2_ptr_v2", "br16_bc64_w1_s2_fa2_ptr_v2",
     "br16_bc64_w1_s2_fa2_ptr", "br16_bc64_w1_s3_fa2_ptr", "br16_bc64_w1_s4_fa2_ptr",
 )  # fmt: skip
 

@@ -71,8 +71,11 @@ def decoding_grid(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         return _configs(itertools.product((16,), (32, 16, 64, 128), (4, 2, 1, 8), (1,)))
     if spec.direction == "append":
         return _configs(itertools.product((16, 32), (16,), (4, 2, 1), (1,)))
-    tiles = itertools.product(DECODE_BR, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES)
-    configs = _configs(tiles, [{"split_keys": keys} for keys in SPLIT_KEYS])
+    # Of an invariant spec rows are padded to wgmma's, and 128 of head dim 256 do not spill.
+    br = (*DECODE_BR, 128) if spec.invariant else DECODE_BR
+    tiles = itertools.product(br, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES)
+    sizes = SPLIT_KEYS[:1] if spec.invariant else SPLIT_KEYS  # its splits are segments
+    configs = _configs(tiles, [{"split_keys": keys} for keys in sizes])
     return configs if spec.kv_dtype != "float8_e4m3" else _both_ways(configs)
 
 
