@@ -2,11 +2,12 @@
 
     python benchmarks/first_checks.py --out FOLDER [--time-budget SECONDS]
 
-bfloat16 forward kernels at head dims 128, 64 and 256, causal and not: of every schedule up to three
-configs, which differ in loads, order and persistence where they can. The first config of every
-schedule comes first, then the second, so that the run covers all schedules early. Each kernel is
-compared with float64 in a child process, which may hang or crash; meanwhile the next ones compile
-on all cores.
+bfloat16 kernels at head dims 128, 64 and 256. A schedule has up to three configs of the causal
+forward, which differ in loads, order and persistence where they can, one without a mask, and one
+kernel of dK and dV, of dQ, of all three gradients and of decode; schedules auto and fa1 have one
+causal forward. The first config of every schedule comes first, then the second, so that the run
+covers all schedules early. Each kernel is compared with float64 in a child process, which may hang
+or crash; meanwhile the next ones compile on all cores.
 
 FOLDER/first_checks.jsonl has each outcome as soon as it is known: the same command resumes.
 --smoke checks one kernel of each schedule that the interpreter runs. Exit codes: 0 all are right or
@@ -42,14 +43,18 @@ from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome, Status
 from flashgen.spec.problem import workload
 from flashgen.spec.space import legal_configs, seed_configs
+from flashgen.spec.vocabulary import Direction
 
 Pair = tuple[AttentionSpec, KernelConfig]
 
 HEAD_DIMS, MASKS = (128, 64, 256), ("causal", "none")
 EACH = 3
-"""Configs of a schedule, at one head dim and mask."""
-SCHEDULES: tuple[Schedule, ...] = ("hopper", "ampere", "s_ahead", "fa2", "auto", "fa1")
+"""Configs of a schedule, at one head dim and mask of the forward."""
+OTHERS: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_fused", "decode")
+SCHEDULES: tuple[Schedule, ...] = ("blackwell", "hopper", "ampere", "s_ahead", "fa2", "auto", "fa1")
 """The most promising first; no search tries the last."""
+LEAST: tuple[Schedule, ...] = ("auto", "fa1")
+"""Schedules with one kernel of each head dim."""
 SEQ = 1024
 LATE = 4
 SMOKE_TARGET = "nvidia_h200"
@@ -65,19 +70,32 @@ def kernels(gpu: Gpu, *, each: int = EACH) -> list[Pair]:
         for spec in specs()
         for likely in [_likely(spec, gpu)]
         for schedule in SCHEDULES
-        for rank, config in enumerate(_of_schedule(spec, gpu, schedule, likely)[:each])
+        for most in [_most(spec, schedule, each)]
+        for rank, config in enumerate(_of_schedule(spec, gpu, schedule, likely)[:most])
     ]
     ranked.sort(key=lambda found: found[0])
     return [(spec, config) for _, spec, config in ranked]
 
 
+def _most(spec: AttentionSpec, schedule: Schedule, each: int) -> int:
+    """Configs of a schedule: several of the causal forward and one without a mask, of those that
+    others have to beat one; one of each other direction. So all are checked in three minutes
+    (campaign_clock.py).
+    """
+    if schedule in LEAST:
+        return int(spec.causal)
+    return each if spec.direction == "forward" and spec.causal else 1
+
+
 def specs() -> list[AttentionSpec]:
-    """The forward specs, the most used first."""
-    return [
+    """The forward specs, the most used first, then causal gradients and decode."""
+    forward = [
         AttentionSpec(dtype="bfloat16", head_dim=dim, head_dim_v=dim, mask=mask)
         for dim in HEAD_DIMS
         for mask in MASKS
     ]
+    causal = [spec for spec in forward if spec.causal]
+    return forward + [replace(spec, direction=way) for spec in causal for way in OTHERS]
 
 
 @cache
@@ -147,9 +165,13 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for each in outcomes:
         if not each.ok and each.status not in REFUSED:
             yield _line(each)
-    for schedule in dict.fromkeys(each.config.schedule for each in outcomes):
-        if not any(each.ok for each in outcomes if each.config.schedule == schedule):
-            yield f"no kernel of schedule {schedule} is right"
+    right: dict[tuple[str, str], bool] = {}
+    for each in outcomes:
+        kind = each.spec.direction, each.config.schedule
+        right[kind] = right.get(kind, False) or each.ok
+    for (direction, schedule), found in right.items():
+        if not found:
+            yield f"no {direction} of schedule {schedule} is right"
 
 
 def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:

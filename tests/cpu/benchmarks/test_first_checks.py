@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from benchmarks import first_checks
-from benchmarks.first_checks import HEAD_DIMS, MASKS, Pair, check, faults, kernels, summary
+from benchmarks.first_checks import HEAD_DIMS, Pair, check, faults, kernels, summary
 from benchmarks.landscape import Journal
 from flashgen.kernels.render import render
 from flashgen.spec.config import KernelConfig, Schedule
@@ -44,15 +44,35 @@ def outcomes(folder: Path) -> list[Outcome]:
     return [outcome for _, outcome in Journal(path=folder / "checks.jsonl").read()]
 
 
-def test_two_or_three_kernels_of_every_schedule_head_dim_and_mask() -> None:
+def test_causal_kernels_of_every_schedule_and_head_dim_and_one_without_a_mask() -> None:
     pairs = kernels(H200)
     assert len(set(pairs)) == len(pairs)
     assert all(why_illegal(*pair, H200) is None for pair in pairs)
-    counts = Counter((config.schedule, spec.head_dim, spec.mask) for spec, config in pairs)
-    schedules = set(get_args(Schedule)) - {"ampere"}
-    wanted = {(s, dim, mask) for s in schedules for dim in HEAD_DIMS for mask in MASKS}
-    assert set(counts) == wanted
-    assert set(counts.values()) == {2, 3}
+    forward = [(spec, config) for spec, config in pairs if spec.direction == "forward"]
+    counts = Counter((config.schedule, spec.head_dim, spec.mask) for spec, config in forward)
+    several = ("hopper", "s_ahead", "fa2")
+    assert {*several, "auto", "fa1"} == set(get_args(Schedule)) - {"ampere", "blackwell"}
+    wanted = {(schedule, dim, "causal"): 3 for schedule in several for dim in HEAD_DIMS}
+    wanted |= {(schedule, dim, "none"): 1 for schedule in several for dim in HEAD_DIMS}
+    wanted |= {(schedule, dim, "causal"): 1 for schedule in ("auto", "fa1") for dim in HEAD_DIMS}
+    assert counts == wanted
+
+
+def test_one_backward_and_one_decode_of_every_schedule_and_head_dim() -> None:
+    others = [(spec, config) for spec, config in kernels(H200) if spec.direction != "forward"]
+    found = Counter((s.direction, c.schedule, s.head_dim) for s, c in others)
+    gradients = ("backward_dkv", "backward_dq", "backward_fused")
+    have = [(way, schedule) for way in gradients for schedule in ("hopper", "s_ahead", "fa2")]
+    wanted = {(*kind, dim) for kind in (*have, ("decode", "fa2")) for dim in HEAD_DIMS}
+    assert set(found) == wanted
+    assert set(found.values()) == {1}
+
+
+def test_a_b200_begins_with_schedule_blackwell() -> None:
+    pairs = kernels(TARGETS["nvidia_b200"])
+    assert pairs[0][1].schedule == "blackwell"
+    dims = {spec.head_dim for spec, config in pairs if config.schedule == "blackwell"}
+    assert dims == set(HEAD_DIMS)
 
 
 def test_each_schedule_comes_before_a_second_kernel_of_any_one() -> None:
@@ -121,7 +141,7 @@ def test_what_is_wrong_is_a_fault_and_what_spills_is_not(tmp_path: Path) -> None
     said = list(faults(found))
     assert [line.split("  ")[2] for line in said if "  " in line] == ["wrong"]
     assert said[1:] == [
-        "no kernel of schedule auto is right", "no kernel of schedule fa1 is right",
+        "no forward of schedule auto is right", "no forward of schedule fa1 is right",
     ]  # fmt: skip
     assert "fa1      0 right, 1 refused, 0 wrong" in summary(found)
     assert "auto     0 right, 0 refused, 1 wrong" in summary(found)
