@@ -138,8 +138,11 @@ class TestGuesses:
         found = search(guesses=lambda point: 1e5 / cost(point), trials=40)
         assert found.value < np.quantile([cost(point) for point in SPACE], 0.05)
 
-    def test_seeds_come_before_the_best_guess(self) -> None:
-        assert points(search(guesses=cost, seeds=[SPACE[3]], trials=2)) == [SPACE[3], BEST]
+    def test_the_best_guesses_come_before_the_seeds(self) -> None:
+        """And the seeds after three of them: guesses may be wrong."""
+        first, seeds = sorted(SPACE, key=cost)[:3], [SPACE[3], BEST]
+        assert points(search(guesses=cost, seeds=seeds, trials=4)) == [*first, SPACE[3]]
+        assert points(search(seeds=seeds, trials=2)) == seeds
 
     def test_other_samplers_do_not_heed_them(self) -> None:
         assert points(search("random", guesses=cost)) == points(search("random"))
