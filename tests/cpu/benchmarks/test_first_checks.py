@@ -50,11 +50,11 @@ def test_causal_kernels_of_every_schedule_and_head_dim_and_one_without_a_mask() 
     assert all(why_illegal(*pair, H200) is None for pair in pairs)
     forward = [(spec, config) for spec, config in pairs if spec.direction == "forward"]
     counts = Counter((config.schedule, spec.head_dim, spec.mask) for spec, config in forward)
-    several = ("hopper", "s_ahead", "fa2")
-    assert {*several, "auto", "fa1"} == set(get_args(Schedule)) - {"ampere", "blackwell"}
+    several, once = ("hopper", "s_ahead", "fa2"), ("auto", "fa1")
+    assert {*several, *once} == set(get_args(Schedule)) - {"ampere", "blackwell"}
     wanted = {(schedule, dim, "causal"): 3 for schedule in several for dim in HEAD_DIMS}
-    wanted |= {(schedule, dim, "none"): 1 for schedule in several for dim in HEAD_DIMS}
-    wanted |= {(schedule, dim, "causal"): 1 for schedule in ("auto", "fa1") for dim in HEAD_DIMS}
+    wanted |= {(schedule, dim, "causal"): 1 for schedule in once for dim in HEAD_DIMS}
+    wanted |= {(schedule, dim, "none"): 1 for schedule in (*several, "auto") for dim in HEAD_DIMS}
     assert counts == wanted
 
 
@@ -81,7 +81,7 @@ def test_each_schedule_comes_before_a_second_kernel_of_any_one() -> None:
     each = len({(config.schedule, spec) for spec, config in pairs})
     assert len({(config.schedule, spec) for spec, config in pairs[:each]}) == each
     assert [config.schedule for _, config in pairs[:2]] == ["hopper", "s_ahead"]
-    assert {spec.head_dim for spec, _ in pairs[:20]} == {64, 128}
+    assert {spec.head_dim for spec, _ in pairs[:18]} == {64, 128}
 
 
 def test_the_kernels_of_a_schedule_differ_in_more_than_their_tile() -> None:
