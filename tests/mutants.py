@@ -99,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("do_base += first_row.to(tl.int64) * stride_dos", "do_base += 0 * stride_dos"),
         ("dk_mask = (keys < seq_k)[:, None]", "dk_mask = (keys < seq_k - 1)[:, None]"),
     ),
-    *of("templates/attention_bwd_delta.py.jinja", "tests/interpreted/kernels/test_backward.py -k test_delta",
+    *of("templates/attention_bwd_delta.py.jinja", "tests/interpreted/kernels/test_backward.py tests/interpreted/runtime/test_autograd.py -k 'test_delta or output_alone'",
         ("delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1) - dlse", "delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1) + dlse"),
         ("mask=rows < dlse_rows, other=0.0", "mask=rows < dlse_rows, other=1.0"),
     ),
