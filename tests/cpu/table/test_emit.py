@@ -162,7 +162,9 @@ def test_combinations_are_not_listed() -> None:
 
 
 def test_the_defaults_are_legal_on_every_known_target() -> None:
-    pairs = itertools.product(specs_with_default(), TARGETS.values())
+    # Of an invariant spec one default is: tests/cpu/spec/test_numeric_class.py.
+    specs = (spec for spec in specs_with_default() if not spec.invariant)
+    pairs = itertools.product(specs, TARGETS.values())
     refused = [
         (s, gpu)
         for s, gpu in pairs
