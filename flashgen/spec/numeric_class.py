@@ -40,10 +40,12 @@ class Tile(NamedTuple):
 _DIMS = (16, 32, 64, 128, 256, 512)
 _HALF: dict[str, tuple[Tile, ...]] = {
     "forward": (*(Tile(64, 64, 4, 2),) * 4, Tile(64, 64, 4, 1), Tile(64, 32, 4, 1)),
-    "backward_dkv": (*(Tile(64, 64, 4, 2),) * 3, Tile(64, 64, 8, 1), Tile(32, 64, 8, 1)),
-    "backward_dq": (*(Tile(64, 64, 4, 2),) * 3, Tile(64, 64, 8, 1), Tile(64, 32, 8, 1)),
+    "backward_dkv": (*(Tile(64, 64, 4, 2),) * 3, Tile(64, 64, 8, 1), Tile(16, 64, 8, 1),
+                     Tile(16, 16, 4, 1)),
+    "backward_dq": (*(Tile(64, 64, 4, 2),) * 3, Tile(64, 64, 8, 1), Tile(64, 32, 8, 1),
+                    Tile(16, 16, 4, 1)),
     "backward_delta": (*(Tile(64, 16, 4, 1),) * 3, Tile(32, 16, 4, 1), *(Tile(16, 16, 4, 1),) * 2),
-}
+}  # fmt: skip
 """Of operands of 16 bits, by padded head dim. Of the walked side, bc or in BY_KEYS br, each number
 is the class's; that of the other side is a choice."""
 _FLOAT: dict[str, dict[str, tuple[Tile, ...]]] = {
@@ -147,6 +149,10 @@ def why_other_products(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> s
     of_rows = spec.direction in ("forward", "decode")
     owned, side = (config.bc, "bc") if spec.direction in BY_KEYS else (config.br, "br")
     small = owned < WARPGROUP_ROWS or config.num_warps < WARPGROUP
+    if not of_rows and max(spec.head_dim, spec.head_dim_v) > 256:  # 64 rows fill the registers
+        if small:
+            return None
+        return f"the numeric class of {spec.name} has products of mma.sync: got {side}={owned}"
     if small and gpu.arch not in MMA_SYNC:
         return (
             f"the numeric class of {spec.name} on {gpu.arch} has products of {WARPGROUP_ROWS} rows "

@@ -45,7 +45,8 @@ def test_what_gives_other_bits_is_refused(spec: str, config: str, slug: str, rea
 @pytest.mark.parametrize("gpu", NVIDIA, ids=lambda gpu: gpu.slug)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_gpu_has_a_default_and_a_choice(direction: str, gpu: object) -> None:
-    for dtype, dim in itertools.product(("bfloat16", "float32"), (64, 128, 256)):
+    dims = itertools.product(("bfloat16", "float32"), (64, 128, 256))
+    for dtype, dim in (*dims, ("bfloat16", 512)):
         forward = replace(make_spec(dtype, dim, "causal"), invariant=True)
         spec = forward.for_direction(direction)  # type: ignore[arg-type]
         assert spec.invariant
