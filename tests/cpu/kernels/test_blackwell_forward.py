@@ -48,16 +48,17 @@ def test_every_variant_is_right(
 def test_no_order_of_warps_and_copies_changes_the_result(
     dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str
 ) -> None:
-    """Twenty orders, each with every check; two heads share keys, and one tile of O is ragged."""
+    """Twenty orders, each with every check; two heads share keys, and tiles are ragged."""
     spec = make_spec(dtype, dims[0], mask, head_dim_v=dims[1])
     kernel, found = compiled(spec, config), set()
-    q, k, v = _qkv(300, 3 * config.bc + 1, *dims, dtype)
+    q, k, v = _qkv(130, 3 * config.bc + 1, *dims, dtype)
     for _ in range(20):
         o, lse = launch(kernel, spec, config, q, k, v, scale=0.1, diagonal=_diagonal(spec, q, k))
         found.add((o.view(torch.int16).numpy().tobytes(), lse.numpy().tobytes()))
     assert len(found) == 1
 
 
+@pytest.mark.slow("a kernel, executed for four shapes")
 def test_one_to_four_tiles_of_keys() -> None:
     """Each use of a place of the ring and of S, in both tiles of rows, with shared heads."""
     spec, config = make_spec("bfloat16", 64, "causal"), blackwell(bc=64)
@@ -160,7 +161,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", each(MUTANTS, 20))
+@pytest.mark.parametrize("mutant", each(MUTANTS, 40))
 def test_a_broken_text_is_found(mutant: str) -> None:
     spec, config = make_spec("bfloat16", 64, "causal"), blackwell(bc=64, stages=2, rescale_log2=0)
     cases = [case(200, 60), case(256, 330, heads=2)]
