@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from flashgen.report import charts
 
 COLOURS = (*charts.COLOURS, "#7f3c8d", "#11a579", "#e68310")
 DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--", "-.", ":")
+TITLE = 70
+"""Characters of a title that fit a panel."""
 FLOOR = 1e-3
 """The regret that a logarithmic axis ends at; 0 is drawn there."""
 
@@ -23,7 +26,7 @@ def draw(
     figure, panels = charts.panels(len(done), columns=2, inches=(6.5, 4.6))
     for axes, (title, found) in zip(panels, done, strict=True):
         _draw_panel(axes, found, names, at)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(textwrap.fill(title, TITLE), fontsize=9)
     of_label: dict[str, Any] = {}
     for axes in panels:
         of_label |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
