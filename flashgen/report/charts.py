@@ -253,7 +253,8 @@ def history(
                 ha="left" if n < end / 2 else "right", color=WINNER, zorder=4,
             )  # fmt: skip
         for number, limit in enumerate(limits):
-            _limit(axes, limit, ("--", ":")[number], at_right=number == 1)
+            # The default is tried early, so its own mark lies on its line at the left.
+            _limit(axes, limit, ("--", ":")[number], at_right=number == 0)
         axes.set_xlim(0.5, end)
         _scale(axes, "x", Scale(name="configs, in their order", log=False, low=0.5))
         _scale(axes, "y", Scale(name="us"))
