@@ -12,7 +12,9 @@ from search_scores import Curve
 from flashgen.report import charts
 
 COLOURS = (*charts.COLOURS, "#7f3c8d", "#11a579", "#e68310")
-DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--", "-.", ":")
+DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", ":", "-.", ":")
+TABLE_ONLY = ("genetic",)
+"""Level with random: a ninth line of a panel would not be told apart."""
 TITLE = 70
 """Characters of a title that fit a panel."""
 FLOOR = 1e-3
@@ -40,7 +42,7 @@ def draw(
 
 def _draw_panel(axes: Any, found: Sequence[Curve], names: Sequence[str], at: Sequence[int]) -> None:
     """Regrets of one landscape. auto lies below the others, and broad, so that it is seen there."""
-    for curve in found:
+    for curve in (each for each in found if each.contender not in TABLE_ONLY):
         look, is_auto = names.index(curve.contender), curve.contender == "auto"
         after = range(1, len(curve.median) + 1)
         low, median, high = (

@@ -412,6 +412,31 @@ class TestProgram:
         width, height = struct.unpack(">II", picture[16:24])
         assert min(width, height) > 400
 
+    def test_a_panel_has_eight_lines_at_most_and_its_whole_title(
+        self, tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        figures: list[Any] = []
+        monkeypatch.setattr(
+            "flashgen.report.charts.save", lambda figure, *_: figures.append(figure)
+        )
+        names, regrets = program.names(), (0.5, 0.0)
+        shown = [name for name in names if "kernel tuner" not in name]
+        found = [
+            program.Curve(contender=name, runs=1, median=regrets, low=regrets, high=regrets)
+            for name in shown
+        ]
+        title = "nvidia_a100_sxm4_80gb bwd_dkv_bf16_d128_causal_window seq 4096: ESTIMATED, 276 points, 78 failing, 12 seeds"
+        program.draw([(title, found)] * 2, names, (2,), tmp_path / "picture.png")
+        figure = figures[0]
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            assert len(axes.lines) == min(len(shown), 8)
+            box = axes.title.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= figure.bbox.x1
+        looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+        assert len(looks) == len(figure.axes[0].lines)
+
     def test_a_landscape_without_seeds_has_no_warm_contender(
         self, tiny: Path, tmp_path: Path, program: ModuleType
     ) -> None:
