@@ -42,7 +42,7 @@ COLOURS = (
 )  # fmt: skip
 """Told apart by most eyes; by Okabe and Ito, darker where white paper needs it. matplotlib leaves
 plain black out of an SVG."""
-MARKERS = "osvD^X<>P"
+MARKERS = "osvD^X<>Ph*"
 """Told apart without colour, for print."""
 THEME = {
     INK: "--ink", SOFT: "--soft", GRID: "--line", BEST: "--best", WINNER: "--win",
@@ -54,7 +54,7 @@ _ESTIMATED = [direction for direction in get_args(Direction) if direction not in
 _FAMILIES = product(_ESTIMATED, get_args(Schedule), get_args(Loads))
 LOOKS = {
     # Eight colours used up, they come again, each with the next marker.
-    family_of(*family): (COLOURS[n % 8], MARKERS[(n % 8 + n // 8) % 9])
+    family_of(*family): (COLOURS[n % 8], MARKERS[(n % 8 + n // 8) % len(MARKERS)])
     for n, family in enumerate(_FAMILIES)
 }
 """Colour and marker of each family, the same in every plot."""

@@ -65,7 +65,7 @@ class TestReplay:
         late = replace(MADE, times=(None, None, None, 2.5), seeds=(1, 2))
         inf = math.inf
         assert replay(late, Method(sampler="exhaustive"), 4) == (inf, inf, inf, 0.0)
-        assert replay(late, Method(), 2) == (inf, inf)
+        assert replay(late, Method(), 2) == (inf, 0.0)  # the second guess
 
     def test_guesses_are_heeded_where_it_is_warm(self) -> None:
         guessed = replace(MADE, times=(9.0, 8.0, 2.0, 7.0), seeds=(), guesses=(9.0, 8.0, 2.0, 7.0))

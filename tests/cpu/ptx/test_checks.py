@@ -184,7 +184,7 @@ def test_cp_async_without_a_wait_is_a_race() -> None:
 
 
 BOX = """setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61+1024], 1; bar.sync 0;
-mov.b64 %d1, p0; mov.b32 %r1, {x}; mov.b32 %r2, {y};
+mov.b64 %d1, p0; cvta.param.u64 %d1, %d1; mov.b32 %r1, {x}; mov.b32 %r2, {y};
 @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r61+1024], {bytes};
 @%p1 cp.async.bulk.tensor.{dims}d.shared::cta.global.mbarrier::complete_tx::bytes [%r61], [%d1, {{%r1, %r2{more}}}], [%r61+1024];
 {wait}
