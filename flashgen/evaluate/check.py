@@ -24,7 +24,7 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.plan import Kernel
 from flashgen.kernels.render import Rendered
-from flashgen.reference.attention import Comparison
+from flashgen.reference.attention import Comparison, pooled
 from flashgen.reference.cases import CheckCase, Trial
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -37,6 +37,8 @@ Runner = Callable[[Any], Any]
 
 PROTOCOL = 6
 """Version of the cases and the reference; check results of other versions are not reused."""
+AGAIN = 1_000_003
+"""Between the seeds of one case: far from those of the cases after it."""
 
 
 def cases_of(spec: AttentionSpec, config: KernelConfig, device: str = "cpu") -> tuple[AnyCase, ...]:
@@ -124,7 +126,7 @@ def check_loaded(
     run = bind(kernel, spec, config)
     worst, detail, count = Comparison(), "no case", 0
     for number, case in enumerate(chosen):
-        verdict = compared(run, trial_of(spec, case, seed + number, device))
+        verdict = verdict_of(run, spec, case, seed + number, device)
         count += 1
         if number == 0 or verdict.badness > worst.badness:
             worst, detail = verdict, f"worst at {case}, seed {seed + number}"
@@ -140,6 +142,19 @@ def check_loaded(
         where="gpu" if torch.device(device).type == "cuda" else "interpreter",
         detail=detail,
     )
+
+
+def verdict_of(
+    run: Runner, spec: AttentionSpec, case: AnyCase, seed: int, device: str
+) -> Comparison:
+    """The comparison of a case. If the rms alone is above its limit, that of three draws of it: the
+    rms of a right kernel is there once in some thousands of draws, that of a biased one each time.
+    """
+    verdict = compared(run, trial_of(spec, case, seed, device))
+    if verdict.passed or not replace(verdict, elements=0).passed:
+        return verdict
+    again = (seed + AGAIN, seed + 2 * AGAIN)
+    return pooled((verdict, *(compared(run, trial_of(spec, case, s, device)) for s in again)))
 
 
 def compared(run: Runner, trial: Trial) -> Comparison:

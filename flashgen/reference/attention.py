@@ -31,6 +31,11 @@ RMS_ELEMENTS = 256
 FEW_KEYS = 32.0
 """scale |Q| |K|^T that normal queries and keys do not reach at any head dim. Beyond it one key or
 two have a row of P, and errors of several do not average."""
+EXPONENTS = 8.0
+"""Makes two floors max|LSE| 2^-24 max|V|, the most that two keys of one weight can be off: the
+exponents of P are rounded by 2^-24 of max|LSE|, and O is off by a quarter of their difference times
+that of V.
+"""
 LSE_TOLERANCE = 2.0**-16
 FP8_LSE_TOLERANCE = 2.0**-10
 """Of an fp8 kernel: the matrix units of sm_89 and sm_90 keep some 14 bits of a sum of products."""
@@ -191,8 +196,8 @@ def judge(
 
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
     max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout,
-    and times max|LSE| / 16 if that is more than 1: the exponents of P are as large as LSE, and
-    rounded relative to that; or times what max(scale |Q| |K|^T) has above FEW_KEYS, times the
+    and times max|LSE| / EXPONENTS if that is more than 1: the exponents of P are as large as LSE,
+    and rounded relative to that; or times what max(scale |Q| |K|^T) has above FEW_KEYS, times the
     square root of d over 128: so much do sums of d products vary). On tiny shapes the first by
     itself would reject correct kernels. LSE may be off by 2^-16 * max(1, |LSE|), for tf32 by twice
     the error of rounded inputs, for fp8 by 2^-10.
@@ -237,7 +242,7 @@ def judge(
     exponents = max_abs(exact_lse.nan_to_num(posinf=0.0, neginf=0.0))
     products = abs(scale) * wide_q.abs() @ per_query_head(wide_k, q.shape[1]).abs().mT
     few_keys = (max_abs(products) - FEW_KEYS) * math.sqrt(q.shape[-1]) / 128
-    lost = max(1.0, exponents / 16, few_keys)
+    lost = max(1.0, exponents / EXPONENTS, few_keys)
     largest = max_abs(wide_v) * max(1.0, features.keep_scale) * lost
     least = LSE_TOLERANCE if features.fp8 is None else FP8_LSE_TOLERANCE
     tolerance = least * exact_lse.abs().clamp(min=1.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.evaluate.check import cases_of, compared, poisoned_outputs, trial_of
+from flashgen.evaluate.check import cases_of, compared, poisoned_outputs, trial_of, verdict_of
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.check_sampled import SampledCase
 from flashgen.reference import attention as reference
@@ -123,6 +123,21 @@ def test_a_bias_beneath_the_floor_is_seen_by_the_rms(dtype: Any) -> None:
 
 
 SAMPLED = SampledCase(problem=Problem(batch=2, heads=8, kv_heads=4, seq_q=48, seq_k=64))
+
+
+@pytest.mark.parametrize(("biased", "passed"), [([True], True), ([True] * 3, False)], ids=str)
+def test_a_bias_stays_where_the_case_is_drawn_again(biased: list[bool], passed: bool) -> None:
+    drawn: list[float] = []
+
+    def run(call: Any) -> tuple[Tensor, Tensor]:
+        drawn.append(float(call.q.sum()))
+        o, lse = ideal(call)
+        o[:, :, ::5] *= 1.003 if biased[len(drawn) - 1 :] else 1.0
+        return o, lse
+
+    verdict = verdict_of(run, SPEC, CASE, 0, "cpu")
+    assert verdict.passed == passed
+    assert len(set(drawn)) == 3
 
 
 def gradients_of(direction: Any) -> Any:

@@ -29,7 +29,6 @@ def example() -> dict[str, Any]:
 def test_no_logit_differs(
     monkeypatch: pytest.MonkeyPatch, example: dict[str, Any], slug: str
 ) -> None:
-    monkeypatch.setenv("FLASHGEN_LOG", "error")
     monkeypatch.setenv("FLASHGEN_GPU", slug)
     monkeypatch.setenv("FLASHGEN_INVARIANT", "1")
     different, count = example["differing"]()

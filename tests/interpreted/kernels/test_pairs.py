@@ -69,3 +69,12 @@ def test_alone(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
 @pytest.mark.parametrize(("spec", "config"), in_pairs(), ids=name_of)
 def test_in_pairs(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
     prove((spec, config), seed, step=3)
+
+
+@pytest.mark.parametrize(("seed", "feature"), [(1050054279, "leftpad"), (394914801, "boolmask")])
+def test_exponents_of_a_hundred_and_more_lose_bits(seed: int, feature: str) -> None:
+    """Draws in which the few rows of a decode were off by more than two of the floors of before."""
+    proven = [x for x in alone() if x[0].name == f"decode_fp32_d32_causal_{feature}"]
+    assert proven
+    for each in proven:
+        prove(each, seed, step=4)
