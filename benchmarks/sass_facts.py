@@ -312,7 +312,7 @@ def main(arguments: Sequence[str]) -> int:
     if asked.jobs < 1:
         parser.error("--jobs must be at least 1")
     if asked.kernel and not asked.check:
-        parser.error("--kernel goes with --check: the file holds all kernels")
+        parser.error("--kernel needs --check: the file holds all kernels")
     every = [*shipped(), *of_hopper()]
     kernels = [each for each in every if _is_of(kernel_name(each.spec, each.config), asked.kernel)]
     if not kernels:

@@ -71,9 +71,9 @@ def page() -> str:
         PAGE.read_text().partition(MARKER)[0] + MARKER,
         "## What combines",
         "Tests compare every combination that says yes with float64. A number after a no is the sentence below the table with\n"
-        "which flashgen refuses it. Three features and more combine if each two of them do.",
+        "which flashgen refuses it. Three or more features combine if each two of them do.",
         *_by_kernel(rows, kernels),
-        "What a cache may be, in `decode` and `append`: " + ", ".join(f"`{w}`" for w in _caches()) + ". In pairs:",
+        "`decode` and `append` take these caches: " + ", ".join(f"`{w}`" for w in _caches()) + ". With two features, the forward:",
         *_pairs(),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

@@ -163,7 +163,7 @@ def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
     for spec in specs:
         if spec.direction != "decode" and not (spec.varlen and spec.direction == "forward"):
             raise InvalidArgument(
-                "--paged goes with --direction decode, or forward and --feature varlen: "
+                "--paged needs --direction decode, or forward and --feature varlen: "
                 f"got {spec.direction}"
             )
     return tuple(replace(spec, paged=True) for spec in specs)
@@ -174,7 +174,7 @@ def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpe
     cache = fields_of_kv(word)
     for spec in specs:
         if spec.direction != "decode":
-            raise InvalidArgument(f"--kv goes with --direction decode: got {spec.direction}")
+            raise InvalidArgument(f"--kv needs --direction decode: got {spec.direction}")
     return tuple(replace(spec, **cache) for spec in specs)
 
 

@@ -47,7 +47,7 @@ def verify(
     if executed or invariant:
         if target is None:
             option = "--executed" if executed else "--invariant"
-            raise InvalidArgument(f"{option} goes with --target SLUG: nothing runs on a GPU")
+            raise InvalidArgument(f"{option} needs --target SLUG: nothing runs on a GPU")
         table = named_table(target, out)
         return _compare(table) if invariant else _execute(table, out, jobs)
     # A fresh cache: results of an earlier run verify nothing.

@@ -235,7 +235,7 @@ def _spec(features: tuple[object, ...], **others: Any) -> AttentionSpec:
 
 
 def _mask(causal: bool | str, q: Tensor, features: Features) -> Mask:
-    """The mask of a call: one query needs none, unless a feature goes with the causal one."""
+    """The mask of a call: one query needs none, unless a feature needs the causal one."""
     needed = features.needs_mask or ("none" if q.shape[2] == 1 else "causal")
     return "none" if causal is False else needed
 
@@ -370,7 +370,7 @@ def _checked_scales(
     if k.dtype not in eager_cache.LARGEST:
         if called.k_scale is not None or called.v_scale is not None:
             raise InvalidArgument(
-                f"k_scale and v_scale go with {of_k} and {of_v} of float8_e4m3fn or int8: "
+                f"k_scale and v_scale need {of_k} and {of_v} of float8_e4m3fn or int8: "
                 f"got {k.dtype}"
             )
         return None

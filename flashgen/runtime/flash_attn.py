@@ -491,7 +491,7 @@ def flash_attn_with_kvcache(
 
     k and v are written in place behind the keys, and attended to; cache_seqlens stays as it is.
     page_size is any power of two. With block_table a length beyond the pages is refused, for which
-    the host waits for the GPU. cache_batch_idx goes without block_table; the caches may then have
+    the host waits for the GPU. cache_batch_idx excludes block_table; the caches may then have
     another batch. rotary_cos and rotary_sin have at least as many positions as the cache has room
     for. They rotate k by its places, and q by its own under a causal mask or a window, else by that
     of the first new key. The diagonal is that of a sequence's own length. There is no gradient.
@@ -597,7 +597,7 @@ def _check_nothing_new(
     if k is not None or v is not None:
         raise InvalidArgument("k and v go together: give both or neither")
     if cos is not None or sin is not None:
-        raise InvalidArgument("rotary_cos and rotary_sin go with new k and v: give those too")
+        raise InvalidArgument("rotary_cos and rotary_sin need new k and v: give those too")
 
 
 def _check_pages_hold(lengths: Tensor | None, new: int, capacity: int) -> None:

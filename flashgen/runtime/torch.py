@@ -143,7 +143,7 @@ def _flash_forward(
             page_size=1 if block_table is None else key.shape[1],
         ).within(query.shape[0], key.shape[0])  # fmt: skip
     elif seqused_k is not None or block_table is not None:
-        raise InvalidArgument("seqused_k and block_table go with cum_seq_q: got None")
+        raise InvalidArgument("seqused_k and block_table need cum_seq_q: got None")
     rng = torch_modes.draw_rng(dropout_p, query.device)
     call = _call(
         causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,

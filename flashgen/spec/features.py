@@ -56,7 +56,7 @@ class Feature:
     header         in the line that says what a kernel serves, with what stands before it
     given          whether a call brings it
     directions     the kernels that have it, goes says so in words; () for all that have scores
-    mask, dtypes   what it goes with, if not with all
+    mask, dtypes   what it needs, if not all do
     without        fields of other features that it excludes, each with the reason
     scores         whether it changes the scores of a query and a key, or the sum of a row
     positions      whether a kernel needs the positions of queries and keys for it
@@ -98,7 +98,7 @@ _SIXTEEN_BITS: tuple[DType, ...] = ("float16", "bfloat16")
 _ATTENTION: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias")
 _OF_A_CACHE: tuple[Direction, ...] = ("decode", "append")
 _BIAS_STRIDES = tuple(Argument(name=f"stride_bias_{d}", type="i32") for d in "bhqk")
-_OF_ITS_OWN = "for it says itself who sees whom"
+_OF_ITS_OWN = "because it says alone which keys a query sees"
 
 FEATURES: tuple[Feature, ...] = (
     Feature(
@@ -134,7 +134,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="dropout", word="dropout", suffix="_dropout", short="_drop", header=", dropout",
-        scores=True, positions=True, directions=_ATTENTION, goes="training",
+        scores=True, positions=True, directions=_ATTENTION, goes="attention or its gradients",
         given=lambda call: call.dropout_p > 0.0,
         arguments=(
             Argument(
@@ -168,7 +168,7 @@ FEATURES: tuple[Feature, ...] = (
         field="chunk", word="chunk", suffix="_chunk", short="_chk", header=", chunk",
         scores=True, positions=True, diagonal=True, first_keys=True, mask="causal",
         given=lambda call: call.chunk > 0,
-        without=(("window", "which ends at another key"),),
+        without=(("window", "because a window begins at another key"),),
         arguments=(
             Argument(
                 name="chunk", type="i32", specialized=False,
@@ -192,17 +192,17 @@ FEATURES: tuple[Feature, ...] = (
         field="sink", word="sink", suffix="_sink", short="_sink", header=", sink", scores=True,
         per_head=True, given=lambda call: call.sinks is not None,
         directions=("forward", "decode"),
-        goes="direction forward and decode, for a backward kernel knows a sink by its LSE",
+        goes="direction forward or decode, because a backward kernel reads it from LSE",
         arguments=(Argument(name="sinks_ptr", type="*fp32", note="(heads) contiguous"),),
     ),
     Feature(
         field="varlen", word="varlen", suffix="_varlen", short="_var", header=", several lengths",
         given=lambda call: call.sequences is not None,
         directions=_ATTENTION,
-        goes="attention and its gradients, for a cache has lengths of its own",
+        goes="attention or its gradients, because a cache has lengths of its own",
         without=(
-            ("fp8", "whose factors are those of a batch: use float16 or bfloat16"),
-            ("bias", "for packed sequences share no scores"),
+            ("fp8", "which has factors for each batch entry: use float16 or bfloat16"),
+            ("bias", "because a bias is not packed"),
         ),
     ),
     Feature(
@@ -210,7 +210,7 @@ FEATURES: tuple[Feature, ...] = (
         header=", block mask", positions=True,
         given=lambda call: call.block_mask is not None,
         directions=_ATTENTION,
-        goes="attention and its gradients, for a cache has lengths of its own",
+        goes="attention or its gradients, because a cache has lengths of its own",
         mask="none",
         without=(
             ("window", _OF_ITS_OWN), ("varlen", _OF_ITS_OWN), ("bias", _OF_ITS_OWN),
@@ -220,7 +220,7 @@ FEATURES: tuple[Feature, ...] = (
         field="paged", suffix="_paged", short="_pg", header=", paged",
         given=lambda call: call.sequences is not None and call.sequences.paged,
         directions=("forward", *_OF_A_CACHE),
-        without=(("dropout", "for a cache is for inference"),),
+        without=(("dropout", "because a cache is for inference"),),
     ),
     Feature(
         field="rotary", value="halves", off="none", suffix="_rotary_halves", short="_rot",
@@ -233,7 +233,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         field="indexed", suffix="_indexed", short="_idx", header=", indexed",
         directions=_OF_A_CACHE,
-        without=(("paged", "whose block table names the pages"),),
+        without=(("paged", "because a block table names the pages"),),
     ),
     Feature(
         field="leftpad", suffix="_leftpad", short="_lpad", header=", leftpad",
@@ -242,7 +242,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         field="fp8", word="fp8", suffix="_fp8", short="_fp8", header=", fp8", scores=True,
         given=lambda call: call.fp8 is not None,
-        directions=("forward",), goes="direction forward, for it has no gradient",
+        directions=("forward",), goes="direction forward, because it has no gradient",
         dtypes=_SIXTEEN_BITS,
         arguments=(
             *(
@@ -274,13 +274,13 @@ FEATURES: tuple[Feature, ...] = (
         directions=(
             "forward", "backward_delta", "backward_dkv", "backward_dq", "decode", "combine",
         ),
-        goes="attention, decode and gradients that no two programs add up",
+        goes="attention, decode, or a gradient that each program computes alone",
         without=(
-            ("bias", "which a decode has not where a prefill has it: use window, chunk or ALiBi"),
-            ("dropout", "which is drawn by the place in a batch"),
-            ("block_mask", "whose blocks are no segments of keys"),
-            ("fp8", "of which decode has no kernel"),
-            ("kv_dtype", "for a prefill reads 16 bits"),
+            ("bias", "whose shape differs between prefill and decode: use window, chunk or ALiBi"),
+            ("dropout", "which depends on the position in a batch"),
+            ("block_mask", "whose blocks are not the segments of keys"),
+            ("fp8", "because decode has no such kernel"),
+            ("kv_dtype", "because a prefill reads 16 bits"),
         ),
     ),
 )  # fmt: skip
@@ -311,7 +311,7 @@ def features_on(spec: object) -> tuple[Feature, ...]:
 
 
 def masks_of(words: Iterable[str]) -> tuple[Mask, ...]:
-    """The masks that features go with, by their words; words of none are passed over."""
+    """The masks that features need, by their words; words of none are passed over."""
     needed = {FEATURE_WORDS[word].mask for word in words if word in FEATURE_WORDS} - {None}
     return tuple(mask for mask in get_args(Mask) if needed <= {mask})
 
@@ -408,7 +408,7 @@ class Features:
             raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
         check_chunk(self.chunk)
         if self.chunk_start is not None and not self.chunk:
-            raise InvalidArgument("chunk_start goes with chunk: got no chunk")
+            raise InvalidArgument("chunk_start needs chunk: got no chunk")
         check_softcap(self.softcap)
         of_o = None if self.fp8 is None else self.fp8.dtype
         object.__setattr__(self, "key", (*[given(self) for given in _GIVEN], of_o))
@@ -422,7 +422,7 @@ class Features:
 
     @property
     def needs_mask(self) -> Mask | None:
-        """The mask that a feature of these goes with, if one does."""
+        """The mask that a feature of these needs, if one does."""
         on = zip(_OF_CALLS, self.key, strict=False)
         return next((row.mask for row, is_on in on if is_on and row.mask), None)
 

@@ -251,12 +251,15 @@ def _v_parts(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return None
     if config.takes_heads or config.order == "head_reversal":
         return (
-            "v_parts goes with order plain or longest_first, and not with persistent: "
+            "v_parts needs order plain or longest_first, and excludes persistent: "
             f"got {_order_of(config)}"
         )
     ways = (spec.direction, config.schedule, config.loads)
     if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
-        return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
+        return (
+            "v_parts needs direction forward or decode, schedule fa2 and pointer loads: "
+            f"got {', '.join(ways)}"
+        )
     if padded(spec.head_dim_v) // config.v_parts < 64:
         return (
             "a part of V has 64 columns at least: "
@@ -272,7 +275,7 @@ def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
         return f"head_dims padded needs equal powers of two: got {dims}"
     if config.loads == "descriptor":
-        return "head_dims padded goes with pointer loads: a default must take any tensor"
+        return "head_dims padded needs pointer loads: a default must take any tensor"
     if config.schedule == "fa1":
         return (
             "head_dims padded needs a schedule that takes the true head dims: "
@@ -284,10 +287,10 @@ def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
 def _of_a_cache(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Options and limits of the directions of a cache."""
     if config.split_keys > 1 and spec.direction != "decode":
-        return f"split_keys goes with direction decode: got {spec.direction}"
+        return f"split_keys needs direction decode: got {spec.direction}"
     if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
         return (
-            "widening native goes with direction decode and kv_dtype float8_e4m3: "
+            "widening native needs direction decode and kv_dtype float8_e4m3: "
             f"got {spec.direction} and {spec.kv_dtype}"
         )
     if spec.direction not in DECODING:
@@ -313,13 +316,13 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"order {config.order} needs a causal mask: without one all tiles are equally long"
     if spec.block_mask and config.persistent:
         return (
-            "block_mask goes without persistent, which deals tiles out beforehand, for only its "
-            f"lists know how long each takes: got {_order_of(config)}"
+            "block_mask excludes persistent, which assigns tiles beforehand, because only its "
+            f"lists say how long each takes: got {_order_of(config)}"
         )
     if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
         return (
-            "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
-            f"are not all there: got {_order_of(config)}"
+            "varlen needs order plain or longest_first, and excludes persistent, because some "
+            f"of its tiles are empty: got {_order_of(config)}"
         )
     ways = ("fa2", "s_ahead", "hopper", "blackwell")
     has = spec.direction == "forward" and config.schedule in ways
@@ -329,7 +332,7 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
     ):
         if needed and not has:
             return (
-                f"{what} goes with direction forward and schedule {', '.join(ways)}: "
+                f"{what} needs direction forward and schedule {', '.join(ways)}: "
                 f"got {spec.direction} and {config.schedule}"
             )
     if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
@@ -361,16 +364,16 @@ def _fp8(spec: AttentionSpec, config: KernelConfig) -> str | None:
 def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Which directions and features have which schedule."""
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
-        return "schedule fa1 goes with pointer loads and plain order"
+        return "schedule fa1 needs pointer loads and plain order"
     if spec.varlen and (config.loads != "pointer" or config.schedule == "fa1"):
         return (
-            "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
-            f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
+            "varlen needs pointer loads, because a tile must end where its sequence does, and "
+            f"schedule fa2 or s_ahead: got {config.loads} and {config.schedule}"
         )
     if spec.block_mask and 256 in (config.br, config.bc):
         return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
     if spec.paged and config.schedule != "fa2":
-        return f"paged goes with schedule fa2: got {config.schedule}"
+        return f"paged needs schedule fa2: got {config.schedule}"
     if config.schedule == "fa2":
         return None
     if spec.direction != "forward":
@@ -382,7 +385,7 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if spec.scores_featured or spec.block_mask or packed:
         words = (word for word in spec.feature_words if packed or word != "varlen")
         features = " and ".join(words)
-        return f"features ({features}) go with schedule fa2: got {config.schedule}"
+        return f"features ({features}) need schedule fa2: got {config.schedule}"
     return None
 
 
@@ -391,7 +394,7 @@ def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule != "auto":
         return None
     if config.loads != "descriptor":
-        return f"schedule auto goes with descriptor loads: got {config.loads}"
+        return f"schedule auto needs descriptor loads: got {config.loads}"
     if spec.element_bytes != 2:
         return f"schedule auto multiplies 16-bit operands: got {spec.dtype}"
     if config.num_warps != AUTO_WARPS:
@@ -408,7 +411,7 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule != "hopper":
         return None
     if config.loads != "descriptor":
-        return f"schedule hopper goes with descriptor loads: got {config.loads}"
+        return f"schedule hopper needs descriptor loads: got {config.loads}"
     if spec.element_bytes != 2:
         return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
     by_keys = spec.direction in BY_KEYS
@@ -456,12 +459,12 @@ def _blackwell(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule != "blackwell":
         if config.exp2_by_fma or config.rescale_log2:
             return (
-                "exp2_by_fma and rescale_log2 go with schedule blackwell: "
+                "exp2_by_fma and rescale_log2 need schedule blackwell: "
                 f"got {config.schedule}, {config.exp2_by_fma} and {config.rescale_log2}"
             )
         return None
     if config.loads != "descriptor":
-        return f"schedule blackwell goes with descriptor loads: got {config.loads}"
+        return f"schedule blackwell needs descriptor loads: got {config.loads}"
     if spec.element_bytes != 2:
         return f"schedule blackwell multiplies 16-bit operands: got {spec.dtype}"
     dims = f"{spec.head_dim} and {spec.head_dim_v}"
@@ -491,7 +494,7 @@ def _next_s(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return None
     if (spec.direction, config.schedule) != ("backward_fused", "hopper") or shares_keys(spec):
         return (
-            "next_s goes with direction backward_fused, schedule hopper and head dims up to 128: "
+            "next_s needs direction backward_fused, schedule hopper and head dims up to 128: "
             f"got {spec.direction}, {config.schedule}, {spec.head_dim} and {spec.head_dim_v}"
         )
     return None
@@ -503,7 +506,7 @@ def _ampere(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return None
     if (spec.direction, config.loads) != ("forward", "pointer"):
         return (
-            "schedule ampere goes with direction forward and pointer loads: "
+            "schedule ampere needs direction forward and pointer loads: "
             f"got {spec.direction} and {config.loads}"
         )
     if spec.element_bytes != 2 or spec.featured:
@@ -533,7 +536,7 @@ def _maxnreg(spec: AttentionSpec, config: KernelConfig) -> str | None:
     ways = (spec.direction, config.schedule, config.loads)
     if ways not in (("forward", "s_ahead", "descriptor"), ("forward", "fa2", "descriptor")):
         return (
-            "maxnreg goes with direction forward, schedule fa2 or s_ahead and descriptor loads: "
+            "maxnreg needs direction forward, schedule fa2 or s_ahead and descriptor loads: "
             f"got {', '.join(ways)}"
         )
     if config.num_warps != 8 or max(padded(spec.head_dim), padded(spec.head_dim_v)) > 64:

@@ -141,9 +141,7 @@ def why_other_products(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> s
     if not spec.invariant or spec.direction == "combine":
         return None
     if not gpu.is_nvidia:
-        return (
-            f"invariant goes with GPUs of NVIDIA, whose code is compared: {gpu.slug} is {gpu.arch}"
-        )
+        return f"invariant needs a GPU of NVIDIA, whose code is compared: {gpu.slug} is {gpu.arch}"
     if spec.element_bytes == 4 or spec.direction == "backward_delta":
         return None
     of_rows = spec.direction in ("forward", "decode")

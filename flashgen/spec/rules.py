@@ -66,7 +66,7 @@ def _head_dims(spec: AttentionSpec) -> str | None:
 
 def _precision(spec: AttentionSpec) -> str | None:
     if spec.precision == "tf32" and spec.dtype != "float32":
-        return f"precision tf32 goes with dtype float32: got {spec.dtype}"
+        return f"precision tf32 needs dtype float32: got {spec.dtype}"
     return None
 
 
@@ -90,24 +90,24 @@ def _gradients(spec: AttentionSpec) -> str | None:
 
 
 def _features(spec: AttentionSpec) -> str | None:
-    """What each feature goes with, as its row says."""
+    """What each feature needs and excludes, as its row says."""
     for row in features_on(spec):
         if row.directions and spec.direction not in row.directions:
             goes = row.goes or f"direction {_listed(row.directions)}"
-            return f"{row.label} goes with {goes}: got direction {spec.direction}"
+            return f"{row.label} needs {goes}: got direction {spec.direction}"
         if row.dtypes and spec.dtype not in row.dtypes:
-            return f"{row.label} goes with dtype {_listed(row.dtypes)}: got {spec.dtype}"
+            return f"{row.label} needs dtype {_listed(row.dtypes)}: got {spec.dtype}"
         if row.mask not in (None, spec.mask):
-            return f"{row.label} goes with mask {row.mask}: got {spec.mask}"
+            return f"{row.label} needs mask {row.mask}: got {spec.mask}"
         for field, reason in row.without:
             if getattr(spec, field) != OFF[field]:
-                return f"{row.label} goes without {field}, {reason}: got {spec.name}"
+                return f"{row.label} excludes {field}, {reason}: got {spec.name}"
     return None
 
 
 def _listed(words: Sequence[str]) -> str:
-    """The words in a sentence: a, b and c."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    """The words in a sentence: a, b or c."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _delta(spec: AttentionSpec) -> str | None:
@@ -117,7 +117,7 @@ def _delta(spec: AttentionSpec) -> str | None:
     others = set(spec.feature_words) - {"invariant"}
     if spec.causal or others or spec.precision != "ieee" or other_dims:
         return (
-            "direction backward_delta reads O and dO alone, so it goes with mask none, "
+            "direction backward_delta reads O and dO alone, so it needs mask none, "
             "precision ieee, no feature and head_dim that of V: "
             f"got {spec.mask}, {spec.precision}, {spec.head_dim} and {spec.head_dim_v}"
         )
@@ -126,31 +126,31 @@ def _delta(spec: AttentionSpec) -> str | None:
 
 def _pages(spec: AttentionSpec) -> str | None:
     if spec.paged and spec.direction == "forward" and not spec.varlen:
-        return "paged goes with direction decode and append, and with forward and varlen: got none"
+        return "paged needs direction decode or append, or forward with varlen: got none"
     return None
 
 
 def _scales(spec: AttentionSpec) -> str | None:
     if spec.kv_scales == "page" and not (spec.paged and spec.kv_dtype != "same"):
         return (
-            "kv_scales page goes with paged and an 8-bit kv_dtype: "
+            "kv_scales page needs paged and an 8-bit kv_dtype: "
             f"got {'' if spec.paged else 'not '}paged, {spec.kv_dtype}"
         )
     return None
 
 
 def _scoreless(spec: AttentionSpec) -> str | None:
-    """What the kernels of a cache that have no scores go with."""
+    """What the kernels of a cache that have no scores need."""
     if spec.direction not in DECODING or spec.direction == "decode":
         return None
     if set(spec.feature_words) - {"invariant"}:
         return (
-            f"direction {spec.direction} has no scores, so it goes with no feature: "
+            f"direction {spec.direction} has no scores, so it takes no feature: "
             f"got {' and '.join(spec.feature_words)}"
         )
     if spec.causal or spec.precision != "ieee":
         return (
-            f"direction {spec.direction} has no scores, so it goes with mask none and "
+            f"direction {spec.direction} has no scores, so it needs mask none and "
             f"precision ieee: got {spec.mask} and {spec.precision}"
         )
     return None

@@ -48,14 +48,14 @@ def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
     ways = (spec.direction, config.schedule, config.loads)
     if ways != ("forward", "fa2", "pointer") or config.v_parts > 1:
         return (
-            "whole_rows goes with direction forward, schedule fa2, pointer loads and v_parts 1: "
+            "whole_rows needs direction forward, schedule fa2, pointer loads and v_parts 1: "
             f"got {', '.join(ways)} and {config.v_parts}"
         )
     if spec.operand_bytes != 2:
-        return f"whole_rows goes with operands of 16 bits: got {spec.feature_words or spec.dtype}"
+        return f"whole_rows needs operands of 16 bits: got {spec.feature_words or spec.dtype}"
     if max(spec.head_dim, spec.head_dim_v) > WIDEST:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
-        return f"whole_rows goes with head dims to {WIDEST}: got {dims}"
+        return f"whole_rows needs head dims to {WIDEST}: got {dims}"
     if config.br < WIDTHS[-1] or config.bc > config.br or len(o_parts(spec, config)) == 1:
         return (
             f"whole_rows is for {WIDTHS[-1]} rows and more, no more keys, and an O that is wider: "

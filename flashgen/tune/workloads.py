@@ -103,7 +103,7 @@ CACHE = tuple(dict.fromkeys(row.field for row in FEATURES if not row.word))
 def one_token_step(spec: AttentionSpec, cache: Mapping[str, Any]) -> AttentionSpec:
     """The spec that decode() looks for when a model with this attention generates one token.
 
-    The token sees every key, so a causal mask stays only where a feature goes with it. `cache` has
+    The token sees every key, so a causal mask stays only where a feature needs it. `cache` has
     fields of CACHE. Raises InvalidArgument.
     """
     needed: Mask = next((row.mask for row in features_on(spec) if row.mask), "none")
@@ -121,7 +121,7 @@ def kernels_of(
     """
     words = tuple(words)
     if cache and "decode" not in words:
-        raise InvalidArgument(f"{', '.join(cache)} goes with direction decode: add it")
+        raise InvalidArgument(f"{', '.join(cache)} needs direction decode: add it")
     found: list[AttentionSpec] = []
     for word in words:
         if word == "backward":

@@ -325,7 +325,7 @@ class TestTune:
 
     def test_a_block_mask_has_no_causal_one_beside_it(self, options) -> None:
         assert {spec.mask for spec in options("--feature block-mask").specs} == {"none"}
-        with pytest.raises(AssertionError, match="block_mask goes with mask none"):
+        with pytest.raises(AssertionError, match="block_mask needs mask none"):
             options("--feature block-mask --causal")  # what run() printed
 
     def test_no_causal_is_one_mask_too(self, options) -> None:

@@ -83,7 +83,7 @@ def test_facts(gpu: Gpu, head_dim: int, mask: Any, br: int, bc: int, least_tflop
         (make_spec("bfloat16", 64), {"num_stages": 2}, "num_stages is 1"),
         (make_spec("bfloat16", 64), {"bc": 128}, "no more than rows"),
         (make_spec("bfloat16", 64), {"num_warps": 8}, "16 rows for each"),
-        (make_spec("bfloat16", 64, "causal"), {"order": "grouped"}, "order grouped goes with"),
+        (make_spec("bfloat16", 64, "causal"), {"order": "grouped"}, "order grouped needs"),
         (make_spec("bfloat16", 64), {"whole_rows": True}, "schedule fa2"),
         (make_spec("bfloat16", 64, direction="backward_dq"), {}, "got ampere"),
     ],

@@ -45,9 +45,9 @@ CONFIG = make_config(64, 64, order="longest_first", **AUTO)
         (SPEC, make_config(64, 32, **AUTO), H200, "64 keys"),
         (make_spec(head_dim=32), make_config(64, 64, **AUTO), H200, "head dims padded to 64"),
         (make_spec("float32", 64), make_config(64, 64, **AUTO), H200, "16-bit"),
-        (make_spec(window=True), make_config(64, 64, **AUTO), H200, "features (window) go with schedule fa2"),
+        (make_spec(window=True), make_config(64, 64, **AUTO), H200, "features (window) need schedule fa2"),
         (SPEC.for_direction("backward_dq"), make_config(64, 64, **AUTO), H200, "has schedules fa2, s_ahead and hopper alone"),
-        (SPEC, make_config(64, 64, persistent=True, **AUTO), H200, "persistent goes with"),
+        (SPEC, make_config(64, 64, persistent=True, **AUTO), H200, "persistent needs"),
     ],
 )  # fmt: skip
 def test_where_it_is_legal(

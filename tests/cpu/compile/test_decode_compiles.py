@@ -143,12 +143,12 @@ def test_the_first_seed_of_hopper_fits() -> None:
     [
         (make_spec(direction="decode"), make_config(16, 64, loads="descriptor"), "pointer"),
         (make_spec(direction="decode"), make_config(16, 64, schedule="s_ahead"), "fa2"),
-        (make_spec(), make_config(64, 64, split_keys=512), "split_keys goes with direction decode"),
+        (make_spec(), make_config(64, 64, split_keys=512), "split_keys needs direction decode"),
         (make_spec(direction="combine"), make_config(32, 32, num_stages=1), "makes no use of br"),
         (make_spec(direction="append"), make_config(16, 32, num_stages=1), "makes no use of bc"),
         (make_spec(direction="combine"), make_config(16, 16, num_stages=1, split_keys=256), "split_keys"),
         (make_spec(head_dim=40, direction="decode"), make_config(16, 16, head_dims="padded"), "powers of two"),
-        (make_spec(direction="decode"), make_config(16, 64, widening="native"), "widening native goes with"),
+        (make_spec(direction="decode"), make_config(16, 64, widening="native"), "widening native needs"),
         (make_spec(head_dim=256, direction="decode"), make_config(64, 256, num_stages=5), "shared memory"),
     ],
 )  # fmt: skip

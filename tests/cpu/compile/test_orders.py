@@ -42,11 +42,11 @@ AHEAD: dict[str, Any] = {"num_warps": 8, "schedule": "s_ahead", "loads": "descri
         (FULL, make_config(order="grouped"), "order grouped needs a causal mask"),
         (FULL, make_config(order="head_reversal"), "order head_reversal needs a causal mask"),
         (CAUSAL.for_direction("backward_dq"), make_config(order="grouped"), "direction forward and schedule fa2"),
-        (CAUSAL, make_config(schedule="fa1", persistent=True), "persistent goes with direction forward and schedule"),
+        (CAUSAL, make_config(schedule="fa1", persistent=True), "persistent needs direction forward and schedule"),
         (CAUSAL, make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor", order="grouped", persistent=True), None),
         (FULL, make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor", order="grouped"), "order grouped needs a causal mask"),
-        (CAUSAL, make_config(64, 64, schedule="auto", loads="descriptor", order="grouped"), "order grouped goes with"),
-        (make_spec(direction="decode"), make_config(16, 32, persistent=True), "persistent goes with direction forward"),
+        (CAUSAL, make_config(64, 64, schedule="auto", loads="descriptor", order="grouped"), "order grouped needs"),
+        (make_spec(direction="decode"), make_config(16, 32, persistent=True), "persistent needs direction forward"),
     ],
 )  # fmt: skip
 def test_where_they_are_legal(

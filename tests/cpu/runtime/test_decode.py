@@ -195,7 +195,7 @@ def test_the_command_that_is_advised_names_the_direction_and_the_pages() -> None
     spec = make_spec("bfloat16", 128, direction="decode", paged=True)
     assert "--direction decode --paged --dtype bf16" in tune_command(spec, 4096)
     assert in_pages((make_spec("bfloat16", 128, direction="decode"),)) == (spec,)
-    with pytest.raises(InvalidArgument, match="--paged goes with --direction decode"):
+    with pytest.raises(InvalidArgument, match="--paged needs --direction decode"):
         in_pages((make_spec(),))
 
 
@@ -226,7 +226,7 @@ def test_the_words_of_narrow_caches() -> None:
         assert (found.kv_dtype, found.kv_scales) == (kv_dtype, kv_scales)
     with pytest.raises(InvalidArgument, match="--kv must be one of fp8, fp8-page, int8, int8-page"):
         in_8_bits((spec,), "fp16")
-    with pytest.raises(InvalidArgument, match="--kv goes with --direction decode"):
+    with pytest.raises(InvalidArgument, match="--kv needs --direction decode"):
         in_8_bits((make_spec(),), "fp8")
 
 
@@ -245,7 +245,7 @@ REFUSED_NARROW: dict[str, tuple[dict[str, Any], str]] = {
     "no scales": (NARROW, "k_scale must be a tensor: got NoneType"),
     "float32 queries": (NARROW | {"q": Q} | ONE, "q must be float16 or bfloat16 over a cache of 8 bits"),
     "two types": (NARROW | {"v": V.to(torch.int8)} | ONE, "v must have the dtype of q, torch.float16, or with k"),
-    "scales of halves": (ONE, "k_scale and v_scale go with k and v of float8_e4m3fn or int8"),
+    "scales of halves": (ONE, "k_scale and v_scale need k and v of float8_e4m3fn or int8"),
     "scales of other heads": (NARROW | ONE | {"v_scale": torch.ones(3)}, r"v_scale must be float32 of shape \(2,\)"),
     "scales of pages that are none": (NARROW | ONE | {"k_scale": torch.ones(5, 2)}, "k_scale must be float32 of shape"),
     "half scales": (NARROW | ONE | {"k_scale": torch.ones(2).half()}, "k_scale must be float32"),

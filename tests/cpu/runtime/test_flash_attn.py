@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "splits": (with_cache, {"num_splits": -1}, "num_splits must be 0 to 128"),
     "many splits": (with_cache, {"num_splits": 129}, "num_splits must be 0 to 128"),
     "half of what is new": (with_cache, {"k": NEW}, "k and v go together"),
-    "rotary alone": (with_cache, {"rotary_cos": TURNS, "rotary_sin": TURNS}, "go with new k and v"),
+    "rotary alone": (with_cache, {"rotary_cos": TURNS, "rotary_sin": TURNS}, "need new k and v"),
     "window of three": (func, {"window_size": (3, 2, 1)}, r"window must be \(left, right\)"),
     "length beyond the pages": (with_cache, {"cache_seqlens": 17, "block_table": IN_PAGES, **POOLS}, "cache_seqlens must be at most 16, .* 16 keys and 0 are new: got 17"),
     "new keys beyond the pages": (with_cache, {"cache_seqlens": N + 16, "block_table": IN_PAGES, "k": NEW, "v": NEW, **POOLS}, "cache_seqlens must be at most 15, .* 16 keys and 1 are new: got 16"),

@@ -40,12 +40,12 @@ def test_no_gradients_of_cpu_tensors() -> None:
 )
 def test_what_it_does_not_go_with_is_named(feature: str, given: dict[str, object]) -> None:
     q = torch.zeros(1, 1, 1, 16)
-    with pytest.raises(InvalidArgument, match=f"invariant goes without {feature}"):
+    with pytest.raises(InvalidArgument, match=f"invariant excludes {feature}"):
         attention(q, q, q, invariant=True, **given)  # type: ignore[call-overload]
 
 
 def test_caches_of_eight_bits_are_refused() -> None:
     q, cache, scale = torch.zeros(1, 1, 1, 16).half(), torch.zeros(1, 1, 8, 16), torch.ones(1)
     narrow = cache.to(torch.int8)
-    with pytest.raises(InvalidArgument, match="invariant goes without kv_dtype"):
+    with pytest.raises(InvalidArgument, match="invariant excludes kv_dtype"):
         decode(q, narrow, narrow, k_scale=scale, v_scale=scale, invariant=True)

@@ -176,5 +176,5 @@ def test_what_is_refused() -> None:
     q, k, v = draw(1, 1, 4, 16)
     with pytest.raises(InvalidArgument, match="return_debug_mask must be False"):
         FORWARD(q, k, v, 0.0, False, True)
-    with pytest.raises(InvalidArgument, match="go with cum_seq_q"):
+    with pytest.raises(InvalidArgument, match="need cum_seq_q"):
         VARLEN(q, k, v, None, None, 4, 4, 0.0, False, False, seqused_k=torch.ones(1))

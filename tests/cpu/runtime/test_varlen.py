@@ -307,11 +307,11 @@ def test_the_spec_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"varlen": True, "bias": "additive"}, "varlen goes without bias"),
+        ({"varlen": True, "bias": "additive"}, "varlen excludes bias"),
         ({"varlen": 1}, "varlen must be true or false"),
-        ({"paged": True}, "paged goes with"),
-        ({"varlen": True, "paged": True, "dropout": True}, "without dropout"),
-        ({"varlen": True, "paged": True, "direction": "backward_dq"}, "paged goes with"),
+        ({"paged": True}, "paged needs"),
+        ({"varlen": True, "paged": True, "dropout": True}, "excludes dropout"),
+        ({"varlen": True, "paged": True, "direction": "backward_dq"}, "paged needs"),
         ({"varlen": True, "direction": "decode"}, "a cache has lengths of its own"),
     ],
 )

@@ -60,9 +60,9 @@ def test_the_space_of_a_gradient_has_warps_that_share_columns(direction: Any, gp
 @pytest.mark.parametrize(
     ("spec", "config", "what"),
     [
-        (WIDE, make_config(32, 32, v_parts=2, loads="descriptor"), "v_parts goes with"),
-        (WIDE, make_config(32, 32, v_parts=2, schedule="s_ahead"), "v_parts goes with"),
-        (make_spec(head_dim=64).for_direction("backward_dq"), make_config(32, 32, v_parts=2), "v_parts goes with"),
+        (WIDE, make_config(32, 32, v_parts=2, loads="descriptor"), "v_parts needs"),
+        (WIDE, make_config(32, 32, v_parts=2, schedule="s_ahead"), "v_parts needs"),
+        (make_spec(head_dim=64).for_direction("backward_dq"), make_config(32, 32, v_parts=2), "v_parts needs"),
         (make_spec(head_dim=64), make_config(32, 32, v_parts=2), "a part of V has 64 columns at least"),
     ],
 )  # fmt: skip

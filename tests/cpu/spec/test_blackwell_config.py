@@ -62,7 +62,7 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (SPEC, replace(CONFIG, bc=32), B200, "64 or 128 keys"),
         (SPEC, replace(CONFIG, num_stages=1), B200, "num_stages 2"),
         (SPEC, replace(CONFIG, persistent=True), B200, "bytes of shared memory"),
-        (SPEC, replace(ONE, schedule="fa2", rescale_log2=0), B200, "go with schedule blackwell"),
+        (SPEC, replace(ONE, schedule="fa2", rescale_log2=0), B200, "need schedule blackwell"),
         (make_spec("bfloat16", 128, softcap=True), CONFIG, B200, "softcap"),
         (SPEC.for_direction("backward_dkv"), CONFIG, B200, "s_ahead and hopper alone"),
     ],

@@ -139,9 +139,9 @@ def test_cpu_tensors_and_their_gradients() -> None:
         ({"block_mask": torch.ones(20, 20)}, "block_mask must be made by"),
         ({"block_mask": document(torch.zeros(21).int())}, "block_mask must be for the lengths"),
         ({"block_mask": document(torch.zeros(3, 20).int())}, "block_mask must have 1 or 2 batches"),
-        ({"causal": True}, "block_mask goes with mask none"),
-        ({"window": (3, 3)}, "block_mask goes without window"),
-        ({"bias": torch.zeros(20, 20)}, "block_mask goes without bias"),
+        ({"causal": True}, "block_mask needs mask none"),
+        ({"window": (3, 3)}, "block_mask excludes window"),
+        ({"bias": torch.zeros(20, 20)}, "block_mask excludes bias"),
     ],
 )
 def test_what_does_not_fit_is_named(given: dict[str, Any], message: str) -> None:

@@ -259,33 +259,33 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"direction": "forward", "paged": True}, "paged goes with direction decode and append"),
-        ({"direction": "combine", "paged": True}, "paged goes with"),
-        ({"direction": "decode", "rotary": "halves"}, "rotary halves goes with direction append"),
+        ({"direction": "forward", "paged": True}, "paged needs direction decode or append"),
+        ({"direction": "combine", "paged": True}, "paged needs"),
+        ({"direction": "decode", "rotary": "halves"}, "rotary halves needs direction append"),
         (
             {"direction": "decode", "dropout": True},
-            "dropout goes with training: got direction decode",
+            "dropout needs attention or its gradients: got direction decode",
         ),
-        ({"direction": "forward", "varlen": True, "fp8": True}, "varlen goes without fp8"),
+        ({"direction": "forward", "varlen": True, "fp8": True}, "varlen excludes fp8"),
         ({"direction": "decode", "varlen": True}, "a cache has lengths of its own"),
-        ({"direction": "combine", "sink": True}, "sink goes with direction forward and decode"),
+        ({"direction": "combine", "sink": True}, "sink needs direction forward or decode"),
         (
             {"direction": "append", "window": True},
-            "append has no scores, so it goes with no feature",
+            "append has no scores, so it takes no feature",
         ),
-        ({"direction": "append", "leftpad": True}, "leftpad goes with direction decode"),
-        ({"direction": "decode", "indexed": True, "paged": True}, "indexed goes without paged"),
+        ({"direction": "append", "leftpad": True}, "leftpad needs direction decode"),
+        ({"direction": "decode", "indexed": True, "paged": True}, "indexed excludes paged"),
         (
             {"direction": "forward", "indexed": True},
-            "indexed goes with direction decode and append",
+            "indexed needs direction decode or append",
         ),
         (
             {"direction": "forward", "kv_dtype": "int8"},
-            "kv_dtype int8 goes with direction decode and append",
+            "kv_dtype int8 needs direction decode or append",
         ),
         (
             {"direction": "decode", "dtype": "float32", "kv_dtype": "int8"},
-            "with dtype float16 and bfloat16",
+            "with dtype float16 or bfloat16",
         ),
         (
             {"direction": "decode", "kv_dtype": "fp8"},
@@ -293,19 +293,19 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
         ),
         (
             {"direction": "decode", "kv_dtype": "int8", "kv_scales": "page"},
-            "kv_scales page goes with paged",
+            "kv_scales page needs paged",
         ),
         (
             {"direction": "append", "paged": True, "kv_scales": "page"},
-            "kv_scales page goes with paged and an 8-bit",
+            "kv_scales page needs paged and an 8-bit",
         ),
         (
             {"direction": "backward_dq", "fp8": True},
-            "fp8 goes with direction forward, for it has no gradient",
+            "fp8 needs direction forward, because it has no gradient",
         ),
         (
             {"direction": "forward", "dtype": "float32", "fp8": True},
-            "fp8 goes with dtype float16 and bfloat16",
+            "fp8 needs dtype float16 or bfloat16",
         ),
         ({"direction": "combine", "mask": "causal"}, "combine has no scores"),
         ({"direction": "append", "dtype": "float32", "precision": "tf32"}, "append has no scores"),

@@ -272,9 +272,9 @@ def test_decode_finds_what_a_model_was_tuned_for(features: Features) -> None:
 
 
 def test_a_cache_goes_with_decode() -> None:
-    with pytest.raises(InvalidArgument, match="paged goes with direction decode: add it"):
+    with pytest.raises(InvalidArgument, match="paged needs direction decode: add it"):
         kernels_of(make_spec(), ["forward"], {"paged": True})
-    with pytest.raises(InvalidArgument, match="line 3: kv_dtype, kv_scales goes with direction"):
+    with pytest.raises(InvalidArgument, match="line 3: kv_dtype, kv_scales needs direction"):
         parsed(
             "name: w\nspecs:\n- {dtype: bf16, head_dim: 64, mask: none, kv_dtype: int8, "
             "kv_scales: page, seqs: [512]}\n"

@@ -72,7 +72,7 @@ def test_the_variable_of_the_environment(serve: Seeded, monkeypatch: pytest.Monk
     q, k, v = torch.randn(3, 1, 2, 200, 64, generator=torch.Generator().manual_seed(0)).half()
     o, step = attention(q, k, v, causal=True), decode(q[:, :, -1:], k, v)
     assert differing([(o[:, :, -1:], step)]) == 0
-    with pytest.raises(InvalidArgument, match="invariant goes without dropout"):
+    with pytest.raises(InvalidArgument, match="invariant excludes dropout"):
         attention(q, k, v, dropout_p=0.5)
 
 
