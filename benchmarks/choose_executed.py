@@ -1,19 +1,21 @@
-"""Chooses kernels of schedule hopper for a table: those that are estimated faster than its entries,
-and that flashgen.ptx executes right and without a fault.
+"""Chooses kernels of schedules hopper and blackwell for a table: those that are estimated faster
+than its entries, and that flashgen.ptx executes right and without a fault. Where the table has no
+times, those that take fewer cycles a score.
 
-    python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200
+    python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200 nvidia_b200
     PYTHONPATH=.venv/triton-3.8.0 python benchmarks/choose_executed.py admit nvidia_h200
 
 choose writes the list `executed` of a table anew, for the installed Triton. admit adds that Triton
-to the versions of each of its kernels that compiles without spills there, and is executed right.
-Both resume: what was compiled and executed is kept under --cache.
+to the versions of each of its kernels that compiles there, and is executed right; one that has an
+estimate must compile without spills. Both resume: what was compiled and executed is kept under
+--cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -35,26 +37,28 @@ from flashgen.tune.run_files import run_now
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
 """The fused backward is left out: its additions are in no fixed order."""
 
-MOST = 4
-"""Candidates of a spec: each tile of 64 and 128 keys for two and three consumers."""
+MOST = {"hopper": 4, "blackwell": 1}
+"""Candidates of a spec: of hopper, each tile of 64 and 128 keys for two and three consumers. The
+first of blackwell has the most keys and stages that fit."""
 
 
 def candidates(
     spec: AttentionSpec, table: Table, chosen: Sequence[Entry]
 ) -> tuple[KernelConfig, ...]:
-    """The likely configs of schedule hopper, one tile a program, the longest tiles first where
+    """The likely configs of the table's schedule, one tile a program, the longest tiles first where
     causal: no estimate tells the other orders. float16 takes what bfloat16 took.
     """
     if spec.dtype == "float16":
         twin = replace(spec, dtype="bfloat16")
         return tuple(dict.fromkeys(entry.config for entry in chosen if entry.spec == twin))
+    schedule = "hopper" if table.gpu.arch == "sm_90" else "blackwell"
     order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
     found = (
         config
         for config in legal_configs(spec, table.gpu, on_gpu=True)
-        if config.schedule == "hopper" and config.order == order and not config.persistent
+        if config.schedule == schedule and config.order == order and not config.persistent
     )
-    return tuple(islice(found, MOST))
+    return tuple(islice(found, MOST[schedule]))
 
 
 def faster(
@@ -81,45 +85,83 @@ def faster(
             for each, held in pairs
         )
 
-    for config in sorted(found, key=share):
-        if share(config) >= len(entries):
-            return
-        (checked,) = evaluator.evaluate("check", spec, entries[0].problem, [config])
-        print(f"{spec.name} {config.label}: {share(config) / len(entries):.3f} {checked.status}",
+    likely = {c: share(c) / len(entries) for c in sorted(found, key=share)}
+    passed = first_right(entries[0], {c: s for c, s in likely.items() if s < 1}, evaluator)
+    if passed is None:
+        return
+    for held, outcome in zip(entries, times[passed.config], strict=True):
+        timing, us = outcome.timing, held.result.median_us
+        if timing is not None and us is not None and timing.median_us < us:
+            yield in_place_of(held, outcome, passed, len(found), run)
+
+
+def leaner(
+    entries: Sequence[Entry],
+    found: Sequence[KernelConfig],
+    evaluator: OfflineEvaluator,
+    run: Run,
+) -> Iterator[Entry]:
+    """As faster, of entries without a time: the candidate that takes the fewest cycles a score, on
+    the pipe that bounds it, then to issue. It serves where the entry takes more.
+    """
+    spec, problem = entries[0].spec, entries[0].problem
+    configs = [*found, *dict.fromkeys(entry.config for entry in entries)] if found else []
+    built = list(evaluator.evaluate("compile", spec, problem, configs))
+    cycles = {each.config: each.cycles for each in built if each.ok and each.cycles}
+    most = max((cycles.get(entry.config, ()) for entry in entries), default=())
+    fewer = sorted((c for c in found if cycles.get(c, most) < most), key=lambda c: cycles[c])
+    passed = first_right(entries[0], {c: cycles[c][0] for c in fewer}, evaluator)
+    if passed is None:
+        return
+    outcome = next(each for each in built if each.config == passed.config)
+    for held in entries:
+        if outcome.cycles < cycles.get(held.config, ()):
+            yield in_place_of(held, outcome, passed, len(found), run)
+
+
+def first_right(
+    held: Entry, likely: Mapping[KernelConfig, float], evaluator: OfflineEvaluator
+) -> Outcome | None:
+    """The check of the first config that is executed right and without a fault; each is printed
+    with its figure.
+    """
+    for config, figure in likely.items():
+        (checked,) = evaluator.evaluate("check", held.spec, held.problem, [config])
+        print(f"{held.spec.name} {config.label}: {figure:.3f} {checked.status}",
               checked.detail[:200], flush=True)  # fmt: skip
         if checked.ok and checked.check is not None:
-            break
-    else:
-        return
-    for held, outcome in zip(entries, times[config], strict=True):
-        timing, us = outcome.timing, held.result.median_us
-        if timing is None or us is None or timing.median_us >= us:
-            continue
-        default = held.evidence.default_us
-        yield Entry(
-            spec=spec,
-            bucket=held.bucket,
-            config=config,
-            tritons=(settings.compiling_triton(),),
-            result=Result(
-                source="estimated",
-                median_us=timing.median_us,
-                speedup=default / timing.median_us if default else None,
-                max_abs_err_floors=checked.check.floors,
-            ),
-            evidence=EntryEvidence(
-                run=run.id,
-                digest=short_digest(outcome.digest),
-                problem=held.problem,
-                registers=outcome.registers,
-                shared_bytes=outcome.shared_bytes,
-                candidates=len(found),
-                legal=len(found),
-                default_us=default,
-                low_us=timing.low_us,
-                high_us=timing.high_us,
-            ),
-        )
+            return checked
+    return None
+
+
+def in_place_of(held: Entry, outcome: Outcome, checked: Outcome, tried: int, run: Run) -> Entry:
+    """The entry of a config that serves in place of another, with the time of its outcome."""
+    timing, default = outcome.timing, held.evidence.default_us
+    assert checked.check is not None  # it passed
+    return Entry(
+        spec=held.spec,
+        bucket=held.bucket,
+        config=outcome.config,
+        tritons=(settings.compiling_triton(),),
+        result=Result(
+            source="estimated" if timing else "untimed",
+            median_us=timing.median_us if timing else None,
+            speedup=default / timing.median_us if default and timing else None,
+            max_abs_err_floors=checked.check.floors,
+        ),
+        evidence=EntryEvidence(
+            run=run.id,
+            digest=short_digest(outcome.digest),
+            problem=held.problem,
+            registers=outcome.registers,
+            shared_bytes=outcome.shared_bytes,
+            candidates=tried,
+            legal=tried,
+            default_us=default,
+            low_us=timing.low_us if timing else None,
+            high_us=timing.high_us if timing else None,
+        ),
+    )
 
 
 def choose(table: Table, evaluator: OfflineEvaluator) -> Table:
@@ -128,10 +170,14 @@ def choose(table: Table, evaluator: OfflineEvaluator) -> Table:
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
-        entries = [entry for entry in group if entry.result.source == "estimated"]
-        if spec.direction in DIRECTIONS and not spec.featured and entries:
-            found = candidates(spec, table, chosen)
-            chosen += faster(entries, found, evaluator, run)
+        entries = list(group)
+        if spec.direction not in DIRECTIONS or spec.featured:
+            continue
+        found = candidates(spec, table, chosen)
+        for source, better in (("estimated", faster), ("untimed", leaner)):
+            of_source = [entry for entry in entries if entry.result.source == source]
+            if of_source:
+                chosen += better(of_source, found, evaluator, run)
     for entry in chosen:
         table = table.with_entry(entry, run)
     return table
@@ -146,7 +192,8 @@ def admit(table: Table, evaluator: OfflineEvaluator) -> Table:
         for config in dict.fromkeys(entry.config for entry in entries):
             for stage in ("compile", "check"):
                 (found,) = evaluator.evaluate(stage, spec, entries[0].problem, [config])
-                spills = stage == "compile" and bool(found.shortcomings)
+                timed = entries[0].result.source == "estimated"
+                spills = stage == "compile" and timed and bool(found.shortcomings)
                 if not found.ok or spills:
                     holds = False
                     why = found.detail if not found.ok else "its loops spill, or overlap too little"

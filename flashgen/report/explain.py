@@ -243,7 +243,12 @@ def _served(question: Question, found: Ladder, folder: Path, entry: Entry | None
     yield f"{question.spec.name} on {question.gpu.slug}: {choice.kernel}"
     yield f"  {first.rung}: {first.reason}"
     yield f"  {choice.source}{timing}; {lies}"
-    if entry is not None and entry.result.source == "untimed":
+    if choice.source == "untimed" and choice.tritons:
+        yield (
+            "  counted, not timed: it takes fewer cycles a score than the entry in whose place it "
+            "serves, on the pipe that bounds it, or as many and fewer to issue"
+        )
+    elif entry is not None and entry.result.source == "untimed":
         yield (
             "  chosen by rule, not by time: right, no spills in a loop, products in tensor memory "
             "where there is any, most rows on an SM at a time"

@@ -105,7 +105,8 @@ class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
                 for line in text.split("\n")[1:-1]:
                     name, low, config, *times = line.split(" ")
                     us = tuple(None if word == "-" else float(word) for word in times)
-                    self._rows[name].append(_Row(source, _PLACE[low], config, us, tritons))
+                    held: Source = source if any(us) else "untimed"
+                    self._rows[name].append(_Row(held, _PLACE[low], config, us, tritons))
         except Exception as error:  # whatever a file that somebody changed raises
             raise _unreadable(path, error) from error
 
@@ -137,7 +138,9 @@ class _Table(Mapping[AttentionSpec, tuple[Choice, ...]]):
 
 
 def _rows_of(path: Path) -> Iterator[tuple[Source, tuple[str, ...], str]]:
-    """The rows of a file, by source; those that are executed first, by versions of Triton."""
+    """The rows of a file, by source; those that are executed first, by versions of Triton. Executed
+    ones are estimated, or have no time.
+    """
     spec = importlib.util.spec_from_file_location("_flashgen_table", path)
     assert spec is not None  # the file's name ends with .py
     assert spec.loader is not None

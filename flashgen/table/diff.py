@@ -176,7 +176,7 @@ def merge(tables: Sequence[Table]) -> Table:
             )
     for entry in strongest.executed:
         held = merged.find(*entry.key)
-        if held is not None and held.result.source == "estimated":
+        if held is not None and held.result.source != "measured":
             merged = merged.with_entry(entry, strongest.run_of(entry))
     return merged
 

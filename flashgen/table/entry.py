@@ -200,7 +200,7 @@ class Entry:
     """The config chosen for one spec and bucket, and its result. Raises InvalidArgument.
 
     tritons: of an executed entry, the versions of Triton whose program of it was executed on a CPU,
-    was right and had no fault, and spills nothing. It serves under those alone.
+    was right and had no fault. It serves under those alone.
     """
 
     spec: AttentionSpec

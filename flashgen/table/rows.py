@@ -23,8 +23,8 @@ LEGEND = (
 )
 EXECUTED_LEGEND = (
     "# These serve in place of the entries above under the versions of Triton that they name: what",
-    "# those compile was executed on a CPU, was right, had no fault and spills nothing. No GPU has",
-    "# timed them. With another Triton, and with FLASHGEN_PLAIN=1, the entries above serve.",
+    "# those compile was executed on a CPU, was right and had no fault. No GPU has timed them.",
+    "# With another Triton, and with FLASHGEN_PLAIN=1, the entries above serve.",
 )
 _HEADS = ("# from", "config", "source", "us", "x default", "floors")
 _NO_ENTRY, _NOT_TIMED = "none", "-"

@@ -338,11 +338,11 @@ class _Reader(Nodes):
         executed = self.entries(parts["executed"], executed=True) if "executed" in parts else []
         held = {entry.key for entry, _ in marked}
         for entry, mark in executed:
-            if entry.key not in held or entry.result.source != "estimated":
+            if entry.key not in held or entry.result.source not in ("estimated", "untimed"):
                 self.fail(
                     mark,
-                    f"{entry.spec.name} {entry.bucket} must be estimated, and stand in place of an "
-                    "entry; remove the row",
+                    f"{entry.spec.name} {entry.bucket} must be estimated or untimed, and stand in "
+                    "place of an entry; remove the row",
                 )
         for rows_ in (marked, executed):
             self.check(rows_, gpu)

@@ -21,6 +21,7 @@ from tests.makers import make_spec
 
 SLUGS = {
     "h200": "nvidia_h200",
+    "b200": "nvidia_b200",
     "a100": "nvidia_a100_sxm4_80gb",
     "rtx4090": "nvidia_geforce_rtx_4090",
 }

@@ -84,6 +84,7 @@ SERVED = """
     ("device", "said"),
     [
         ("h100", "nvidia_h100_80gb_hbm3"),
+        ("b200", "nvidia_b200"),
         ("a100", "nvidia_a100_sxm4_80gb"),
         ("rtx4090", "nvidia_geforce_rtx_4090"),
         ("mig", "nvidia_h200"),  # an instance has the SMs of the whole, only fewer
@@ -121,6 +122,15 @@ def test_what_no_table_has_is_served(tmp_path: Path, device: str) -> None:
     assert events.of(Fault, found) == []
     forward = [each for each in events.of(Launch, found) if each.kernel.startswith("fwd")]
     assert len(forward) == 3 * 7
+
+
+def test_a_b200_computes_with_schedule_blackwell(tmp_path: Path) -> None:
+    """What its table serves, and kernels that are launched directly: their results, executed."""
+    chosen = "equals_float64 or launched_again"
+    words = [sys.executable, "-m", "pytest", "-q", "tests/driver/test_results.py", "-k", chosen]
+    done, _ = command(words, tmp_path, RECORDING_CUDA_DEVICES="b200")
+    assert done.returncode == 0, done.stdout
+    assert "5 passed" in done.stdout
 
 
 @pytest.mark.parametrize("device", ["a100", "rtx4090"])

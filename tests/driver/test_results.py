@@ -62,9 +62,11 @@ def test_attention_equals_float64(
         assert found.passed, found
     assert executing.launches == 3
     kernels = {launch.kernel for launch in recording.of(Launch)}
-    served = settings.compiling_triton() in ("3.7", "3.8") and cases.GPU.arch == "sm_90"
-    hopper = served and head_dim == 256
+    triton, arch = settings.compiling_triton(), cases.GPU.arch
+    hopper = arch == "sm_90" and triton in ("3.7", "3.8") and head_dim == 256
     assert all("_hopper_" in kernel for kernel in kernels) is hopper
+    blackwell = arch == "sm_100" and triton == "3.7"
+    assert all("_blackwell_" in kernel for kernel in kernels) is blackwell
 
 
 def test_gradients_equal_those_of_float32(executing: Executing) -> None:
@@ -112,17 +114,23 @@ def test_paged_append_and_decode_equal_those_of_float32(executing: Executing) ->
     assert executing.launches >= 2
 
 
+SPECIALIZED = {
+    "sm_90": make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor"),
+    "sm_100": make_config(
+        256, 64, num_warps=8, schedule="blackwell", loads="descriptor", rescale_log2=8
+    ),
+}
+
+
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_kernel_of_schedule_hopper_is_launched_again_directly(
+def test_a_kernel_whose_warps_have_roles_is_launched_again_directly(
     executing: Executing, persistent: bool
 ) -> None:
-    if cases.GPU.arch != "sm_90":
-        pytest.skip("schedule hopper is of sm_90")
+    if cases.GPU.arch not in SPECIALIZED:
+        pytest.skip("warps have roles on sm_90 and sm_100")
     spec = make_spec("bfloat16", 64, "causal")
-    config = make_config(
-        128, 64, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
-    )
-    config = replace(config, persistent=persistent)
+    config = SPECIALIZED[cases.GPU.arch]
+    config = replace(config, order="longest_first", persistent=persistent)
     run = bind(load_text(render(spec, config)), spec, config)
     q, k, v = drawn(1, 2, 200, 64)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""benchmarks/choose_executed.py: which kernels of schedule hopper enter a table, and leave it."""
+"""benchmarks/choose_executed.py: which kernels of schedules hopper and blackwell enter a table, and leave it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from benchmarks import choose_executed as program
 from flashgen import settings
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Status, Timing
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config
@@ -36,7 +37,8 @@ class Evaluator:
             us = 500.0 if config == WRONG else 0.05 * problem.seq_k + 600
             ok = stage != "check" or config == FAST
             yield SimpleNamespace(
-                ok=ok, status=Status.OK if ok else Status.WRONG, detail="" if ok else "7 floors",
+                config=config, ok=ok, status=Status.OK if ok else Status.WRONG,
+                detail="" if ok else "7 floors",
                 timing=Timing(median_us=us, low_us=us, high_us=us), digest=DIGEST + 52 * "0",
                 registers=168, shared_bytes=1024, shortcomings=int(self.spills),
                 check=SimpleNamespace(floors=0.5) if stage == "check" else None,
@@ -58,7 +60,7 @@ def test_the_fastest_that_passes_serves_the_buckets_where_it_is_faster() -> None
 def test_candidates_are_few_and_float16_takes_what_bfloat16_took() -> None:
     table = made_table(made_entry())
     found = program.candidates(SPEC, table, ())
-    assert len(found) == program.MOST
+    assert len(found) == program.MOST["hopper"]
     assert {config.order for config in found} == {"longest_first"}
     twin = replace(SPEC, dtype="float16")
     assert program.candidates(twin, table, chosen()) == (FAST,)
@@ -74,3 +76,35 @@ def test_a_triton_is_admitted_where_a_kernel_holds(
     after = program.admit(table, Evaluator(spills))  # type: ignore[arg-type]
     assert [each.tritons for each in after.executed] == [tritons]
     assert after.entries == table.entries
+
+
+class Counting:
+    """A candidate issues in 0.04 cycles a score, on a pipe that takes 0.1; an entry in 0.05."""
+
+    def __init__(self, bound: float, right: bool) -> None:
+        self.bound, self.right = bound, right
+
+    def evaluate(
+        self, stage: str, spec: Any, problem: Any, configs: Sequence[KernelConfig]
+    ) -> Iterator[Any]:
+        for config in configs:
+            ok = self.right or stage != "check"
+            cycles = (0.1, 0.04) if config.schedule == "blackwell" else (self.bound, 0.05)
+            yield SimpleNamespace(
+                ok=ok, status=Status.OK if ok else Status.WRONG, detail="", config=config,
+                cycles=cycles, timing=None, digest=DIGEST + 52 * "0", registers=128,
+                shared_bytes=1024, check=SimpleNamespace(floors=0.5) if stage == "check" else None,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bound", "right", "taken"),
+    [(0.2, True, True), (0.1, True, True), (0.09, True, False), (0.2, False, False)],
+)
+def test_without_times_the_fewest_cycles_serve(bound: float, right: bool, taken: bool) -> None:
+    table = replace(made_table(made_entry(source="untimed")), gpu=TARGETS["nvidia_b200"])
+    (config,) = program.candidates(SPEC, table, ())
+    assert (config.schedule, config.order) == ("blackwell", "longest_first")
+    found = list(program.leaner(table.entries, (config,), Counting(bound, right), made_run("b")))  # type: ignore[arg-type]
+    assert [each.config for each in found] == [config] * taken
+    assert all((e.result.source, e.result.median_us) == ("untimed", None) for e in found)

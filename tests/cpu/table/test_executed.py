@@ -10,12 +10,14 @@ import pytest
 from flashgen.errors import TableError
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Ladder, ladder
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
+from flashgen.table.diff import merge
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table, dump, load_with_evidence, parse, save
 from tests.makers import make_config
-from tests.tables import AHEAD, H200, SPEC, made_entry, made_table
+from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
 
 HOPPER = make_config(
     128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
@@ -96,5 +98,31 @@ def test_what_is_no_executed_entry_is_refused(old: str, new: str, said: str) -> 
 def test_it_stands_in_the_place_of_an_entry_and_is_estimated() -> None:
     for wrong in (executed(bucket=2), executed(source="measured")):
         text = dump(made_table(made_entry()).of([made_entry(), wrong]))
-        with pytest.raises(TableError, match="must be estimated, and stand in place of an entry"):
+        with pytest.raises(TableError, match="must be estimated or untimed, and stand in place of"):
             parse(text, PATH)
+
+
+BLACKWELL = make_config(
+    256, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor",
+    order="longest_first", exp2_by_fma=4, rescale_log2=8,
+)  # fmt: skip
+
+
+def test_where_nothing_was_timed_it_is_untimed(tmp_path: Path) -> None:
+    """As on a B200, in the text, in a merge, and where it serves."""
+    held = made_entry(source="untimed", config=FA2)
+    stands = replace(held, config=BLACKWELL, tritons=("3.7",))
+    table = replace(made_table(held).of([held, stands]), gpu=TARGETS["nvidia_b200"])
+    path = tmp_path / "nvidia_b200.yaml"
+    save(table, path)
+    assert load_with_evidence(path) == table
+    assert merge([table, table]).executed == (stands,)
+    emit.write({"nvidia_b200": table}, tmp_path / "generated")
+    for triton, plain, serves in (
+        ("3.7", False, BLACKWELL),
+        ("3.7", True, FA2),
+        ("3.8", False, FA2),
+    ):
+        found = replace(served_from(tmp_path / "generated"), triton=lambda v=triton: v, plain=plain)
+        choice = ladder(found, "nvidia_b200", table.gpu, SPEC, BUCKETS[1].low).rungs[0].choice
+        assert (choice.config, choice.source, choice.median_us) == (serves, "untimed", None)
