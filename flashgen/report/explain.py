@@ -250,8 +250,8 @@ def _served(question: Question, found: Ladder, folder: Path, entry: Entry | None
         )
     elif entry is not None and entry.result.source == "untimed":
         yield (
-            "  chosen by rule, not by time: right, no spills in a loop, products in tensor memory "
-            "where there is any, most rows on an SM at a time"
+            "  chosen by rule, not by time: right, no spills in a loop, then the fewest cycles a "
+            "score takes on the pipe that bounds it"
         )
     if choice.config.executed and choice.source != "measured":
         by = f" {', '.join(choice.tritons)}" if choice.tritons else ""

@@ -93,7 +93,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     add(_defaults(slug, gpu, spec))
     if not rungs:
         raise GeneratedError(f"no kernel serves {spec.name} on {slug}: {skipped[-1]}")
-    return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
+    return Ladder(rungs=tuple(rungs), skipped=tuple(dict.fromkeys(skipped)))
 
 
 def _left_out(choice: Choice, served: Served) -> str | None:
