@@ -61,7 +61,7 @@ def matrix_b(registers: list[Array], element: Element) -> Array:
 
 def accumulator(registers: list[Array], dtype: np.dtype[np.generic]) -> Array:
     """(16, n) values of an accumulator of n / 2 registers of 32 bits."""
-    held = np.stack(registers).view(dtype)
+    held = np.array(registers).view(dtype)
     blocks = held.reshape(-1, 2, 2, 8, 4)  # columns / 8, upper or lower rows, pair, row, lane
     return np.ascontiguousarray(blocks.transpose(1, 3, 0, 4, 2)).reshape(16, -1)
 

@@ -104,11 +104,12 @@ class GlobalMemory:
         """The buffer that holds `size` bytes at each address. Raises BadAddress; LookupError if the
         addresses lie in several buffers.
         """
-        low, high = int(addresses.min()), int(addresses.max()) + size
+        low = int(np.minimum.reduce(addresses))
+        high = int(np.maximum.reduce(addresses)) + size
         for buffer in self.buffers:
             begin, end = buffer.limits
             if begin <= low and high <= end:
-                if size > 1 and (addresses & np.uint64(size - 1)).any():
+                if size > 1 and int(np.bitwise_or.reduce(addresses)) & size - 1:
                     lane = int(np.argmax((addresses & np.uint64(size - 1)) != 0))
                     raise BadAddress(
                         f"an access of {size} bytes is not aligned: "
@@ -153,7 +154,7 @@ class SharedMemory:
     def offsets(self, addresses: Array, size: int) -> Array:
         """Addresses as bytes from the beginning, as int64. Raises BadAddress."""
         at = addresses.astype(np.int64) - SHARED_BASE
-        low, high = int(at.min()), int(at.max())
+        low, high = int(np.minimum.reduce(at)), int(np.maximum.reduce(at))
         if low < 0 or high + size > self.size:
             lane = int(np.argmax((at < 0) | (at + size > self.size)))
             raise BadAddress(
@@ -161,7 +162,7 @@ class SharedMemory:
                 f"of which the block has {self.size}",
                 lane,
             )
-        if size > 1 and (at & (size - 1)).any():
+        if size > 1 and int(np.bitwise_or.reduce(at)) & size - 1:
             lane = int(np.argmax((at & (size - 1)) != 0))
             raise BadAddress(
                 f"an access of {size} bytes at byte {int(at[lane])} of shared memory is not "

@@ -71,9 +71,10 @@ def run_warp(warp: Warp, most: int) -> int:
             mask = held ^ guard[1] if guard[1] else held
             if active is not ALL:
                 mask = mask & active
-            if mask.all():
+            held_lanes = np.count_nonzero(mask)
+            if held_lanes == 32:
                 mask = None
-            elif not mask.any():
+            elif not held_lanes:
                 warp.position = position + 1
                 continue
         try:

@@ -32,24 +32,26 @@ class SharedShadow:
     def __init__(self, agents: Agents, size: int, cell: int) -> None:
         cells = -(-size // cell)
         self.agents, self.cell = agents, cell
+        self._steps = np.arange(max(size // cell, 1))
         self.writer = np.full(cells, agents.nobody, np.int32)
         self.written = np.zeros(cells, np.int64)
         self.write_position = np.zeros(cells, np.int32)
         self.read = np.zeros((agents.readers, cells), np.int32)
         self.read_position = np.zeros(cells, np.int32)
+        self.latest_read = np.zeros(agents.readers, np.int32)  # of each agent, of any cell
 
     def cells(self, offsets: Array, size: int) -> Array:
         """The cells of `size` bytes at each offset, once each."""
         first = offsets // self.cell
         per = max(size // self.cell, 1)
         if per > 1:
-            first = (first[:, None] + np.arange(per)).reshape(-1)
+            first = (first[:, None] + self._steps[:per]).reshape(-1)
         return first
 
     def unwritten(self, cells: Array) -> int | None:
         """The first byte of a cell that nobody wrote, or None."""
         missing = self.writer[cells] == self.agents.nobody
-        return int(cells[np.argmax(missing)]) * self.cell if missing.any() else None
+        return int(cells[np.argmax(missing)]) * self.cell if np.count_nonzero(missing) else None
 
     def note_read(
         self, cells: Array, order: Array, agent: int, count: int, position: int
@@ -57,8 +59,9 @@ class SharedShadow:
         """Record a read of cells by an agent; the conflict with a write, if there is one."""
         late = self.written[cells] > order[self.writer[cells]]
         self.read[agent, cells] = count
+        self.latest_read[agent] = max(self.latest_read[agent], count)
         self.read_position[cells] = position
-        return self._with_write(cells, late) if late.any() else None
+        return self._with_write(cells, late) if np.count_nonzero(late) else None
 
     def note_write(
         self, cells: Array, order: Array, read: Array, agent: int, count: int, position: int
@@ -75,18 +78,18 @@ class SharedShadow:
     def check_write(self, cells: Array, order: Array, read: Array) -> Conflict | None:
         """The conflict that a write has, if there is one."""
         late = self.written[cells] > order[self.writer[cells]]
-        if late.any():
+        if np.count_nonzero(late):
             return self._with_write(cells, late)
-        unread = self.read[:, cells] > read[: self.agents.readers, None]
-        if unread.any():
-            agent, which = (int(index[0]) for index in np.nonzero(unread))
-            cell = int(cells[which])
-            return Conflict(
-                at=cell * self.cell,
-                earlier=self.agents.describe(agent),
-                wrote=False,
-                position=int(self.read_position[cell]),
-            )
+        for agent in np.flatnonzero(self.latest_read > read[: self.agents.readers]):
+            unread = self.read[agent, cells] > read[agent]
+            if np.count_nonzero(unread):
+                cell = int(cells[np.argmax(unread)])
+                return Conflict(
+                    at=cell * self.cell,
+                    earlier=self.agents.describe(int(agent)),
+                    wrote=False,
+                    position=int(self.read_position[cell]),
+                )
         return None
 
     def forget(self, cells: Array) -> None:
@@ -143,7 +146,7 @@ class GlobalShadow:
         readers = self.reading_block[cells]
         self.reading_block[cells] = np.where((readers == -1) | (readers == block), block, MANY)
         self.reader[cells], self.read[cells] = agent, count
-        if not bad.any():
+        if not np.count_nonzero(bad):
             return None
         which = int(np.argmax(bad))
         return int(cells[which]), int(writers[which]), True
@@ -160,10 +163,10 @@ class GlobalShadow:
         self.writing_block[cells] = block
         self.writer[cells], self.written[cells] = agent, count
         self.position[cells] = position
-        if by_write.any():
+        if np.count_nonzero(by_write):
             which = int(np.argmax(by_write))
             return int(cells[which]), int(writers[which]), True
-        if by_read.any():
+        if np.count_nonzero(by_read):
             which = int(np.argmax(by_read))
             return int(cells[which]), int(readers[which]), False
         return None

@@ -116,7 +116,7 @@ _NORMAL, _ZERO = np.float32(np.finfo(np.float32).tiny), np.float32(0)
 def flush(values: Array) -> Array:
     """Subnormal float32 values to zero of the same sign, as .ftz asks."""
     tiny = np.abs(values) < _NORMAL
-    return np.where(tiny, np.copysign(_ZERO, values), values) if tiny.any() else values
+    return np.where(tiny, np.copysign(_ZERO, values), values) if np.count_nonzero(tiny) else values
 
 
 def _viewed(dtype: Any) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:

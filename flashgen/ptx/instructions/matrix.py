@@ -10,7 +10,6 @@ from flashgen.ptx.access import note_shared_read, note_shared_write, shared_offs
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
-    accumulator,
     accumulator_registers,
     matrix_a,
     matrix_b,
@@ -53,7 +52,8 @@ def multiply(form: Form) -> Step:
         if halves:
             results = _to_halves(_from_halves(held) + product)
         else:
-            results = list(accumulator_registers(accumulator(held, dtype) + product))
+            sums = np.array(held).view(dtype) + accumulator_registers(product).view(dtype)
+            results = list(sums.view(np.uint32))
         for write, row in zip(writes, results, strict=True):
             write(warp, row, mask)
 
@@ -115,7 +115,7 @@ def store(form: Form) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(warp, mask)
-        tiles = np.stack([read(warp) for read in reads]).view(np.uint16).reshape(count, 8, 8)
+        tiles = np.array([read(warp) for read in reads]).view(np.uint16).reshape(count, 8, 8)
         if transposed:
             tiles = tiles.transpose(0, 2, 1)
         at = shared_offsets(warp, address(warp)[: 8 * count], 16, None, "writes")

@@ -50,9 +50,14 @@ def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
             for read, empty in zip(reads, undefined, strict=True)
         ]
     write = form.store(form.operands[0])
-    return lambda warp, mask: write(
-        warp, np.stack([read(warp) for read in reads], 1).view(raw).reshape(32), mask
-    )
+
+    def step(warp: Warp, mask: Mask) -> None:
+        packed = np.empty((32, len(reads)), RAW[part_size])
+        for n, read in enumerate(reads):
+            packed[:, n] = read(warp)
+        write(warp, packed.view(raw).reshape(32), mask)
+
+    return step
 
 
 def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:

@@ -25,6 +25,7 @@ from flashgen.ptx.fragments import (
     accumulator,
     accumulator_registers,
     descriptor_places,
+    descriptor_units,
     matrix_a,
 )
 from flashgen.ptx.memory import SHARED_BASE
@@ -254,42 +255,41 @@ def _chain(
     return chain
 
 
-def _places(warp: Warp, bits: int, rows: int, shape: Shape, element: Element, major: bool) -> Array:
-    """Offsets in shared memory of the elements of an operand."""
-    try:
-        places = descriptor_places(
-            Descriptor.of_wgmma(bits), rows, shape.k, element.size, k_major=major
-        )
-    except BadDescriptor as error:
-        raise warp.fault("memcheck", f"a matrix descriptor: {error}") from None
-    offsets = places - SHARED_BASE
-    if offsets.min() < 0 or offsets.max() + element.size > warp.block.shared.size:
-        raise warp.fault(
-            "memcheck",
-            f"a matrix descriptor reaches from byte {offsets.min()} to {offsets.max()} of shared "
-            f"memory, of which the block has {warp.block.shared.size}",
-        )
-    return offsets
-
-
-def _operands(warp: Warp, product: Product) -> tuple[Array | None, Array]:
-    """Offsets of A, if it is in shared memory, and of B."""
+def _operands(
+    warp: Warp, product: Product, places: Callable[..., Array]
+) -> tuple[Array | None, Array]:
+    """Offsets in shared memory of A, if it is there, and of B: of elements or of 16 bytes, by
+    descriptor_places or descriptor_units.
+    """
     shape = product.shape
+
+    def offsets(bits: int, rows: int, element: Element, k_major: bool) -> Array:
+        try:
+            descriptor = Descriptor.of_wgmma(bits)
+            found = places(descriptor, rows, shape.k, element.size, k_major=k_major) - SHARED_BASE
+        except BadDescriptor as error:
+            raise warp.fault("memcheck", f"a matrix descriptor: {error}") from None
+        return found
+
     a, b = product.descriptors
-    of_a = None if a is None else _places(warp, a, 64, shape, shape.a, shape.a_k_major)
-    return of_a, _places(warp, b, shape.n, shape, shape.b, shape.b_k_major)
+    of_a = None if a is None else offsets(a, 64, shape.a, shape.a_k_major)
+    return of_a, offsets(b, shape.n, shape.b, shape.b_k_major)
 
 
 def _note_reads(warp: Warp, product: Product, group: int) -> None:
     """Check and record what the product reads, as soon as all warps have issued it."""
-    of_a, of_b = _operands(warp, product)
-    if warp.block.shadow is None:
-        return
-    order = np.minimum.reduce(product.orders)
-    for offsets in (of_a, of_b):
-        if offsets is not None:
-            units = np.unique(offsets >> 4) << 4
-            note_shared_read(warp, units, 16, engine=Engine.WGMMA, count=group, order=order)
+    order = np.minimum.reduce(product.orders) if product.orders else None
+    for units in _operands(warp, product, descriptor_units):
+        if units is None:
+            continue
+        first, last = int(units[0]), int(units[-1]) + 15
+        if first < 0 or last >= warp.block.shared.size:
+            raise warp.fault(
+                "memcheck",
+                f"a matrix descriptor reaches from byte {first} to {last} of shared memory, of "
+                f"which the block has {warp.block.shared.size}",
+            )
+        note_shared_read(warp, units, 16, engine=Engine.WGMMA, count=group, order=order)
 
 
 def _perform(warp: Warp, group: Warpgroup, last: Product) -> None:
@@ -298,7 +298,7 @@ def _perform(warp: Warp, group: Warpgroup, last: Product) -> None:
         product = group.products[group.performed]
         group.performed += 1
         shape, chain = product.shape, product.chain
-        of_a, of_b = _operands(warp, product)
+        of_a, of_b = _operands(warp, product, descriptor_places)
         b = _gather(warp.block, of_b, shape.b)
         if of_a is None:
             a = np.vstack([matrix_a(each or [], shape.a) for each in product.fragments])
