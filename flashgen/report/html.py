@@ -54,13 +54,15 @@ class Tile:
 class Search:
     """One entry as the page shows it: with its run and the history of its search.
 
-    number identifies it within the page. tiles: rows are br, columns bc; None was not timed.
+    number identifies it within the page. stayed: the search left the entry as it was, so that the
+    entry's time is of another run. tiles: rows are br, columns bc; None was not timed.
     """
 
     number: int
     entry: Entry
     run: Run | None
     trace: SearchHistory
+    stayed: bool
     tiles: Mapping[int, Mapping[int, Tile | None]]
 
     @property
@@ -136,7 +138,7 @@ def page(
     scatter = ""
     try:
         for search in searches:
-            drawings[search.number] = _chart(search.entry, search.trace)
+            drawings[search.number] = _chart(search)
         scatter = _scatter(drawn)
     except ToolchainError as error:
         notice(f"the report has no charts: {error}")
@@ -165,21 +167,25 @@ def page(
 def _search(number: int, entry: Entry, table: Table, traces: Searches) -> Search:
     run = table.run_of(entry)
     trace = traces.of(entry, run)
+    if stayed := not trace.points:
+        trace = traces.latest(entry)
     return Search(
         number=number,
         entry=entry,
         run=run,
         trace=trace,
+        stayed=stayed,
         tiles=_tiles(trace),
     )
 
 
-def _chart(entry: Entry, trace: SearchHistory) -> str:
+def _chart(search: Search) -> str:
     """The chart of a search; "" if nothing about it is known. Raises ToolchainError."""
+    entry, trace = search.entry, search.trace
     if not trace.points:
         return ""
     times = (("default", entry.evidence.default_us), ("SDPA", entry.evidence.sdpa_us))
-    limits = [Limit(name=name, y=us) for name, us in times if us]
+    limits = [Limit(name=name, y=us) for name, us in times if us and not search.stayed]
     label = (
         f"History of {entry.spec.name} {entry.bucket}: {len(trace.points)} configs, "
         f"from {figure(trace.points[0].us)} to a best of {figure(trace.best_us[-1])} microseconds"

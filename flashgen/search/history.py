@@ -18,7 +18,8 @@ from flashgen.files import unpacked_content_of, whole_lines
 from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Stage, Status, Timing
+from flashgen.spec.outcome import Outcome, Source, Stage, Status, Timing
+from flashgen.spec.problem import Problem
 from flashgen.spec.records import UnknownKey, parsed, value_of
 from flashgen.table.entry import Entry, Run
 
@@ -114,6 +115,12 @@ class SearchHistory:
         return tuple(points.values())
 
     @property
+    def source(self) -> Source | None:
+        """Where its times come from; None without one."""
+        timed = (outcome.source for outcome in self._known.values() if outcome.timing)
+        return next(timed, None)
+
+    @property
     def failed(self) -> dict[str, int]:
         """How many configs ended in which failure, the most frequent first."""
         ends = (self.failure(config) for config in self.configs)
@@ -154,18 +161,37 @@ class Searches:
         A log knows outcomes, no searches. Those of another Triton are left out, and times of
         another problem, protocol or source.
         """
-        problem, source = entry.problem, entry.result.source
+        if run is None:
+            return SearchHistory(())
+        return self._search(
+            entry.spec, run.triton, entry.problem, run.protocol, entry.result.source
+        )
 
+    def latest(self, entry: Entry) -> SearchHistory:
+        """The last search that timed configs for an entry, of any run: where the entry stayed, its
+        own time is older. It may be empty.
+        """
+        for outcome in reversed(self._of_spec[entry.spec]):
+            timed = outcome.stage in SEARCH_STAGES and outcome.timing is not None
+            if timed and outcome.problem.seq_k in entry.bucket:
+                return self._search(
+                    entry.spec, outcome.triton, outcome.problem, outcome.protocol, outcome.source
+                )
+        return SearchHistory(())
+
+    def _search(
+        self, spec: AttentionSpec, triton: str, problem: Problem, protocol: int, source: Source
+    ) -> SearchHistory:
         def belongs(outcome: Outcome) -> bool:
-            if run is None or outcome.triton != run.triton:
+            if outcome.triton != triton:
                 return False
             found = outcome.problem, outcome.protocol, outcome.source
             return outcome.stage in ("compile", "check") or found in (
-                (problem, run.protocol, source),
-                (problem, run.protocol, "untimed"),
+                (problem, protocol, source),
+                (problem, protocol, "untimed"),
             )
 
-        return SearchHistory(filter(belongs, self._of_spec[entry.spec]))
+        return SearchHistory(filter(belongs, self._of_spec[spec]))
 
 
 def _estimate_us(outcome: Outcome) -> float | None:

@@ -160,6 +160,20 @@ def test_a_report_opens_with_its_run_and_leaves_out_searches_without_charts() ->
     assert {text.text for text in opening.all("text")} >= {"us", "configs, in their order"}
 
 
+def test_a_search_whose_entry_stayed_has_a_chart_without_the_limits_of_another_run() -> None:
+    table, outcomes = searched()
+    (entry,) = table.entries
+    older = table.with_entry(entry, replace(table.runs[0], protocol=0))
+    elsewhere = replace(outcomes[0], problem=replace(entry.problem, seq_k=1, seq_q=1), protocol=0)
+    for shown, stayed in ((table, False), (older, True)):
+        (details,) = parsed(shown, [*outcomes, elsewhere]).all("details", **{"class": "entry"})
+        drawn = {text.text for text in details.one("svg", role="img").all("text")}
+        assert f"{figure(us_of(entry.config))} us" in drawn
+        assert ("default" in drawn) is not stayed
+        assert ("its own time, above, is of another run" in details.text) is stayed
+        assert f"All {len(outcomes)} times" in details.text
+
+
 def test_columns_can_be_sorted() -> None:
     text = page(*searched())
     assert len(Tree(text).root.all("table", **{"class": "sortable"})) == 2
