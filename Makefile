@@ -53,6 +53,7 @@ install: $(FOR_ALL)
 
 tune: $(FOR_TUNING)
 	$(BIN)/flashgen tune $(TUNE)
+	@echo 'flashgen lies in $(BIN); to call it by its name: . $(BIN)/activate'
 
 # Triton reads TRITON_INTERPRET once, when it is imported, so the interpreter has a run of its own. It prints the CPU
 # time that it took, after the install; .ci/run says what that may be.

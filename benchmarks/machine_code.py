@@ -63,7 +63,7 @@ from flashgen.estimate.sm import Replay, Scoreboard, steady_cycles
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.report import charts
-from flashgen.report.charts import Chart, Line, Scale
+from flashgen.report.charts import Chart, Limit, Line, Scale
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs
@@ -560,6 +560,7 @@ def _chart(direction: str, rows: Sequence[Row]) -> Chart:
             Line(name=name, points=tuple((float(dim), _busiest(some, dim)) for dim in dims))
             for name, some in kinds.items()
         ),
+        limits=(Limit(y=100.0, name="always busy"),),
     )
 
 

@@ -256,7 +256,9 @@ def _served(question: Question, found: Ladder, folder: Path, entry: Entry | None
     if choice.config.executed and choice.source != "measured":
         by = f" {', '.join(choice.tritons)}" if choice.tritons else ""
         yield f"  Gluon: what Triton{by} compiles was executed on a CPU, and not yet timed on a GPU"
-        yield "  FLASHGEN_PLAIN=1 leaves it out"
+        others = (rung.choice for rung in found.rungs[1:])
+        plain = next((each.kernel for each in others if not each.config.executed), "no kernel")
+        yield f"  FLASHGEN_PLAIN=1 runs {plain} instead"
     yield from (f"  skipped {sentence}" for sentence in found.skipped)
 
 

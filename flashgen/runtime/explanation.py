@@ -30,7 +30,7 @@ class Explanation:
     Args:
         spec: what the call asks for.
         selection: the kernel and its rung; None where torch serves, or nothing.
-        skipped: a sentence for each kernel that does not fit.
+        skipped: a sentence for each better kernel that does not fit.
         hint: what would improve it.
         twin: the kernel for tensors that cannot have descriptors.
         tables: the folder of the tables that were read.

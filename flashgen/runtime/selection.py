@@ -60,7 +60,9 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """All selections that fit the GPU, best first, and the sentences for those that do not."""
+    """All selections that fit the GPU, best first, and a sentence for each kernel that would come
+    before them and does not.
+    """
 
     rungs: tuple[Selection, ...]
     skipped: tuple[str, ...]
@@ -82,7 +84,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
                 reason = may_spill(selection.choice.spec, selection.choice.config, gpu)
             if reason is None:
                 rungs.append(selection)
-            else:
+            elif not rungs:
                 skipped.append(f"{selection.choice.kernel}: {reason}")
 
     add(_own(served, slug, spec, seq_k))

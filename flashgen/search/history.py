@@ -115,10 +115,9 @@ class SearchHistory:
         return tuple(points.values())
 
     @property
-    def source(self) -> Source | None:
-        """Where its times come from; None without one."""
-        timed = (outcome.source for outcome in self._known.values() if outcome.timing)
-        return next(timed, None)
+    def timed(self) -> Outcome | None:
+        """One outcome with a time: all have its source and its problem."""
+        return next((outcome for outcome in self._known.values() if outcome.timing), None)
 
     @property
     def failed(self) -> dict[str, int]:

@@ -151,10 +151,7 @@ def may_spill(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None
         )
         room = 96 if exact else 80
     if held > room:
-        return (
-            f"it may spill: {what} take {held} registers a thread, and with its features "
-            f"{room} are safe"
-        )
+        return f"it may spill: {what} take {held} registers a thread, of which {room} are safe"
     if spec.bias != "none":  # its tiles are loaded ahead too, in 4 bytes at most
         ahead = 4 * config.br * config.bc * max(1, config.num_stages - 1)
         need = shared_bound_bytes(spec, config, gpu) + ahead

@@ -170,7 +170,8 @@ def test_a_search_whose_entry_stayed_has_a_chart_without_the_limits_of_another_r
         drawn = {text.text for text in details.one("svg", role="img").all("text")}
         assert f"{figure(us_of(entry.config))} us" in drawn
         assert ("default" in drawn) is not stayed
-        assert ("its own time, above, is of another run" in details.text) is stayed
+        note = f"is of another run. These are at {entry.problem.seq_k} keys." in details.text
+        assert note is stayed
         assert f"All {len(outcomes)} times" in details.text
 
 
