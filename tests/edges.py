@@ -51,6 +51,7 @@ EDGES = {
     "NaN in a query": Edge(first_q=NAN, o=NAN, lse=NAN),
     "NaN in a key": Edge(keys=(NAN, 1.0), o=NAN, lse=NAN),
     # Sums of 16 such products are exact in any order: equal keys have equal scores on every CPU.
+    "scores of -128": Edge(first_q=-32.0, o="torch"),
     "scores below -7e29": Edge(first_q=-(2.0**100), o="torch"),
     "scores about -6e37": Edge(first_q=-1.5 * 2.0**123, keys=(1.0, 0.875), o="torch"),
     "scores about 6e37": Edge(first_q=1.5 * 2.0**123, keys=(1.0, 0.875), o="torch"),

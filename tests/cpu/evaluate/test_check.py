@@ -122,6 +122,14 @@ def test_a_bias_beneath_the_floor_is_seen_by_the_rms(dtype: Any) -> None:
     assert not biased.passed
 
 
+def test_each_figure_has_its_limit() -> None:
+    """Those of docs/numerics.md: 2 floors, an rms of 1.15, and LSE within its tolerance."""
+    right = Comparison(floors=1.99, rms=1.14, elements=RMS_ELEMENTS, lse=0.99)
+    assert right.passed
+    for figure in ({"floors": 2.01}, {"rms": 1.16}, {"lse": 1.01}):
+        assert not replace(right, **figure).passed
+
+
 SAMPLED = SampledCase(problem=Problem(batch=2, heads=8, kv_heads=4, seq_q=48, seq_k=64))
 
 

@@ -17,6 +17,7 @@ from flashgen.reference.gradients import (
     exact_gradients,
     forward,
     judge,
+    judge_delta,
     rounded_gradients,
 )
 from flashgen.runtime.eager import attention as eager
@@ -170,6 +171,13 @@ def test_a_nan_never_passes() -> None:
     found = ideal(inputs)
     found["dv"][0, 1, 2, 3] = float("nan")
     assert not judge("backward_dkv", (found["dk"], found["dv"]), inputs).passed
+
+
+def test_a_wrong_delta_never_passes() -> None:
+    inputs = inputs_of("bfloat16", sq=40)
+    o, _, delta = forward(inputs)
+    assert judge_delta(delta, o, inputs.do, inputs.dlse).passed
+    assert not judge_delta(1.01 * delta, o, inputs.do, inputs.dlse).passed
 
 
 def test_tf32_is_no_licence_for_ieee() -> None:

@@ -457,6 +457,15 @@ class TestFinalRound:
         assert found.winner.config != BEST
         assert BEST not in [outcome.config for outcome in found.runners_up]
 
+    def test_where_all_others_fail_runners_up_are_those_of_before(self, tmp_path: Path) -> None:
+        ranked = sorted(SPACE, key=landscape)
+        evaluator = fake(
+            failing=lambda stage, c: Status.RUN_ERROR if stage == "final" and c != BEST else None
+        )
+        found = run(tmp_path, evaluator, trials=len(SPACE))
+        assert found.winner.config == BEST
+        assert [outcome.config for outcome in found.runners_up] == ranked[4:6]
+
     def test_a_default_that_was_dropped_races_all_the_same(self, tmp_path: Path) -> None:
         goal = make_goal(default=max(SPACE, key=landscape), incumbent=BEST)
         evaluator = fake()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashgen.errors import InvalidArgument
+from flashgen.spec import problem as problems
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS
 from flashgen.spec.from_call import check_scale, diagonal_of, from_tensors
@@ -182,6 +183,23 @@ def test_a_negative_size_is_named(field: str) -> None:
     sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 3, "seq_k": 4, field: -1}
     with pytest.raises(InvalidArgument, match=field):
         Problem(**sizes)
+
+
+def test_heads_that_kv_heads_do_not_divide_are_named() -> None:
+    with pytest.raises(InvalidArgument, match="multiple of kv_heads: got 3 and 2"):
+        Problem(batch=1, heads=3, kv_heads=2, seq_q=1, seq_k=1)
+
+
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(10, 10), (3, 10), (12, 9), (4, 4)])
+def test_operations_in_chunks_are_those_of_pairs_in_one(
+    seq_q: int, seq_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "TUNED_CHUNK", 4)
+    first = max(seq_k - seq_q, 0)
+    pairs = [(i, j) for i in range(first, seq_k) for j in range(i + 1) if i // 4 == j // 4]
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
+    found = flops(make_spec(head_dim=64, mask="causal", chunk=True), problem)
+    assert found == pytest.approx(4 * 64 * len(pairs))
 
 
 def test_diagonals() -> None:

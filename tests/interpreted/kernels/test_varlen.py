@@ -318,6 +318,14 @@ def test_seqused_is_clamped_to_its_room(dispatcher: Dispatcher) -> None:
     assert torch.equal(o, want)
 
 
+def test_bounds_behind_the_tensors_end_with_them(dispatcher: Dispatcher) -> None:
+    """Nobody reads bounds before a kernel does: of 21 queries that they name there are 20."""
+    q, k, v = torch.randn(3, 20, 1, 16).unbind()
+    cu = cumulative([20])
+    o = attention_varlen(q, k, v, cumulative([21]), cu, 21, 20, causal=True)
+    assert torch.equal(o, attention_varlen(q, k, v, cu, cu, 20, 20, causal=True))
+
+
 def test_the_same_seed_drops_the_same_whatever_the_longest_length(dispatcher: Dispatcher) -> None:
     q, k, v = torch.randn(3, 40, 2, 16).unbind()
     cu = cumulative([9, 31])
