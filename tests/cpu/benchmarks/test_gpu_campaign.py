@@ -319,20 +319,16 @@ def test_compiling_ahead_ends_with_the_campaign(
         "os.fork()\n"
         f"open(r'{tmp_path}/pids', 'a').write(f'{{os.getpid()}} ')\n"
         f"open(r'{tmp_path}/words', 'w').write(' '.join(sys.argv[1:]))\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
     monkeypatch.setattr(gpu_campaign, "ROOT", tmp_path)
     with gpu_campaign.compiling_ahead(tmp_path, H200):
         pids = tmp_path / "pids"
-        end = time.monotonic() + 20
-        while not (pids.exists() and pids.read_text().count(" ") == 2) and time.monotonic() < end:
-            time.sleep(0.02)
-    assert len(pids.read_text().split()) == 2
+        while not (pids.exists() and pids.read_text().count(" ") == 2):
+            time.sleep(0.02)  # the test's own time limit ends this
     # A killed process that is no child of this one ends when the kernel comes to it.
-    end = time.monotonic() + 20
-    while any(map(alive, pids.read_text().split())) and time.monotonic() < end:
+    while any(map(alive, pids.read_text().split())):
         time.sleep(0.02)
-    assert not any(map(alive, pids.read_text().split()))
     assert (tmp_path / "words").read_text() == (
         f"--gpu {tmp_path}/gpu.json --state {tmp_path}/.flashgen"
     )

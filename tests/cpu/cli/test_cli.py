@@ -18,6 +18,7 @@ import yaml
 
 import flashgen
 from flashgen import __main__, cli, paths
+from flashgen.cli.options import table_of
 from flashgen.errors import FlashgenError
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import Anatomy
@@ -49,6 +50,12 @@ MIXED = made_table(
     made_entry(make_spec("bfloat16", 128, direction="decode"), config=make_config(16, 64)),
 )
 """A table of three kinds of spec."""
+
+
+def test_a_path_is_no_slug(tmp_path: Path) -> None:
+    save(TABLE, paths.table_file(tmp_path, H200.slug))
+    assert table_of(H200.slug, tmp_path) is not None
+    assert table_of(f"../configs/{H200.slug}", tmp_path) is None
 
 
 @pytest.fixture(autouse=True)

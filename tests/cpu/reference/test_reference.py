@@ -12,6 +12,7 @@ from flashgen.reference import attention as reference
 from flashgen.reference.attention import compared, judge
 from flashgen.reference.cases import CheckCase, make_inputs
 from flashgen.runtime.eager import attention as eager
+from flashgen.runtime.eager.visibility import places
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 from tests.nasty_cases import nasty_cases
@@ -48,6 +49,14 @@ def test_lse_and_diagonal_by_definition(sq: int, sk: int) -> None:
         torch.testing.assert_close(
             o[:, :, i], torch.einsum("bhk,bhkd->bhd", s.softmax(-1), v[:, :, :seen])
         )
+
+
+@pytest.mark.parametrize("window", [(2, 1), (0, 0), (-1, 2), (3, -1)])
+def test_a_window_by_definition(window: tuple[int, int]) -> None:
+    """Of 4 queries, the last of which stands at the last of 9 keys."""
+    left, right = (10 if side < 0 else side for side in window)
+    near = [[i + 5 - left <= j <= i + 5 + right for j in range(9)] for i in range(4)]
+    assert places(4, 9, None, torch.device("cpu"), None).in_window(window).tolist() == near
 
 
 def test_gradcheck_in_float64() -> None:

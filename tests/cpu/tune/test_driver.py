@@ -203,7 +203,7 @@ def a_job(run: Callable[[], Any], done: Callable[[Any], Sequence[Job]] = lambda 
 
 
 def test_as_many_run_as_there_are_idle_workers_and_what_follows_goes_first() -> None:
-    barrier, ended = threading.Barrier(3, timeout=60), list[str]()
+    barrier, ended = threading.Barrier(3, timeout=600), list[str]()
 
     def named(name: str) -> Sequence[Job]:
         ended.append(name)
