@@ -45,6 +45,11 @@ WRONG: list[tuple[str, Check, str, str]] = [
         "setp.eq.u32 %p1, %r60, 0; @%p1 st.shared.b32 [%r61], 2;", "has read",
     ),
     ("two warps write one word of a tensor", "racecheck", "st.global.b32 [%d20], %r60;", "of p0, which another warp"),
+    (
+        "a warp overwrites what another reads of a tensor", "racecheck",
+        "setp.ge.u32 %p1, %r60, 32; @%p1 bra W; ld.global.b32 %r1, [%d20]; bra E; W: st.global.b32 [%d20], %r60; E:",
+        "writes byte 0 of p0, which another warp read",
+    ),
     ("half of a warp comes to a barrier", "synccheck", "setp.lt.u32 %p1, %r60, 16; @%p1 bar.sync 0;", "16 do"),
     ("a barrier of half a warp", "synccheck", "bar.sync 1, 48;", "not whole warps"),
     ("a barrier of two counts", "synccheck",
@@ -90,6 +95,10 @@ def test_blocks_race_for_a_tensor_unless_they_use_atomics() -> None:
     own = "mov.u32 %r1, %ctaid.x; st.global.b32 [%d20], %r1;"
     assert report_of(own, threads=32, blocks=2).checks() == {"racecheck"}
     assert report_of("red.global.add.u32 [%d20], %r60;", threads=32, blocks=2).checks() == set()
+    read_by_all = "ld.global.b32 %r1, [%d20]; mov.u32 %r2, %ctaid.x; setp.eq.u32 %p1, %r2, 1; "
+    assert report_of(read_by_all, threads=32, blocks=2).checks() == set()
+    last_writes = read_by_all + "@%p1 st.global.b32 [%d20], 7;"
+    assert report_of(last_writes, threads=32, blocks=2).checks() == {"racecheck"}
 
 
 SILENT = {

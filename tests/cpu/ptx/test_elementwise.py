@@ -260,8 +260,9 @@ def test_lanes_that_diverge_meet_again() -> None:
     mul.lo.s32 {d}, {0}, 2;
     bra.uni DONE;
     SMALL: add.s32 {d}, {0}, 100;
-    DONE: add.s32 {d}, {d}, 1;"""
-    expected = np.where(SMALL < 10, SMALL + 100, SMALL * 2) + 1
+    DONE: add.s32 {d}, {d}, 1;
+    shfl.sync.bfly.b32 {d}, {d}, 1, 31, -1;"""
+    expected = (np.where(SMALL < 10, SMALL + 100, SMALL * 2) + 1)[np.arange(32) ^ 1]
     np.testing.assert_array_equal(lanes(body, [SMALL], np.uint32), expected)
 
 
