@@ -303,7 +303,7 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
         ),
         (
             {"direction": "decode", "dtype": "float32", "kv_dtype": "int8"},
-            "with dtype float16 or bfloat16",
+            "needs dtype float16 or bfloat16",
         ),
         (
             {"direction": "decode", "kv_dtype": "fp8"},
