@@ -13,9 +13,10 @@ longest length of the deepest part comes first.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -91,8 +92,9 @@ def from_hf_config(
     without: list[str] = []
     for where, part in _parts(config):
         try:
-            model = _Model(part, training=training, sees=where == "vision_config")
-            pieces += _pieces(model, directions, cache, notes)
+            for layers in _layers_alike(part):
+                model = _Model(layers, training=training, sees=where == "vision_config")
+                pieces += _pieces(model, directions, cache, notes)
         except _NoAttention as error:
             without.append(f"{where} names {error}")
         except InvalidArgument as error:
@@ -199,6 +201,58 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in nested:
         own = {key: value for key, value in config[name].items() if value is not None}
         yield name, shared | own
+
+
+def _layers_alike(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A part, or one configuration for all layers whose fields are alike: per_layer_config has
+    fields of some layers, as in Gemma 4, whose layers without a window have wider heads.
+    """
+    own = config.get("per_layer_config")
+    if own is None:
+        own = _of_full_layers(config)
+    if not isinstance(own, dict) or not all(
+        str(place).isdecimal() and isinstance(fields, dict) for place, fields in own.items()
+    ):
+        raise InvalidArgument(
+            f"per_layer_config must have the fields of layers by number: got {shown(own)}"
+        )
+    if not own:
+        yield config
+        return
+    layers = _Model(config, training=False, sees=False).number("layers") or 1
+    alike: dict[str, list[int]] = {}
+    for place, fields in own.items():
+        if int(place) < layers:
+            alike.setdefault(json.dumps(fields, sort_keys=True), []).append(int(place))
+    special = {place for places in alike.values() for place in places}
+    if len(special) < layers:
+        yield config | _of_layers(config, lambda place: place not in special, layers - len(special))
+    for fields_, places in alike.items():
+        those = frozenset(places)
+        yield config | _of_layers(config, those.__contains__, len(those)) | json.loads(fields_)
+
+
+def _of_full_layers(config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """What Gemma 4's file says of layers without a window, where no class of transformers does."""
+    types, wide = config.get("layer_types"), config.get("global_head_dim")
+    if not isinstance(types, list) or wide is None:
+        return {}
+    fields = {"head_dim": wide}
+    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+        fields["num_key_value_heads"] = config["num_global_key_value_heads"]
+    return {place: fields for place, kind in enumerate(types) if kind == "full_attention"}
+
+
+def _of_layers(
+    config: Mapping[str, Any], chosen: Callable[[int], bool], count: int
+) -> dict[str, Any]:
+    """The fields that count and list layers, for `count` chosen ones."""
+    lists = {
+        name: [each for place, each in enumerate(config[name]) if chosen(place)]
+        for name in ("layer_types", "no_rope_layers")
+        if isinstance(config.get(name), list)
+    }
+    return {"num_hidden_layers": count, **lists}
 
 
 class _Model:

@@ -219,6 +219,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         "num_hidden_layers": 34, "sliding_window": 1024, "sliding_window_pattern": 6,
     },
+    "gemma-4-31b": {
+        "model_type": "gemma4_text", "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+        "num_hidden_layers": 60, "sliding_window": 1024, "global_head_dim": 512, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 4,
+    },
     "gpt-oss-20b": {
         "model_type": "gpt_oss", "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
         "num_hidden_layers": 24, "sliding_window": 128,
@@ -560,6 +565,30 @@ class TestTransformersCompletesAFile:
         assert {p.spec.name for p in read(tmp_path, MISTRAL).pieces} == {"fwd_bf16_d128_causal"}
         with pytest.raises(InvalidArgument, match="text_config names none of num_attention_heads"):
             read(tmp_path, GEMMA3)
+
+    def test_layers_with_fields_of_their_own_are_pieces_of_their_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Gemma 4 lists them when its class completes the file; its own file names two fields."""
+        wide = {f"{place:02d}": {"head_dim": 512} for place in range(5, 30, 6)}
+        gemma = {"model_type": "gemma4_text", "num_hidden_layers": 30, "per_layer_config": wide}
+        for change in ({}, {"per_layer_config": None, "global_head_dim": 512}):
+            found = read(tmp_path, gemma | change)
+            assert {p.spec.name: p.weight for p in found.pieces if p.problem.seq_k == 2048} == {
+                "fwd_bf16_d256_causal_window": 25 * 2048, "fwd_bf16_d512_causal": 5 * 2048,
+            }  # fmt: skip
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        types = ["sliding_attention", "full_attention"]
+        found = read(
+            tmp_path, MODELS["gemma-4-31b"] | {"num_hidden_layers": 2, "layer_types": types}
+        )
+        assert {(p.spec.name, p.problem.heads, p.problem.kv_heads) for p in found.pieces} == {
+            ("fwd_bf16_d256_causal_window", 8, 4), ("fwd_bf16_d512_causal", 8, 1),
+        }  # fmt: skip
+        with pytest.raises(
+            InvalidArgument, match="per_layer_config must have the fields of layers"
+        ):
+            read(tmp_path, gemma | {"per_layer_config": {"x": {}}})
 
     @pytest.mark.parametrize(
         "change",
