@@ -286,6 +286,7 @@ class TestRecord:
         record.at_work(case, "ladder: hopper")
         killed = BenchRecord(tmp_path, dict(RUN))  # without anybody having taken the mark away
         assert killed.struck(case) == {"ladder: hopper"}
+        assert killed.struck(case_of("decode")[0]) == set()
         killed.add(case, [measured(500)], (None, None, None))
         assert BenchRecord(tmp_path, dict(RUN)).struck(case) == {"ladder: hopper"}
         killed.at_work(case, "flashgen")

@@ -69,6 +69,11 @@ WRONG: list[tuple[str, Check, str, str]] = [
         "1 of 2 arrivals",
     ),
     (
+        "an mbarrier that awaits bytes at the end", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; "
+        "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r61], 16;", "at the end",
+    ),
+    (
         "an arrival too many", "synccheck",
         "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 2; bar.sync 0; "
         "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r61], 3;", "3 arrivals",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flashgen.ptx.fragments import ELEMENTS
 from tests.ptx_snippets import KINDS, RNG, Array, drawn, kernel, run, values
 
 
@@ -16,6 +17,12 @@ def register_rows(matrix: Array) -> Array:
         for row in range(0, words.shape[0], 8):
             found.append(words[row : row + 8, column : column + 4].reshape(32))
     return np.stack(found)
+
+
+def test_tf32_is_cut_off() -> None:
+    """10 bits of mantissa are read."""
+    given = np.float32([1 + 2.0**-10 + 2.0**-11, -1 - 2.0**-20]).view(np.uint32)
+    assert ELEMENTS["tf32"].load(given).tolist() == [1 + 2.0**-10, -1.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
