@@ -32,6 +32,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 502.28 1644.2 5975.8 11
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 538.03 1759.3 6391.8
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 499.2 1606.1 4415.5 5103.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 542.99 1762.5 4851.5
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2904.5 10717.0 41866.3 83421.1
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 628.99 2310.9 9038.5 18008.6
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 974.95 3582.9 14014.7 27923.7
@@ -49,6 +50,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 451.27 451.27 451.27 451.27
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 230.19 230.19 230.19 230.19
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
@@ -66,6 +68,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2580.9 9819.1 38772.0 77375.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1495.2 5115.1 19487.3 38674.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3900.9 14209.4 55875.2 111557.3
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2011.0 7788.9 30900.4 61715.8
@@ -88,6 +91,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2734.2 10608.6 42106.1 84102.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1530.0 5480.4 20845.9 41478.4
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2180.2 8461.0 33584.3 67082.1
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1231.1 4441.6 16836.7 33507.8
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5352.5 20107.4 79115.7 157836.0
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1559.9 6007.4 23797.6 47517.9
@@ -135,5 +139,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1019.9
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4021.0 16048.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1028.1 4084.6 8165.6 8165.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1020.3 4053.7 8101.3
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 547.15 2150.7 8564.8 17117.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 543.53 2135.5 8503.3 16993.8
 """,
 }

@@ -34,6 +34,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 340.73 1097.6 4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 342.46
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1147.6 3099.8 3612.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 348.72 1137.6 3073.7
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
@@ -51,6 +52,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 88.85 88.85 88.85 88.85
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 89.988 89.988 89.988 89.988
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 84.341 84.341 84.341 84.341
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 89.651 89.651 89.651 89.651
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 175.96 175.96 175.96 175.96
 bwd_delta_fp16_d64 1 br64_bc16_w8_s1_fa2_ptr 90.662 90.662 90.662 90.662
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 88.85 88.85 88.85 88.85
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 89.988 89.988 89.988 89.988
@@ -67,6 +69,7 @@ bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5 31153.0 62161.0
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
@@ -88,6 +91,7 @@ bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
 bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
@@ -137,5 +141,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.63
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1555.0 6195.4
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 397.3 1571.4 3137.6 3137.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.94 1574.0 3142.9
+decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 202.81 791.4 3145.8 6285.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s5_fa2_ptr_v2 204.03 795.9 3163.4 6320.1
 """,
 }

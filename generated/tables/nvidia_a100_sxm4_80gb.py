@@ -32,6 +32,7 @@ fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 265.08 795.78 2830.0 5348
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 324.62 1044.1 3806.9
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 320.12 1078.5 3024.2 3525.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 328.06 1032.7 2764.9
+fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr_v2 2345.5 8322.5 32177.1 64030.5
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2
@@ -48,6 +49,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 68.472 68.472 68.472 68.472
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 69.34 69.34 69.34 69.34
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 65.033 65.033 65.033 65.033
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 69.082 69.082 69.082 69.082
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 134.91 134.91 134.91 134.91
 bwd_delta_fp16_d64 1 br64_bc16_w8_s1_fa2_ptr 69.854 69.854 69.854 69.854
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 68.472 68.472 68.472 68.472
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 69.34 69.34 69.34 69.34
@@ -64,6 +66,8 @@ bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1435.3 5540.4 21960.9 43854.9
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 868.88 2982.5 11199.4 21929.5
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5
+bwd_dkv_bf16_d512_causal 4096 br32_bc32_w8_s2_fa2_ptr 33962.2 67799.0
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 450.6 1347.4 4911.2 9561.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1056.7 4021.8 15882.2 31696.1
@@ -85,6 +89,7 @@ bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1356.8 5201.7 20581.3 41087.5
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 833.1 2825.7 10574.6 20692.4
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1074.7 4121.8 16310.2 32561.5
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 659.18 2242.8 8355.3 16298.6
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
 bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 901.9 3194.7 12365.7 24593.8
@@ -130,5 +135,7 @@ decode_bf16_d256_paged 1 br16_bc128_w8_s4_fa2_ptr 311.28 1228.1 4895.3 9784.9
 decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 311.99 1230.9 4906.6
 decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 309.98 1222.1 2441.9 2441.9
 decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 310.43 1223.8 2445.5
+decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 156.56 608.57 2416.6 4827.3
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 180.83 673.01 2661.0 5314.6
 """,
 }

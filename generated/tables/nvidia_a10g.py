@@ -34,6 +34,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.18 2668.6 9
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 750.58
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2552.2 7076.9 8189.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 802.38 2686.4 7453.1
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3201.3 11910.8 46623.7 92926.1
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1057.5 4046.9 16004.3 31947.6
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52
 fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2153.4 8135.9 15983.7
@@ -52,6 +53,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 451.27 451.27 451.27 451.27
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 230.19 230.19 230.19 230.19
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
@@ -68,6 +70,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3191.2 12319.1 48831.0 97513.5
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1823.4 6434.5 24706.2 49049.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4285.2 15721.4 61598.9 123031.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2904.3 11390.0 45332.8 90589.7
@@ -89,6 +92,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3086.1 12054.2 47926.5 95756.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1727.7 6279.2 23979.9 47673.5
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2477.6 9678.5 38482.2 76887.2
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1398.2 5087.5 19342.3 38422.9
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5431.7 20525.0 80851.6 161327.6
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2168.0 8465.0 33653.2 67237.4
@@ -138,5 +142,7 @@ decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.8 4012.9 16029.4 32051.5
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.6 4004.0 15993.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.5 4011.6 8018.7 8018.7
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.7 4004.2 8003.2
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 535.2 2104.7 8382.6 16753.1
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 533.46 2097.2 8352.2 16692.3
 """,
 }

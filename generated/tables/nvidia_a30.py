@@ -34,6 +34,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 615.1 1958.0 71
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 617.51
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2048.1 5636.2 6490.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 629.29 2029.6 5589.0
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3132.5 11406.5 44424.0 88496.7
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 712.13 2488.6 9594.7 19069.4
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 518.69 1430.4 5025.1 9782.7
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 943.93 3495.1 13699.9 27306.3
@@ -51,6 +52,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 146.08 146.08 146.08 146.08
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.98 147.98 147.98 147.98
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.57 138.57 138.57 138.57
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 147.42 147.42 147.42 147.42
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 291.27 291.27 291.27 291.27
 bwd_delta_fp16_d64 1 br64_bc16_w8_s1_fa2_ptr 149.1 149.1 149.1 149.1
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 146.08 146.08 146.08 146.08
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.98 147.98 147.98 147.98
@@ -67,6 +69,7 @@ bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2718.4 10441.8 41341.3 82559.6
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 1638.9 5574.0 21033.0 41730.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 2106.6 7970.5 31439.9 62786.7
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1254.0 4179.4 15607.8 30930.9
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 4105.5 14941.1 58454.5 116598.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1240.6 4579.9 17937.3 35747.2
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 843.3 2538.5 9297.7 18156.2
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2067.7 7765.7 30557.7 60957.7
@@ -88,6 +91,7 @@ bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 2559.6 9823.0 38876.6 77614.7
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1548.8 5241.4 19743.9 39154.4
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 2093.7 8045.8 31854.0 63598.4
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1231.9 4201.0 15805.7 31354.0
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 2870.9 9706.8 37044.4 73500.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 966.9 3531.0 13787.4 27462.6
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 636.08 1899.6 6908.8 13490.1
 bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 1744.1 6208.1 24064.1 47872.1
@@ -138,5 +142,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 665.39
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2601.1 10320.2
 decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 662.66 2626.6 5246.7 5246.7
 decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 663.35 2629.4 5252.2
+decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 343.86 1345.5 5352.3 10694.6
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 344.71 1350.2 5372.4 10735.4
 """,
 }

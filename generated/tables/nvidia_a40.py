@@ -31,6 +31,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 423.58 1392.4 5112.0 97
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 453.63 1489.8 5468.2
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 420.23 1360.0 3715.7 4315.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 457.46 1492.5 4083.2
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2433.2 8984.6 35090.6 69868.0
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 528.69 1941.1 7590.8 15123.6
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 800.31 2939.7 11497.1 22907.1
@@ -47,6 +48,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 194.81 194.81 194.81 194.81
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 197.35 197.35 197.35 197.35
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 184.73 184.73 184.73 184.73
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 196.59 196.59 196.59 196.59
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 389.44 389.44 389.44 389.44
 bwd_delta_fp16_d64 1 br64_bc16_w8_s1_fa2_ptr 198.85 198.85 198.85 198.85
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 194.81 194.81 194.81 194.81
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 197.35 197.35 197.35 197.35
@@ -64,6 +66,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2130.6 8104.4 31999.5 63859.8
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1252.2 4284.3 16277.8 32271.8
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3304.0 12032.1 46672.7 93182.8
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1650.2 6390.0 25349.0 50627.7
@@ -86,6 +89,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2294.0 8899.4 35320.8 70549.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1285.2 4602.0 17505.7 34605.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1831.3 7105.8 28203.7 56334.3
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1035.5 3735.5 14159.8 27939.0
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4477.1 16826.9 66168.3 132009.6
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1280.1 4928.6 19522.4 38980.7
@@ -134,5 +138,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.51
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3472.6 13838.3
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 890.79 3536.9 7070.6 7070.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.94 3505.6 7005.3
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.18 1874.1 7461.6 14911.6
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 473.59 1859.0 7400.6 14789.5
 """,
 }

@@ -34,6 +34,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 933.51 3096.2 1
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 875.69
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2962.1 8213.1 9561.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 939.61 3116.7 8649.7
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3751.4 13956.2 54680.0 108975.4
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1260.3 4824.6 19081.5 38090.8
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8
 fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9551.1 18807.4
@@ -52,6 +53,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 178.65 178.65 178.65 178.65
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 180.98 180.98 180.98 180.98
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 169.43 169.43 169.43 169.43
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 180.29 180.29 180.29 180.29
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 356.89 356.89 356.89 356.89
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 182.36 182.36 182.36 182.36
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 178.65 178.65 178.65 178.65
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 180.98 180.98 180.98 180.98
@@ -70,6 +72,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3789.0 14628.4 57986.3 115796.8
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2138.6 7516.6 29006.7 57690.5
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2981.5 11506.9 45608.7 91077.7
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4968.0 18234.7 72361.2 144529.9
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
 bwd_dkv_fp16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1483.0 4994.6 18901.7 37274.0
@@ -94,6 +97,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3664.2 14313.8 56912.2 113710.1
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2022.5 7344.4 28054.5 55878.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2953.5 11539.2 45882.1 91672.7
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1633.3 5944.0 22594.6 45014.0
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6377.8 24088.9 94967.4 189501.1
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1094.2 3738.5 14258.6 28087.9
@@ -145,5 +149,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.25
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.8 12660.1
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 813.85 3232.3 6459.8 6459.8
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.8 3240.1 6475.4
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 540.91 2104.3 8357.9 16696.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 517.12 1996.3 7913.0 15801.9
 """,
 }

@@ -34,6 +34,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 794.84 2627.0 9
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 738.81
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2512.5 6950.1 8087.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 800.06 2644.4 7319.2
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3153.5 11730.4 45928.0 91511.2
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1025.9 3925.8 15525.1 30990.8
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3
 fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8010.8 15702.8
@@ -52,6 +53,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 145.62 145.62 145.62 145.62
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.52 147.52 147.52 147.52
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.13 138.13 138.13 138.13
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 146.96 146.96 146.96 146.96
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 290.35 290.35 290.35 290.35
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 148.64 148.64 148.64 148.64
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 145.62 145.62 145.62 145.62
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.52 147.52 147.52 147.52
@@ -69,6 +71,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3169.1 12234.0 48493.4 96839.4
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1795.5 6334.5 24317.9 48266.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4225.1 15522.0 60564.5 120961.4
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
@@ -91,6 +94,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1701.7 6188.5 23625.8 46875.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2403.5 9388.7 37329.7 74584.4
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1378.3 5018.4 19062.0 37770.7
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5347.1 20207.8 79602.0 158830.6
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2122.9 8288.8 32952.5 65837.4
@@ -140,5 +144,7 @@ decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.96 2579.0 10287.0 
 decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.98 2579.0 10287.2
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 662.0 2626.9 5250.5 5250.5
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 657.18 2607.7 5210.4
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.84 1857.9 7378.2 14738.6
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 456.84 1762.6 6985.5 13949.3
 """,
 }

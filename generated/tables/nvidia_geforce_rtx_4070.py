@@ -35,6 +35,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.33 2962.9 10939.1 2
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 942.73 3116.0 11504.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 900.67 2969.0 8401.6 9735.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 948.17 3133.2 8874.1
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3820.9 14211.5 55717.1 111064.0
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1278.6 4896.9 19370.2 38667.9
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 792.75
 fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2629.4
@@ -53,6 +54,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 267.77 267.77 267.77 267.77
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 271.28 271.28 271.28 271.28
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 253.86 253.86 253.86 253.86
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 270.24 270.24 270.24 270.24
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 536.44 536.44 536.44 536.44
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 273.36 273.36 273.36 273.36
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 267.77 267.77 267.77 267.77
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 271.28 271.28 271.28 271.28
@@ -70,6 +72,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3880.2 14984.1 59399.7 118620.4
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2183.4 7704.1 29764.8 59191.6
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 3071.2 11857.8 47004.3 93866.2
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1680.3 5941.3 22960.1 45662.9
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4950.9 18704.2 73661.0 147114.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2488.2 9681.2 38453.3 76816.1
 bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1528.2 5140.2 19463.7 38577.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3524.4 13735.3 54579.1 109038.2
@@ -93,6 +96,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3876.0 15001.6 59577.8 119039.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2142.3 7654.4 29476.2 58569.8
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 3091.8 11927.3 47340.2 94588.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1742.7 6200.1 23793.1 47263.0
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6540.2 24728.3 97462.3 194459.5
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1882.2 7287.8 28910.5 57740.8
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1131.8 3842.6 14661.2
 bwd_dq_fp16_d64_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 28991.4
@@ -148,5 +152,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1205.0
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4792.4 19085.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1209.8 4811.5 9616.3 9616.3
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1205.2 4793.4 9580.0
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 631.32 2484.7 9898.2 19783.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 629.57 2477.2 9867.8 19721.9
 """,
 }

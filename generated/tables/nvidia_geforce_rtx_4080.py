@@ -35,6 +35,7 @@ fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.89 1931.0 7096.7
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.07 1839.2 5100.2 5833.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 582.21 1941.5 5387.1
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2306.3 8577.4 33558.4 66933.4
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 759.17 2904.2 11484.2 22924.1
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9
 fwd_fp16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11681.7
@@ -53,6 +54,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 189.24 189.24 189.24 189.24
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 191.71 191.71 191.71 191.71
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 179.46 179.46 179.46 179.46
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 190.98 190.98 190.98 190.98
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 378.22 378.22 378.22 378.22
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 193.17 193.17 193.17 193.17
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 189.24 189.24 189.24 189.24
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 191.71 191.71 191.71 191.71
@@ -70,6 +72,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2328.8 8989.7 35633.4 71158.2
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1316.4 4644.2 17829.3 35428.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3068.8 11257.3 44188.0 88261.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
 bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2125.9 8281.7 32904.8 65748.5
@@ -92,6 +95,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2326.3 9000.5 35789.1 71507.2
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1301.0 4643.3 17684.0 35187.6
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1834.1 7071.9 28113.8 56172.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1062.9 3776.9 14288.1 28424.7
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 3929.5 14849.7 58514.0 116757.1
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1615.4 6211.6 24596.7 49140.0
@@ -144,5 +148,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 847.76
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.2 13432.5
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 847.42 3369.0 6732.6 6732.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 848.11 3371.7 6738.0
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 433.84 1705.7 6793.1 13576.2
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 433.32 1703.4 6784.0 13558.0
 """,
 }

@@ -35,6 +35,7 @@ fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.69 1239.1 4464.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3
+fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1238.6 4556.7 17713.8 35364.4
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 443.36 1691.7 6684.9 13342.5
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
@@ -55,6 +56,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 135.44 135.44 135.44 135.44
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 137.19 137.19 137.19 137.19
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 128.48 128.48 128.48 128.48
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 136.67 136.67 136.67 136.67
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 269.83 269.83 269.83 269.83
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 138.23 138.23 138.23 138.23
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 135.44 135.44 135.44 135.44
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 137.19 137.19 137.19 137.19
@@ -72,6 +74,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1355.1 5226.4 20711.3 41357.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 783.33 2759.2 10450.6 20784.0
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1918.9 6550.6 25977.3 51879.6
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1221.7 4786.2 19044.2 38054.8
@@ -94,6 +97,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1330.9 5195.3 20652.8 41262.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 761.05 2765.8 10243.8 20402.5
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1052.3 4107.3 16327.0 32620.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 620.24 2258.0 8258.7 16450.7
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1425.3 5179.4 20285.8 40427.8
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 915.71 3570.9 14191.7 28352.8
@@ -138,5 +142,7 @@ decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9 18942.6
 decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9
 decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8 4740.8
 decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3
+decode_bf16_d512_paged 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3
 """,
 }

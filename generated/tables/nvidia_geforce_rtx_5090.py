@@ -30,6 +30,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - - -
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - -
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - -
+fwd_bf16_d512_causal 1 br16_bc16_w2_s2_fa2_ptr_v4 - - - -
 fwd_fp16_d64 1 br128_bc64_w8_s3_fa2_tma - - - -
 fwd_fp16_d64_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_fp16_d96 1 br128_bc128_w8_s2_fa2_tma - - - -
@@ -47,6 +48,7 @@ bwd_delta_bf16_d96 1 br128_bc16_w8_s1_fa2_ptr - - - -
 bwd_delta_bf16_d128 1 br128_bc16_w4_s1_fa2_ptr - - - -
 bwd_delta_bf16_d192 1 br128_bc16_w8_s1_fa2_ptr - - - -
 bwd_delta_bf16_d256 1 br128_bc16_w8_s1_fa2_ptr - - - -
+bwd_delta_bf16_d512 1 br64_bc16_w8_s1_fa2_ptr - - - -
 bwd_delta_fp16_d64 1 br128_bc16_w4_s1_fa2_ptr - - - -
 bwd_delta_fp16_d96 1 br128_bc16_w4_s1_fa2_ptr - - - -
 bwd_delta_fp16_d128 1 br128_bc16_w4_s1_fa2_ptr - - - -
@@ -63,6 +65,7 @@ bwd_dkv_bf16_d192 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr - - - -
@@ -84,6 +87,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w8_s1_fa2_ptr - - - -
 bwd_dq_bf16_d192_causal 1 br32_bc16_w8_s1_fa2_ptr - - - -
 bwd_dq_bf16_d256 1 br32_bc16_w8_s1_fa2_ptr - - - -
 bwd_dq_bf16_d256_causal 1 br32_bc16_w8_s1_fa2_ptr - - - -
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr - - - -
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
 bwd_dq_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr - - - -
@@ -128,5 +132,7 @@ decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr - - -
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr - - -
+decode_bf16_d512 1 br16_bc64_w4_s2_fa2_ptr_v4 - - - -
+decode_bf16_d512_paged 1 br16_bc64_w2_s4_fa2_ptr_v4 - - - -
 """,
 }

@@ -30,6 +30,7 @@ fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 186
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.2 433.91 1562.9
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 118.33 352.25 933.98 1064.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 149.88 457.8 1220.6
+fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 416.14 1309.2 4641.6 9157.8
 fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
 fwd_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 124.69 347.5 1235.7 2405.8
 fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
@@ -45,6 +46,7 @@ bwd_delta_bf16_d96 1 br16_bc16_w2_s1_fa2_ptr 30.812 30.812 30.812 30.812
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 31.18 31.18 31.18 31.18
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 29.351 29.351 29.351 29.351
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 31.071 31.071 31.071 31.071
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 59.033 59.033 59.033 59.033
 bwd_delta_fp16_d64 1 br64_bc16_w8_s1_fa2_ptr 31.399 31.399 31.399 31.399
 bwd_delta_fp16_d96 1 br16_bc16_w2_s1_fa2_ptr 30.812 30.812 30.812 30.812
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 31.18 31.18 31.18 31.18
@@ -62,6 +64,7 @@ bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_s_ahead_tma 594.31 2264.1 8943.4 17849.3
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1715.3 6504.5 21341.8 42639.5
 bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
@@ -84,6 +87,7 @@ bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1062.7 3650.0 13984.2 27759.2
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
 bwd_dq_fp16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
@@ -128,6 +132,8 @@ decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 131.64 515.07 2048.8 4093.7
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 130.96 512.17 2037.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 132.85 515.14 1026.9 1026.9
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 131.07 512.3 1021.0
+decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 69.683 257.25 1016.3 2028.4
+decode_bf16_d512_paged 1 br16_bc64_w4_s5_fa2_ptr_v2 89.439 303.83 1161.4 2304.9
 """,
 }
 

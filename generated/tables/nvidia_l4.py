@@ -30,6 +30,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1786.0 6527.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1631.9 4495.6 5178.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1789.6 4939.1
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2994.7 11051.9 43221.6 86124.9
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 904.78 2383.4 9322.6 18574.7
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
@@ -45,6 +46,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 447.99 447.99 447.99 447.99
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 453.89 453.89 453.89 453.89
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 424.61 424.61 424.61 424.61
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 452.14 452.14 452.14 452.14
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 899.53 899.53 899.53 899.53
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 457.38 457.38 457.38 457.38
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 447.99 447.99 447.99 447.99
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 453.89 453.89 453.89 453.89
@@ -61,6 +63,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2650.7 10084.8 39821.3 79469.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1537.9 5263.4 20090.7 39876.8
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3957.7 14612.0 57608.6 115034.3
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2073.9 8033.8 31873.3 63659.3
@@ -82,6 +85,7 @@ bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 2936.8 11517.6 45840.4 91604.1
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1598.4 5728.2 21917.0 43610.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2293.8 8907.6 35363.0 70636.8
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1284.7 4632.8 17697.7 35222.1
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr 6039.5 22713.9 89430.8 178427.3
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1617.7 6232.6 24691.9 49304.5
@@ -126,5 +130,7 @@ decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 2030.8 8039.3 32057.0 
 decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 2031.2 8039.7 32057.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 2006.1 7990.7 15974.3 15974.3
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 2006.5 7992.0 15977.0
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 1019.1 4019.9 16023.2 32027.5
+decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2 1019.4 4021.0 16027.4 32035.8
 """,
 }

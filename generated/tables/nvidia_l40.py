@@ -37,6 +37,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 328.2 1116.1 41
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 309.49
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1063.4 2863.4 3278.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 330.12 1122.3 3024.5
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1267.3 4714.3 18408.6 36644.2
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 415.1 1582.4 6251.4 12476.9
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 355.12 875.13 3300.3 6464.4
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 573.39 2179.8 8605.3 17172.6
@@ -57,6 +58,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 149.39 149.39 149.39 149.39
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 314.3 314.3 314.3 314.3
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 160.77 160.77 160.77 160.77
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
@@ -75,6 +77,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1276.2 4922.3 19506.9 38953.0
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 720.58 2539.4 9611.0 19108.4
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 985.68 3799.9 15056.6 30065.6
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 557.98 1969.5 7417.1 14749.0
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1776.3 6265.6 24124.3 48188.3
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 801.54 3110.2 12344.7 24657.3
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 536.18
 bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 1684.4 6441.4 12609.9
@@ -98,6 +101,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1308.5 5074.0 20172.4 40303.5
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 721.31 2581.2 9764.8 19049.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1025.8 3965.5 15764.7 31497.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 593.32 2116.1 7923.5 15400.2
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 2138.4 8079.8 31782.8 63389.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 607.55 2344.4 9291.8 18555.0
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 447.46 1286.4 4868.7 9618.5
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 859.1 3299.5 13074.9 26121.4
@@ -151,5 +155,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 710.15
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.8 11138.2
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 709.63 2818.5 5631.6 5631.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 710.66 2822.6 5639.8
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 366.01 1437.1 5721.6 11434.2
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 365.23 1433.8 5707.9 11406.7
 """,
 }

@@ -41,6 +41,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5 1847.3
 fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 272.25
 fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 635.37 1696.3
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1016.2 3752.2 14620.4 29094.1
 fwd_fp16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 810.07 3163.1 6300.4
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.39 484.05 1777.8 3474.5
@@ -61,6 +62,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 149.39 149.39 149.39 149.39
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 314.3 314.3 314.3 314.3
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 160.77 160.77 160.77 160.77
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
@@ -79,6 +81,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 901.34 3425.1 13520.1 26980.1
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 523.18 1787.7 6704.3 13309.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 705.89 2682.3 10588.0 21128.9
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1439.4 5035.6 19361.3 38662.6
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 691.82 2646.6 10471.2 20911.7
@@ -105,6 +108,7 @@ bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3920.5 15559.5 31078.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 573.18 2014.6 7587.9 14797.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 801.58 3070.1 12184.4 24336.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 470.38 1650.0 6162.3 11978.5
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1862.0 6995.7 27479.9 54794.4
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 443.7 660.82 2480.4 4866.2
@@ -158,5 +162,7 @@ decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.2 1113
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 708.91 2815.6 5625.9 5625.9
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 709.5
 decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr 2816.4 5626.8
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 365.4 1434.7 5712.0 11415.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 364.32 1430.2 5693.6 11378.2
 """,
 }

@@ -38,6 +38,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.14 1623.1 1858.3
 fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 246.35
 fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 639.15 1706.4
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1022.3 3774.7 14708.0 29268.3
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 317.79
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 814.9 3182.0 6338.1
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 318.62 486.93 1788.4 3495.3
@@ -57,6 +58,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 142.06 142.06 142.06 142.06
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 143.9 143.9 143.9 143.9
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 134.75 134.75 134.75 134.75
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 143.36 143.36 143.36 143.36
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 283.17 283.17 283.17 283.17
 bwd_delta_fp16_d64 1 br16_bc16_w2_s1_fa2_ptr 144.99 144.99 144.99 144.99
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 142.06 142.06 142.06 142.06
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 143.9 143.9 143.9 143.9
@@ -75,6 +77,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 906.72 3445.6 13601.0 27141.7
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 526.29 1798.4 6744.4 13388.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 710.1 2698.4 10651.4 21255.4
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1448.0 5065.7 19477.2 38894.1
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 695.95 2662.4 10533.8 21036.9
@@ -101,6 +104,7 @@ bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3943.9 15652.7 31264.4
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 576.59 2026.7 7633.3 14885.6
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 806.36 3088.5 12257.3 24482.4
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 473.18 1659.8 6199.2 12050.2
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1873.1 7037.6 27644.4 55122.5
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 400.03 664.76 2495.2 4895.3
@@ -154,5 +158,7 @@ decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.8 1002
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 639.67 2539.5 5073.7 5073.7
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 640.27
 decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr 2540.2 5074.6
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 330.41 1296.4 5160.2 10312.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 329.32 1291.8 5141.7 10275.0
 """,
 }

@@ -32,6 +32,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 409.56 1346.1 4941.7 94
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 438.61 1440.3 5286.0
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 406.33 1314.8 3592.0 4171.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 442.31 1442.8 3947.2
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2352.2 8685.2 33921.0 67539.1
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 511.17 1876.5 7337.8 14619.6
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
 fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1116.1 4083.2 7897.5
@@ -49,6 +50,7 @@ bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 176.82 176.82 176.82 176.82
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 179.13 179.13 179.13 179.13
 bwd_delta_bf16_d192 1 br16_bc16_w4_s1_fa2_ptr 167.69 167.69 167.69 167.69
 bwd_delta_bf16_d256 1 br16_bc16_w4_s1_fa2_ptr 178.45 178.45 178.45 178.45
+bwd_delta_bf16_d512 1 br16_bc16_w8_s1_fa2_ptr 353.21 353.21 353.21 353.21
 bwd_delta_fp16_d64 1 br64_bc16_w8_s1_fa2_ptr 180.49 180.49 180.49 180.49
 bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 176.82 176.82 176.82 176.82
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 179.13 179.13 179.13 179.13
@@ -66,6 +68,7 @@ bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2059.6 7834.3 30933.0 61731.2
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1210.5 4141.6 15735.3 31196.1
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3193.9 11631.1 45117.0 90076.8
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1595.3 6177.1 24504.1 48940.2
@@ -88,6 +91,7 @@ bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2217.7 8602.8 34143.5 68197.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1242.5 4448.7 16922.3 33451.7
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1770.4 6869.1 27263.7 54456.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1001.1 3611.1 13687.9 27007.8
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4328.0 16266.1 63962.8 127609.3
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1237.6 4764.4 18871.7 37681.5
@@ -136,5 +140,7 @@ decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.21
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3148.1 12542.6
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 809.21 3211.8 6420.4 6420.4
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.62 3181.5 6357.4
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 435.08 1707.7 6798.3 13585.8
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 431.6 1693.1 6739.4 13467.7
 """,
 }
