@@ -30,7 +30,10 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(kw_only=True)
 class Case:
-    """A sequence q (n, H, d), k and v (n, Hkv, d or d_v), its features, and all it is drawn from."""
+    """A sequence q (n, H, d), k and v (n, Hkv, d or d_v), its features, and all it is drawn from.
+
+    longer: how many times as long sequences may be as where the interpreter runs them.
+    """
 
     seed: int
     random: random.Random
@@ -40,6 +43,11 @@ class Case:
     kv_heads: int
     dims: tuple[int, int]
     features: dict[str, Any] = field(default_factory=dict)
+    longer: int = 1
+
+    def length(self, most: int) -> int:
+        """Of a sequence: from one row to so many, or `longer` times as many."""
+        return self.random.randint(1, most * self.longer)
 
     def rows(self, n: int) -> Rows:
         """Q, K and V of a sequence of n keys; some scores are large."""
@@ -60,7 +68,7 @@ class Case:
         crowd = self.random.random() < 0.03
         count = self.random.randint(100, 199) if crowd else self.random.randint(1, most)
         longest = 3 if crowd else 70
-        return [self.rows(self.random.randint(1, longest)) for _ in range(count)]
+        return [self.rows(self.length(longest)) for _ in range(count)]
 
 
 def case_of(seed: int) -> Case:
@@ -105,7 +113,7 @@ def alone(case: Case, own: Rows) -> tuple[Tensor, Tensor]:
 
 def in_batch(case: Case) -> Pairs:
     """Among sequences of its length, and only its last queries."""
-    own = case.rows(case.random.randint(1, 160))
+    own = case.rows(case.length(160))
     n, place, size = len(own[0]), case.random.randrange(3), 3
     first = case.random.randrange(n)
     all_rows = [case.rows(n) for _ in range(size)]
@@ -123,7 +131,7 @@ def in_batch(case: Case) -> Pairs:
 
 def packed(case: Case) -> Pairs:
     """Packed among others, the training forward of which its gradients are computed too."""
-    own = case.rows(case.random.randint(1, 160))
+    own = case.rows(case.length(160))
     return _packed(case, own, case.others())
 
 
@@ -144,7 +152,7 @@ def _packed(case: Case, own: Rows, others: list[Rows]) -> Pairs:
 
 def backward(case: Case) -> Pairs:
     """Gradients alone and packed among others, and the forward of a call that records them."""
-    own, others = case.rows(case.random.randint(1, 130)), case.others(1)
+    own, others = case.rows(case.length(130)), case.others(1)
     place = case.random.randint(0, len(others))
     sequences = [*others[:place], own, *others[place:]]
     bounds = torch.tensor([0, *(len(x[0]) for x in sequences)]).cumsum(0).to(torch.int32)
@@ -197,7 +205,7 @@ def pages_of(case: Case, sequences: list[Rows]) -> Pages:
 
 def in_chunks(case: Case) -> Pairs:
     """A prefill over pages in chunks of any size, each beside chunks of others."""
-    own, others = case.rows(case.random.randint(1, 160)), case.others(2)[:8]
+    own, others = case.rows(case.length(160)), case.others(2)[:8]
     sequences = [own, *others]
     pages = pages_of(case, sequences)
     alone_o, alone_lse = alone(case, own)
@@ -226,7 +234,7 @@ def in_chunks(case: Case) -> Pairs:
 
 def by_decode(case: Case) -> Pairs:
     """Some of its rows as decode, one or a few at a time, in a batch, over pages or a padded cache."""
-    own = case.rows(case.random.randint(1, 160))
+    own = case.rows(case.length(160))
     alone_o, alone_lse = alone(case, own)
     pairs = []
     for _ in range(3):
