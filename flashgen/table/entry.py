@@ -221,6 +221,10 @@ class Entry:
         """What the entry is chosen for; a table holds one entry a key."""
         return self.spec, self.bucket
 
+    def serves_under(self, triton: str) -> bool:
+        """Whether this executed entry serves under a version of Triton, like 3.7.1 or 3.7."""
+        return ".".join(triton.split(".")[:2]) in self.tritons
+
     @property
     def problem(self) -> Problem:
         """The sizes that were timed; without evidence those that tuning times by default."""

@@ -107,6 +107,10 @@ class Table:
             return next((entry for entry in found if not entry.tritons), None)
         return found[-1]
 
+    def executed_for(self, spec: AttentionSpec, bucket: Bucket) -> Entry | None:
+        """The executed entry of exactly this spec and bucket, if there is one."""
+        return next((entry for entry in self.executed if entry.key == (spec, bucket)), None)
+
     def run_of(self, entry: Entry) -> Run | None:
         """The run that an entry of this table comes from; None without its evidence."""
         return next((run for run in self.runs if run.id == entry.evidence.run), None)
@@ -115,8 +119,10 @@ class Table:
         """The table with `entry`, of `run`, in place of the one of its spec and bucket. run is None
         for an entry without evidence.
 
-        An entry whose source is weaker than that of the one in place changes nothing. Runs that no
-        entry comes from any more are dropped. Raises InvalidArgument for an entry of another run.
+        An entry whose source is weaker than that of the one in place changes nothing. A measured
+        one takes the place of the executed one too, unless it is of a plain kernel under a version
+        of Triton in which that one does not serve: there it was no rival. Runs that no entry comes
+        from any more are dropped. Raises InvalidArgument for an entry of another run.
         """
         name = None if run is None else run.id
         if entry.evidence.run != name:
@@ -126,12 +132,11 @@ class Table:
         held = self.find(*entry.key)
         if held and STRENGTH[entry.result.source] < STRENGTH[held.result.source]:
             return self
-        measured = entry.result.source == "measured"
         stay = [
             other
             for other in self.everything
             if other.key != entry.key
-            or (bool(other.tritons) != bool(entry.tritons) and not measured)
+            or (bool(other.tritons) != bool(entry.tritons) and not _outdone(other, entry, run))
         ]
         runs = [other for other in self.runs if other.id != name] + ([run] if run else [])
         return replace(self.of([*stay, entry]), runs=tuple(runs))._in_order()
@@ -142,6 +147,13 @@ class Table:
         runs.sort(key=lambda run: (run.date, run.id))
         entries = sorted(self.everything, key=lambda e: (e.spec.sort_key, e.bucket.low))
         return replace(self.of(entries), runs=tuple(runs))
+
+
+def _outdone(executed: Entry, entry: Entry, run: Run | None) -> bool:
+    """Whether an entry of this run was timed where the executed one of its key was its rival."""
+    if entry.result.source != "measured":
+        return False
+    return entry.config.executed or run is None or executed.serves_under(run.triton)
 
 
 def load(path: Path, *, any_name: bool = False) -> Table:

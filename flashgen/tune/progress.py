@@ -15,7 +15,7 @@ from rich.text import Text
 from flashgen.search.goal import Found, Progress
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.outcome import FAILURES, Outcome, Status
+from flashgen.spec.outcome import FAILURES, STRENGTH, Outcome, Status
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from flashgen.table.entry import (
@@ -267,6 +267,12 @@ def failure_lines(outcomes: Iterable[Outcome]) -> list[str]:
 
 def shared_sentence(old: Entry, new: Entry) -> str:
     """One line on a bucket that takes another one's kernel."""
+    if STRENGTH[old.result.source] < STRENGTH[new.result.source]:
+        return (
+            f"{title_of(new.spec, new.problem)}: {new.config.label}, {new.result.source}, "
+            f"{new.result.median_us:.1f} us, in the place of {old.config.label}, which was "
+            f"{old.result.source}"
+        )
     regret = new.evidence.regret
     cost = f"for {regret:.2%} more time" if regret else "no slower"
     return (

@@ -86,14 +86,18 @@ def consolidate(
     *,
     max_regret: float,
     run: str,
+    rivals: Sequence[KernelConfig] = (),
     notify: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[Entry, ...]:
     """The entries of one spec, in order, changed to those that need the fewest kernels.
 
-    The winners of all buckets are timed in each: on a GPU in one final round per bucket, with the
-    default; without one they are estimated. Configs that are wrong, do not fit, fail or lose to the
-    default in a bucket do not count there. A config that is faster there than the bucket's own
-    winner counts as equally fast: the search had its reasons.
+    The winners of all buckets, and these rivals, are timed in each: on a GPU in one final round per
+    bucket, with the default; without one they are estimated. Configs that are wrong, do not fit,
+    fail or lose to the default in a bucket do not count there. A config that is faster there than
+    the bucket's own winner counts as equally fast: the search had its reasons.
+
+    Not so an entry that was estimated, once a round has measured it: there the times decide, the
+    default's too, and the entry is measured from then on.
 
     An entry that gets another config is of `run`, and its searched winner becomes the first
     runner-up. One that keeps its config keeps its times, except for the regret. Some entries do not
@@ -104,7 +108,8 @@ def consolidate(
     if len({entry.spec for entry in entries}) > 1:
         raise InvalidArgument("entries must be of one spec: got several")
     timed = [entry for entry in entries if entry.result.source != "untimed"]
-    winners = list(dict.fromkeys(config for entry in timed for config in _winners(entry)))
+    own = (config for entry in timed for config in _winners(entry))
+    winners = list(dict.fromkeys((*own, *rivals)))
     if len(timed) < 2 or len(winners) < 2:
         return tuple(entries)
     weight = STRENGTH[evaluator.source]
@@ -140,6 +145,8 @@ class _Case:
     entry: Entry
     outcomes: Mapping[KernelConfig, Outcome]
     default: Outcome | None
+    stronger: bool
+    """Whether these times are measured and the entry's was not: what is faster here, is faster."""
 
     def us(self, config: KernelConfig) -> float:
         """The time of a config here; infinite if it has none."""
@@ -149,10 +156,10 @@ class _Case:
     @property
     def times(self) -> dict[KernelConfig, float | None]:
         """The configs that may serve here, the bucket's own first; none counts as faster than
-        that.
+        that, unless these times are the stronger ones.
         """
         own = _winners(self.entry)
-        best = min(self.us(config) for config in own)
+        best = 0.0 if self.stronger else min(self.us(config) for config in own)
         slowest = math.inf if self.default is None else median_us(self.default.timing)
         order = dict.fromkeys((*own, *self.outcomes))
         return {
@@ -187,10 +194,13 @@ def _case(
     configs = [config for config in configs if evidence.twin_serves(config)]
     timed = evidence.ask_round(configs) if evidence.on_gpu else evidence.ask("timed", configs)
     found = {outcome.config: evidence.full(outcome.config) for outcome in timed if outcome.ok}
+    stronger = STRENGTH[entry.result.source] < STRENGTH[evaluator.source]
+    serving = configs if stronger else winners
     return _Case(
         entry=entry,
-        outcomes={config: found[config] for config in winners if config in found},
+        outcomes={config: found[config] for config in serving if config in found},
         default=found.get(default),
+        stronger=stronger,
     )
 
 
@@ -200,7 +210,7 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
     best, us = min(filter(None, times.values())), times[config]
     assert us is not None
     regret = round(us / best - 1, 5)  # a thousandth of a percent
-    if config == entry.config:
+    if config == entry.config and not case.stronger:
         return replace(entry, evidence=replace(entry.evidence, regret=regret))
     outcome = case.outcomes[config]
     timing, check = outcome.timing, outcome.check
@@ -236,7 +246,10 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
 
 
 def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
-    """The bucket's own winners with their new times, then their runners-up."""
+    """The bucket's own winners with their new times, then their runners-up. If the times are
+    stronger than the entry's, all that were timed, the fastest first.
+    """
+    raced = sorted(case.outcomes, key=case.us) if case.stronger else _winners(case.entry)
     now = [
         RunnerUp(
             config=own,
@@ -244,9 +257,10 @@ def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
             median_us=case.us(own),
             digest=short_digest(outcome.digest),
         )
-        for own in _winners(case.entry)
+        for own in raced
         if (outcome := case.outcomes.get(own))
     ]
+
     unlike: dict[KernelConfig, RunnerUp] = {}
     for other in (*now, *case.entry.evidence.runners_up):
         unlike.setdefault(other.config, other)

@@ -271,8 +271,13 @@ class _Story:
         gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
         title, budget = self._title(*piece), self._budget()
         self._screen.begin(title)
+        on_gpu = self.evaluator.source == "measured"
         held = self.began_with.find(spec, bucket)
+        executed = self.began_with.executed_for(spec, bucket) if on_gpu else None
+        if executed and executed.serves_under(triton_version()):
+            held = executed
         incumbent = held.config if held and why_illegal(spec, held.config, gpu) is None else None
+        likely = (executed.config,) if executed else ()
         searched = [(s, bucket_of(p.seq_k)) for s, p in self.options.work]
         return search(
             goal_for(
@@ -281,8 +286,8 @@ class _Story:
                 gpu,
                 incumbent,
                 neighbours=neighbours(self.began_with, spec, bucket, leave_out=searched),
-                elsewhere=elsewhere(self.tables, gpu, spec, bucket),
-                on_gpu=self.evaluator.source == "measured",
+                elsewhere=(*likely, *elsewhere(self.tables, gpu, spec, bucket)),
+                on_gpu=on_gpu,
             ),
             Interruptible(self.evaluator, self._stop),
             log,
@@ -337,12 +342,14 @@ class _Story:
         ]
 
     def _share_kernels(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+        executed = [e.config for e in self._walked.executed if e.spec == entries[0].spec]
         return consolidate(
             entries,
             Interruptible(self.evaluator, self._stop),
             self.log,
             max_regret=self.options.max_regret,
             run=self._run.id,
+            rivals=executed if self.evaluator.source == "measured" else (),
         )
 
     def _shared(self, entries: Sequence[Entry], shared: Sequence[Entry]) -> list[Job]:

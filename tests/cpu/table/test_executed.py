@@ -10,6 +10,7 @@ import pytest
 from flashgen.errors import TableError
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Ladder, ladder
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
@@ -17,7 +18,7 @@ from flashgen.table.diff import merge
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table, dump, load_with_evidence, parse, save
 from tests.makers import make_config
-from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
+from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table, with_evidence
 
 HOPPER = make_config(
     128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
@@ -71,7 +72,7 @@ def test_it_serves_under_its_versions_of_triton_and_names_what_else_does(tmp_pat
 def test_a_measured_entry_takes_its_place() -> None:
     table = both()
     measured = made_entry(run="b", source="measured", config=AHEAD)
-    run = replace(table.runs[0], id="b", source="measured")
+    run = replace(table.runs[0], id="b", source="measured", triton="3.7.1")
     after = table.with_entry(measured, run)
     assert (after.entries, after.executed) == ((measured,), ())
     slower = replace(made_entry(), result=replace(made_entry().result, median_us=900.0))
@@ -126,3 +127,26 @@ def test_where_nothing_was_timed_it_is_untimed(tmp_path: Path) -> None:
         found = replace(served_from(tmp_path / "generated"), triton=lambda v=triton: v, plain=plain)
         choice = ladder(found, "nvidia_b200", table.gpu, SPEC, BUCKETS[1].low).rungs[0].choice
         assert (choice.config, choice.source, choice.median_us) == (serves, "untimed", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "triton", "stays"),
+    [(HOPPER, "3.6.0", False), (AHEAD, "3.7.1", False), (AHEAD, "3.6.0", True)],
+)
+def test_a_measured_entry_takes_its_place_where_it_was_a_rival(
+    config: KernelConfig, triton: str, stays: bool
+) -> None:
+    run = replace(made_run(), id="now", source="measured", triton=triton)
+    made = made_entry(bucket=BUCKETS[1], source="measured", config=config)
+    table = both().with_entry(with_evidence(made, run="now"), run)
+    assert table.find(made.spec, made.bucket) == with_evidence(made, run="now")
+    assert (table.executed_for(made.spec, made.bucket) is not None) is stays
+
+
+def test_the_versions_under_which_it_serves() -> None:
+    found = [
+        version
+        for version in ("3.6", "3.7", "3.7.1", "3.8.0", "3.70")
+        if executed().serves_under(version)
+    ]
+    assert found == ["3.7", "3.7.1", "3.8.0"]

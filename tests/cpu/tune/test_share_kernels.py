@@ -163,10 +163,11 @@ def ran_up(config: KernelConfig, us: float = 99.0) -> RunnerUp:
 
 
 def fewer(
-    folder: Path, evaluator: FakeEvaluator, *entries: Entry, max_regret: float = MAX_REGRET
-) -> tuple[Entry, ...]:
+    folder: Path, evaluator: FakeEvaluator, *entries: Entry, max_regret: float = MAX_REGRET,
+    rivals: tuple[KernelConfig, ...] = (),
+) -> tuple[Entry, ...]:  # fmt: skip
     with Log(folder / "log.jsonl", gpu=H200.slug, triton="3.7.1") as log:
-        return consolidate(entries, evaluator, log, max_regret=max_regret, run="now")
+        return consolidate(entries, evaluator, log, max_regret=max_regret, run="now", rivals=rivals)
 
 
 TIMES = {
@@ -274,6 +275,54 @@ class TestConsolidate:
         }
         entries = entry(SHORT, A), entry(MIDDLE, B), entry(LONG, B)
         assert fewer(tmp_path, board(times), *entries) == entries
+
+    def test_what_was_only_estimated_yields_to_what_is_measured_faster(
+        self, tmp_path: Path
+    ) -> None:
+        """As on an H200: at 16,384 keys the estimated choice took 1.3 times as long."""
+        times = {
+            SHORT: {A: 100.0, B: 105.0, DEFAULT: 350.0},
+            MIDDLE: {A: 110.0, B: 100.0, DEFAULT: 350.0},
+            LONG: {A: 130.0, B: 100.0, DEFAULT: 350.0},
+            LONGEST: {A: 120.0, B: 110.0, DEFAULT: 80.0},
+        }
+        entries = [entry(bucket, A, "estimated") for bucket in (SHORT, MIDDLE, LONG, LONGEST)]
+        entries[1] = entry(MIDDLE, B)
+        found = fewer(tmp_path, board(times), *entries)
+        assert [each.config for each in found] == [A, B, B, DEFAULT]
+        assert [each.result.median_us for each in found] == [100.0, 100.0, 100.0, 80.0]
+        assert {each.result.source for each in found} == {"measured"}
+        assert [each.evidence.run for each in found] == [
+            "now",
+            entries[1].evidence.run,
+            "now",
+            "now",
+        ]
+        assert [other.config for other in found[2].evidence.runners_up] == [A, DEFAULT]
+        assert [other.config for other in found[3].evidence.runners_up] == [B, A]
+        assert found[3].result.speedup == 1.0
+
+    def test_an_estimated_one_is_measured_and_stays_where_it_saves_a_kernel(
+        self, tmp_path: Path
+    ) -> None:
+        times = {
+            SHORT: {A: 101.5, B: 100.0, DEFAULT: 350.0},
+            MIDDLE: {A: 100.0, B: 110.0, DEFAULT: 350.0},
+            LONG: {A: 150.0, B: 150.0, DEFAULT: 100.0},
+        }
+        entries = entry(SHORT, A, "estimated"), entry(MIDDLE, A), entry(LONG, B, "estimated")
+        short, middle, long = fewer(tmp_path, board(times), *entries)
+        assert (short.config, short.result.source, short.result.median_us) == (A, "measured", 101.5)
+        assert short.evidence.regret == pytest.approx(0.015)
+        assert middle == entries[1]
+        assert (long.config, long.evidence.default_us) == (DEFAULT, 100.0)
+
+    def test_what_serves_in_their_place_is_timed_beside_them(self, tmp_path: Path) -> None:
+        times = {bucket: {A: 100.0, B: 80.0, DEFAULT: 350.0} for bucket in (SHORT, MIDDLE)}
+        entries = entry(SHORT, A, "estimated"), entry(MIDDLE, A)
+        short, middle = fewer(tmp_path, board(times), *entries, rivals=(B,))
+        assert (short.config, short.result.median_us) == (B, 80.0)
+        assert middle.config == B or middle == entries[1]
 
     def test_regrets_do_not_add_up_from_run_to_run(self, tmp_path: Path) -> None:
         """A bucket that paid 1.5 % for B would pay 3 % for C, of which it sees the last 1.5 alone."""

@@ -34,7 +34,7 @@ from flashgen.tune.devices import Device
 from flashgen.tune.places import Here, Wanted
 from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator, Killed
-from tests.makers import make_spec
+from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_run, with_evidence
 
 H200 = TARGETS["nvidia_h200"]
@@ -458,6 +458,21 @@ class TestWhatIsHeld:
         table, _ = run(monkeypatch, tmp_path, Served(us=us, gpu=H200))
         assert [entry.result.source for entry in table.entries] == ["measured"]
         assert [run.source for run in table.runs] == ["measured"]
+
+    @pytest.mark.parametrize("tritons", [("0.1",), None])
+    def test_what_was_executed_is_timed_first_on_a_gpu(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, tritons: tuple[str, ...] | None
+    ) -> None:
+        """It is what serves, or would under another Triton; a short search must not pass it over."""
+        hopper = make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor")
+        here = (".".join(triton_version().split(".")[:2]),)
+        executed = replace(self.HELD, config=hopper, tritons=tritons or here)
+        held = Table(gpu=H200).with_entry(self.HELD, made_run())
+        save(held.of([self.HELD, executed]), tmp_path / "configs" / "nvidia_h200.yaml")
+        slow = Served(us=lambda config: 100.0 if config == hopper else us(config), gpu=H200)
+        table, _ = run(monkeypatch, tmp_path, slow)
+        assert [entry.config for entry in table.everything] == [hopper]
+        assert table.entries[0].result.source == "measured"
 
     @pytest.mark.parametrize("improve_only", [True, False])
     def test_an_unbeaten_entry_is_refreshed_unless_asked_to_be_left(
