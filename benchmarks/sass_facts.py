@@ -1,6 +1,8 @@
 """Facts of the compiled kernels that ship, as one table an architecture. CPU only; compiles.
 
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
+        --missing                              compile those alone whose lines the part lacks, after a
+                                               table has changed; templates and Triton have not
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
         --kernel 'bwd_*_bf16_d64_*'            compare only the lines of these kernels, as CI does
     make facts TRITON=3.8.0                    write that of another Triton
@@ -213,14 +215,23 @@ def _too_large(built: Compiled, gpu: Gpu) -> bool:
     )
 
 
-def section(kernels: Sequence[Kernel], jobs: int) -> str:
-    """The part of the installed Triton: a table a heading, in the order of `kernels`."""
+def section(kernels: Sequence[Kernel], jobs: int, held: str = "") -> str:
+    """The part of the installed Triton: a table a heading, in the order of `kernels`. held: a part
+    whose lines are taken over.
+    """
+    known = {
+        (heading, each.split("`")[1]): each
+        for heading, rows in tables_of(held).items()
+        for each in rows
+    }
+    keys = {kernel: (kernel.heading, kernel_name(kernel.spec, kernel.config)) for kernel in kernels}
+    missing = [kernel for kernel, key in keys.items() if key not in known]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
-        rows = list(workers.map(row, kernels))
+        known |= zip((keys[kernel] for kernel in missing), workers.map(row, missing), strict=True)
     tables = {kernel.heading: list[str]() for kernel in kernels}
-    for kernel, each in zip(kernels, rows, strict=True):
-        tables[kernel.heading].append(each)
+    for kernel, key in keys.items():
+        tables[kernel.heading].append(known[key])
     lines = [f"## Triton {triton.__version__}"]
     for heading, of_it in tables.items():
         sound = sum(each.endswith("| nothing |") for each in of_it)
@@ -306,11 +317,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if facts differ")
     parser.add_argument("--kernel", action="append", default=[], metavar="GLOB", help="these alone")
+    parser.add_argument("--missing", action="store_true", help="keep the lines that are there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args(arguments)
     if asked.jobs < 1:
         parser.error("--jobs must be at least 1")
+    if asked.missing and asked.check:
+        parser.error("--missing excludes --check, which compiles what it compares")
     if asked.kernel and not asked.check:
         parser.error("--kernel needs --check: the file holds all kernels")
     every = [*shipped(), *of_hopper()]
@@ -318,7 +332,8 @@ def main(arguments: Sequence[str]) -> int:
     if not kernels:
         parser.error(f"no kernel of the table is called {' or '.join(asked.kernel)}")
     held = asked.out.read_text() if asked.out.exists() else ""
-    new = section(kernels, asked.jobs)
+    kept = sections_of(held).get(triton.__version__, "") if asked.missing else ""
+    new = section(kernels, asked.jobs, kept)
     if not asked.check:
         write_whole(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")

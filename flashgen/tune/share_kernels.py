@@ -109,7 +109,8 @@ def consolidate(
         raise InvalidArgument("entries must be of one spec: got several")
     timed = [entry for entry in entries if entry.result.source != "untimed"]
     own = (config for entry in timed for config in _winners(entry))
-    winners = list(dict.fromkeys((*own, *rivals)))
+    may = [c for c in (*own, *rivals) if evaluator.source == "measured" or not c.executed]
+    winners = list(dict.fromkeys(may))
     if len(timed) < 2 or len(winners) < 2:
         return tuple(entries)
     weight = STRENGTH[evaluator.source]

@@ -277,6 +277,8 @@ class _Story:
         if executed and executed.serves_under(triton_version()):
             held = executed
         incumbent = held.config if held and why_illegal(spec, held.config, gpu) is None else None
+        if incumbent is not None and incumbent.executed and not on_gpu:
+            incumbent = None  # no estimate may stand for it, and none replaces its time
         likely = (executed.config,) if executed else ()
         searched = [(s, bucket_of(p.seq_k)) for s, p in self.options.work]
         return search(

@@ -10,16 +10,20 @@ of its config.
 ARCH = "sm_90"
 
 ROWS = {
+    "measured": """
+fwd_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 211.17
+fwd_bf16_d64 1024 br192_bc128_w12_s3_hopper_tma 579.04 1061.7 3985.3
+fwd_bf16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 146.94
+fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 378.18 626.8 2114.5
+fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 159.33 430.91 815.17 3163.7
+fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 130.37 266.18 457.63 1639.6
+""",
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
-fwd_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 124.69 347.5 1235.7 2405.8
 fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 139.34 367.45 1268.6 2469.0
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 144.96 372.71 977.95 1125.0
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 357.6
 fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
-fwd_bf16_d128 1 br128_bc128_w8_s3_s_ahead_tma 117.46 447.74 1773.0 3540.5
-fwd_bf16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 81.605 249.05 912.36 1741.7
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1108.2 1108.2
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 135.64 352.6 917.8 1056.2
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 108.74 316.51 1125.4 2077.3
@@ -143,16 +147,12 @@ decode_bf16_d512_paged 1 br16_bc64_w4_s5_fa2_ptr_v2 89.439 303.83 1161.4 2304.9
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
     "3.7": """
-fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
-fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
 """,
     "3.7 3.8": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma 433.69 1645.3 3261.3
-fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 864.52 1630.9
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.971 233.91 818.52 1523.6
 fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5

@@ -129,6 +129,16 @@ def test_the_facts_are_of_the_kernels_that_ship() -> None:
     assert list(names) == ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", sass_facts.HOPPER]
 
 
+def test_lines_that_are_there_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --missing: after a table has changed, only what is new in it is compiled."""
+    part = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
+    every = [*sass_facts.shipped(), *sass_facts.of_hopper()]
+    assert sass_facts.section(every, 1, part) == part
+    lacking = "".join(line for line in part.splitlines(True) if every[0].config.label not in line)
+    assert lacking != part
+    assert sass_facts.section(every[:1], 1, lacking).splitlines()[-1] in part
+
+
 SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d256"]}
 """Kernels of schedule hopper that spill a register or two in a main loop: refused there."""
 
@@ -143,7 +153,7 @@ def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_but_one_with_o
         product(("float16", "bfloat16"), (64, 128, 256), ("none", "causal"))
     )
     for version, part in sass_facts.sections_of(sass_facts.RESULT.read_text()).items():
-        lines = [line for line in part.splitlines() if "_hopper_" in line]
+        lines = sass_facts.tables_of(part)[sass_facts.HOPPER]
         assert len(lines) == len(pairs), version
         broken = [line.split("_br")[0][3:] for line in lines if not line.endswith("| nothing |")]
         assert broken == SPILLING.get(version, []), version

@@ -459,6 +459,27 @@ class TestWhatIsHeld:
         assert [entry.result.source for entry in table.entries] == ["measured"]
         assert [run.source for run in table.runs] == ["measured"]
 
+    def test_a_kernel_that_was_measured_and_cannot_be_estimated_stays(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        """As schedule hopper in the table of the H200, on a machine without a GPU."""
+        hopper = make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor")
+        result = replace(self.HELD.result, source="measured")
+        measured = replace(self.HELD, config=hopper, result=result)
+        other = replace(self.HELD, bucket=BUCKETS[1])
+        held = Table(gpu=H200).with_entry(
+            with_evidence(measured, run="b"), made_run("b", "measured")
+        )
+        held = held.with_entry(other, made_run())
+        save(held, tmp_path / "configs" / "nvidia_h200.yaml")
+        quick = Served(us=lambda c: 1.0 if c == hopper else us(c), gpu=H200, source="estimated")
+        table, printed = run(monkeypatch, tmp_path, quick, seqs=(2048, 4096))
+        assert "the table's entry stays: it is measured" in printed
+        assert table.find(SPEC, BUCKETS[2]) == held.find(SPEC, BUCKETS[2])
+        found = table.find(SPEC, BUCKETS[1])
+        assert found is not None
+        assert found.result.source == "estimated"
+
     @pytest.mark.parametrize("tritons", [("0.1",), None])
     def test_what_was_executed_is_timed_first_on_a_gpu(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, tritons: tuple[str, ...] | None
