@@ -1,8 +1,8 @@
 """Facts of the compiled kernels that ship, as one table an architecture. CPU only; compiles.
 
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
-        --missing                              compile those alone whose lines the part lacks, after a
-                                               table has changed; templates and Triton have not
+        --missing                              compile those alone whose lines the part lacks, for
+                                               a changed table; texts and Triton have not
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
         --kernel 'bwd_*_bf16_d64_*'            compare only the lines of these kernels, as CI does
     make facts TRITON=3.8.0                    write that of another Triton

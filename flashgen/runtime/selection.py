@@ -17,6 +17,7 @@ from flashgen.errors import GeneratedError
 from flashgen.runtime.choice import Choice, Choices
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.data_sheets import FAMILY
 from flashgen.spec.defaults import default_configs, default_spec, other_half, plainer_specs
 from flashgen.spec.gpu import TARGETS, Gpu, product_of
 from flashgen.spec.legality import may_spill, why_illegal
@@ -130,12 +131,18 @@ def _own(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> Iterator
 def _of_relatives(
     served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
 ) -> Iterator[Selection]:
-    """The entries of its alias, then of GPUs of its architecture. A kernel that fits one fits them
-    all: an architecture decides how many registers and how much shared memory there are.
+    """The entries of its alias, then of GPUs of its architecture, then of its family's. A kernel
+    that fits one fits them all: an architecture decides how many registers and how much shared
+    memory there are. An executed kernel was compiled for its own architecture.
     """
     for other in relatives(served.archs, slug, gpu):
+        arch = served.archs[other]
         for choice in _by_bucket(served, other, spec, seq_k):
+            if choice.tritons and arch != gpu.arch:
+                continue
             how = "the same product" if product_of(slug) == other else f"{gpu.arch} too"
+            if arch != gpu.arch:
+                how = f"{arch}, of the same family as {gpu.arch}"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
 
@@ -251,16 +258,15 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
 
 def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
     """Other GPUs among `archs` whose entries may serve: the alias first, then those of the
-    architecture, by SM count.
+    architecture, then those of its family, by SM count.
     """
 
-    def order(other: str) -> tuple[bool, int, str]:
+    def order(other: str) -> tuple[bool, bool, int, str]:
         apart = abs(TARGETS[other].sms - gpu.sms) if other in TARGETS else 0
-        return product_of(slug) != other, apart, other
+        return product_of(slug) != other, archs[other] != gpu.arch, apart, other
 
-    related = [
-        s for s, a in archs.items() if s != slug and (a == gpu.arch or product_of(slug) == s)
-    ]
+    alike = (gpu.arch, FAMILY.get(gpu.arch))
+    related = [s for s, a in archs.items() if s != slug and (a in alike or product_of(slug) == s)]
     return sorted(related, key=order)
 
 

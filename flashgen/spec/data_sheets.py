@@ -41,6 +41,13 @@ LIMITS: dict[str, Limits] = {
 }
 
 
+FAMILY = {"sm_103": "sm_100", "sm_121": "sm_120"}
+"""Architectures of the family of another one, with its limits and instructions: what is compiled
+for sm_100f runs on compute capability 10.3 too, for sm_120f on 12.1 (CUDA C++ Programming Guide,
+"Family-Specific Features").
+"""
+
+
 class DataSheet(NamedTuple):
     """One product: SMs (compute units), MHz, GB/s (1e9 bytes a second), MiB of L2, GB of memory.
 

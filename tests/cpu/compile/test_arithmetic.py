@@ -11,7 +11,8 @@ from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.config import KernelConfig, config_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
-from flashgen.tune.invariance import compare
+from flashgen.table.table import Table
+from flashgen.tune.invariance import compare, compare_classes
 
 FORWARD, DECODE = "fwd_bf16_d64_causal_invariant", "decode_bf16_d64_paged_invariant"
 H200, A100 = TARGETS["nvidia_h200"], TARGETS["nvidia_a100_sxm4_80gb"]
@@ -97,3 +98,11 @@ def test_the_order_of_a_sum_decides_and_how_it_is_written_does_not() -> None:
     assert str(first.difference(lanes)).startswith("sums ")
     fused = arithmetic_of(ROW.format(adds=IN_ORDER).replace("add.rn.f32 %r9", "add.f32 %r9"))
     assert fused.fusible == 1
+
+
+def test_what_a_gpu_runs_without_entries_is_of_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flashgen verify --invariant does for all head dims: forward, packed, in pages, decode, dQ, dK and dV."""
+    monkeypatch.setattr("flashgen.tune.invariance.HEAD_DIMS", (64,))
+    proofs = list(compare_classes(Table(gpu=H200)))
+    assert [proof.others for proof in proofs] == [(), (), ()]
+    assert sum(proof.count for proof in proofs) >= 9

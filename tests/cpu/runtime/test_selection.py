@@ -61,6 +61,24 @@ def test_a_relative_serves_a_gpu_without_a_table() -> None:
     assert [rung for rung, _ in rungs(table, "nvidia_l4", 5000)] == ["default"]
 
 
+@pytest.mark.parametrize(
+    ("slug", "lender"),
+    [("nvidia_b300_sxm6_ac", "nvidia_b200"), ("nvidia_gb10", "nvidia_geforce_rtx_5090")],
+)
+def test_a_gpu_of_the_same_family_serves_where_the_architecture_has_none(
+    slug: str, lender: str
+) -> None:
+    executed = dataclasses.replace(make_choice(SPEC, SMALL, BUCKETS[2]), tritons=("3.7",))
+    table = served(**{lender: (executed, make_choice(SPEC, BIG, BUCKETS[2]))})
+    assert rungs(table, slug, 5000)[:2] == [
+        ("relative", BIG.label),
+        ("default", rungs(table, slug, 5000)[1][1]),
+    ]
+    first = ladder(table, slug, TARGETS[slug], SPEC, 5000).rungs[0]
+    assert "of the same family as" in first.reason
+    assert rungs(table, H200, 5000)[0][0] == "default"
+
+
 def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
     choice = make_choice(SPEC, SMALL, BUCKETS[2])
     table = served(nvidia_l4=(choice,), nvidia_geforce_rtx_4090=(choice,))

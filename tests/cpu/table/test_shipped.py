@@ -16,8 +16,11 @@ from benchmarks import sass_facts
 from flashgen import paths
 from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimable
+from flashgen.runtime.generated_tables import served_from
+from flashgen.runtime.selection import ladder
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import AHEAD, LONGEST_NAME, Order, kernel_name
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS
@@ -67,6 +70,19 @@ def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     table = table_of(slug)
     missing = [piece.key for piece in load(file).pieces if table.find(*piece.key) is None]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    "slug", [slug for slug, gpu in TARGETS.items() if gpu.arch.startswith("sm_")]
+)
+def test_no_known_gpu_of_nvidia_runs_a_default_of_what_a_model_needs(slug: str) -> None:
+    tables = served_from(paths.shipped_generated_dir())
+    pieces = {piece.key for file in WORKLOADS for piece in load(file).pieces}
+    found = {
+        (spec, bucket): ladder(tables, slug, TARGETS[slug], spec, bucket.low).rungs[0].rung
+        for spec, bucket in pieces
+    }
+    assert [key for key, rung in found.items() if rung == "default"] == []
 
 
 @pytest.mark.parametrize("slug", SHIPPED)
