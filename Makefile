@@ -170,6 +170,7 @@ generate: $(FOR_TUNING)
 check: $(FOR_TUNING)
 	$(BIN)/flashgen generate --check
 	$(BIN)/python -m tests.docs_output --check
+	$(BIN)/python benchmarks/machine_code.py --check
 	$(BIN)/python benchmarks/sass_facts.py --check --jobs $(JOBS) $(CHECKED:%=--kernel '%')
 
 # Another Triton lies in a folder of its own, before the one of the environment.

@@ -10,10 +10,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-# Of the extras tune and dev, with what these need; the machine's own packages come first. Without
-# numba, which is too large to carry, kernels have no estimates and searches measure more; without
-# matplotlib, reports have no charts.
-packages='optuna alembic colorlog Mako MarkupSafe SQLAlchemy tqdm PyYAML packaging
+# Of flashgen and its extras tune and dev, with what these need; the machine's own packages come first.
+# torch does not require numpy. Without numba, which is too large to carry, kernels have no estimates
+# and searches measure more; without matplotlib, reports have no charts.
+packages='numpy Jinja2 optuna alembic colorlog Mako MarkupSafe SQLAlchemy tqdm PyYAML packaging
     typer click rich shellingham annotated-doc markdown-it-py mdurl Pygments
     scipy nvidia-ml-py pytest iniconfig pluggy pytest-timeout pytest-xdist execnet'
 

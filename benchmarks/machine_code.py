@@ -4,10 +4,14 @@
     python benchmarks/machine_code.py --draw                   draw the committed results again
     python benchmarks/machine_code.py --direction forward --head-dim 128      print this part
     python benchmarks/machine_code.py --json                   print the JSON, and write nothing
+    python benchmarks/machine_code.py --check      whether the committed results name what ships now
 
 FlashAttention-3's kernels come from wheels (peer_kernels.py), ours are compiled here for sm_90:
 those that ship for the H100, and schedule hopper's. All figures are of the steady main loop in
 bfloat16:
+
+    ships           yes: the H100's table serves it at the greatest lengths under this Triton, from
+                    its list `executed` or its entries
 
     a score         instructions of a thread for one score (one element of Q K^T); decode:
                     instructions of all warps for a KiB of K and V
@@ -24,7 +28,8 @@ memory of a peer is read off the addresses of its mbarriers, and so a little les
 
 A cell is a direction, a head dim and a mask. It holds where one of our kernels without spills takes
 no more instructions a score than the peer's, and not more than NOISE above its cycles over ideal;
-for decode, at most MOST_OF_DECODE times its instructions. The last line counts them.
+for decode, at most MOST_OF_DECODE times its instructions. The last line counts them, and those
+that hold by what ships.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
@@ -69,6 +74,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
+from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction, Mask
 from flashgen.table.table import load
 
@@ -114,7 +120,7 @@ al., arXiv 2407.08608, and the plots in the repository of flash-attention."""
 class Row:
     """The steady loop of one kernel, or of the two that make a backward; counts as above.
 
-    cycles: over ideal; None with the reason in `note`.
+    configs: the labels of our kernels. cycles: over ideal; None with the reason in `note`.
     """
 
     direction: str
@@ -137,6 +143,8 @@ class Row:
     under: float | None
     cycles: float | None
     note: str = ""
+    configs: str = ""
+    ships: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -345,23 +353,65 @@ def registers(listing: Listing) -> str:
     return f"{taken[-1]}/{taken[0]}" if taken else str(listing.registers)
 
 
-def ours(direction: str, head_dim: int, mask: Mask) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
-    """Our kernels of a cell, named: the H100's `entries`, all plain, and schedule hopper's."""
-    of = {
-        each: AttentionSpec(
-            direction=each, dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, mask=mask
-        )
-        for each in get_args(Direction)
-        if each in ("forward", "backward_dkv", "backward_dq", "backward_fused", DECODE)
-    }
+Kernels = list[tuple[AttentionSpec, KernelConfig]]
+"""What one line is about: a kernel, or the two that make a backward."""
+
+
+def spec_of(direction: Direction, head_dim: int, mask: Mask) -> AttentionSpec:
+    """What the kernels of a cell compute."""
+    return AttentionSpec(
+        direction=direction, dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, mask=mask
+    )
+
+
+def parts_of(direction: str) -> tuple[Direction, ...]:
+    """The kernels that do a direction of the comparison, all of them deterministic."""
+    if direction == "backward":
+        return "backward_dkv", "backward_dq"
+    return (direction,)  # type: ignore[return-value]
+
+
+def shipped(direction: str, head_dim: int, mask: Mask, triton_version: str = "") -> Kernels:
+    """What the H100's table serves at the greatest lengths under a version of Triton, or without
+    one; [] where it has no entry.
+    """
+    held, found = load(paths.shipped_table(H100.slug)), []
+    for each in parts_of(direction):
+        spec = spec_of(each, head_dim, mask)
+        stands = held.executed_for(spec, BUCKETS[-1])
+        entry = held.find(spec, BUCKETS[-1])
+        if stands is not None and stands.serves_under(triton_version):
+            entry = stands
+        if entry is None:
+            return []
+        found.append((spec, entry.config))
+    return found
+
+
+def ours(direction: str, head_dim: int, mask: Mask) -> Iterator[tuple[str, Kernels]]:
+    """Our kernels of a cell, named: the H100's `entries`, what its list `executed` has in their
+    place, and schedule hopper's. Of decode also the defaults.
+    """
+    seen: list[Kernels] = []
+    for name, kernels in _ours(direction, head_dim, mask):
+        if kernels and kernels not in seen:
+            seen.append(kernels)
+            yield name, kernels
+
+
+def _ours(direction: str, head_dim: int, mask: Mask) -> Iterator[tuple[str, Kernels]]:
+    cell = direction, head_dim, mask
     if direction == DECODE:
-        for config in default_configs(of[DECODE]):
-            yield f"default, {config.br} rows", [(of[DECODE], config)]
+        decode = spec_of(DECODE, head_dim, mask)
+        yield "tuned", shipped(*cell)
+        for config in default_configs(decode):
+            yield f"default, {config.br} rows", [(decode, config)]
         return
-    wanted = ("forward",) if direction == "forward" else ("backward_dkv", "backward_dq")
-    table = {e.spec: e.config for e in load(paths.shipped_table(H100.slug)).entries}
-    if all(of[each] in table for each in wanted):
-        yield "plain", [(of[each], table[of[each]]) for each in wanted]
+    plain, here = shipped(*cell), shipped(*cell, triton.__version__)
+    yield "plain", plain
+    yield "hopper" if all(c.schedule == "hopper" for _, c in here) else "hopper and plain", here
+    of = {each: spec_of(each, head_dim, mask) for each in (*parts_of(direction), "backward_fused")}
+    wanted = parts_of(direction)
     if direction == "forward":
         for tile in HOPPER_TILES[head_dim]:
             order = "longest_first" if mask == "causal" else "plain"
@@ -398,8 +448,32 @@ def compare(kernel: PeerKernel, folder: Path) -> list[Row]:
         if any(why_illegal(spec, config, H100) for spec, config in pairs):
             continue
         parts = [our_part(spec, config, folder / "compiled") for spec, config in pairs]
-        rows.append(row_of(parts, whose=f"flashgen, {name}", **cell))
+        row = row_of(parts, whose=f"flashgen, {name}", **cell)
+        ships = pairs == shipped(**cell, triton_version=triton.__version__)
+        rows.append(replace(row, configs=labels(pairs), ships=ships))
     return rows
+
+
+def labels(kernels: Kernels) -> str:
+    """The configs of a line, as tables write them."""
+    return " + ".join(config.label for _, config in kernels)
+
+
+def outdated(record: dict[str, Any]) -> list[str]:
+    """The cells of committed results that do not name what ships now, in one line each."""
+    named: dict[tuple[str, int, Mask], str] = {}
+    for row in record["rows"]:
+        cell = row["direction"], row["head_dim"], row["mask"]
+        named.setdefault(cell, "")
+        if row["ships"]:
+            named[cell] = row["configs"]
+    return [
+        f"{direction} d{head_dim} {mask}: {labels(now) or 'nothing'} ships, and the results name "
+        f"{before or 'nothing'}"
+        for (direction, head_dim, mask), before in named.items()
+        for now in [shipped(direction, head_dim, mask, record["triton"])]
+        if labels(now) != before
+    ]
 
 
 def shortfall(rows: Sequence[Row]) -> str | None:
@@ -433,7 +507,9 @@ def summary(cells: Sequence[Sequence[Row]]) -> str:
         for rows in cells
         if (why := shortfall(rows))
     ]
-    held = f"cells: {len(cells) - len(short)} of {len(cells)} hold"
+    shipped_alone = [[rows[0], *(row for row in rows[1:] if row.ships)] for rows in cells]
+    ships = sum(shortfall(rows) is None for rows in shipped_alone)
+    held = f"cells: {len(cells) - len(short)} of {len(cells)} hold, {ships} of them by what ships"
     return f"{held}; short: {'; '.join(short)}" if short else held
 
 
@@ -484,8 +560,8 @@ def published_lines(folder: Path) -> list[str]:
 
 
 COLUMNS = (
-    "head dim", "mask", "kernel", "tile", "registers", "shared", "instructions", "a score", "fp32",
-    "mufu", "alu", "moves", "shuffles", "barriers", "flop", "spills", "under", "over ideal",
+    "head dim", "mask", "kernel", "ships", "tile", "registers", "shared", "instructions", "a score",
+    "fp32", "mufu", "alu", "moves", "shuffles", "barriers", "flop", "spills", "under", "over ideal",
 )  # fmt: skip
 
 
@@ -497,7 +573,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         shared = f"{'' if row.is_ours else '~'}{row.shared_bytes}"
         cells = [
-            row.head_dim, row.mask, row.whose, row.tile, row.registers, shared, row.instructions,
+            row.head_dim, row.mask, row.whose, "yes" if row.ships else "", row.tile, row.registers,
+            shared, row.instructions,
             f"{row.per_score:.2f}", f"{row.fp32:.2f}", f"{row.mufu:.2f}", f"{row.alu:.2f}",
             f"{row.moves:.2f}", row.shuffles, row.barriers, f"{row.flop:.0f}", row.spills,
             "-" if row.under is None else f"{row.under:.0%}", _number(row.cycles),
@@ -576,6 +653,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--head-dim", type=int)
     parser.add_argument("--draw", action="store_true", help="draw the committed results again")
     parser.add_argument("--json", action="store_true", help="print the JSON, and write nothing")
+    parser.add_argument("--check", action="store_true", help="compare the committed results")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of wheels and cubins")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args(arguments)
@@ -585,6 +663,10 @@ def main(arguments: Sequence[str]) -> int:
         ]
         write_whole(asked.out.with_suffix(".svg"), drawing(rows))
         return 0
+    if asked.check:
+        old = outdated(json.loads(asked.out.with_suffix(".json").read_text()))
+        print("\n".join([*old, "run make duel"]) if old else "the results name what ships")
+        return int(bool(old))
     cells = [
         compare(kernel, asked.folder)
         for kernel in KERNELS

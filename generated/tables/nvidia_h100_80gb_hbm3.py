@@ -143,13 +143,19 @@ decode_bf16_d512_paged 4096 br16_bc32_w4_s5_fa2_ptr_v2 1517.2 3019.7
 # What serves in place of these rows, by the versions of Triton under which it does: kernels that
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
-    "3.7": """
+    "3.6 3.7": """
 fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
 """,
-    "3.7 3.8": """
+    "3.6 3.7 3.8": """
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
+""",
+    "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
 fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma 433.69 1645.3 3261.3
@@ -170,15 +176,11 @@ fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.
 bwd_dkv_bf16_d64 1 br64_bc128_w8_s2_hopper_tma 293.54 1017.6 3916.4 7781.9
 bwd_dkv_bf16_d64_causal 1 br64_bc128_w8_s4_hopper_tma 207.96 574.64 2032.2 3908.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s4_hopper_tma 233.27 849.89 3318.7 6610.7
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
 bwd_dkv_fp16_d64 1 br64_bc128_w8_s2_hopper_tma 293.54 1017.6 3916.4 7781.9
 bwd_dkv_fp16_d64_causal 1 br64_bc128_w8_s4_hopper_tma 207.96 574.64 2032.2 3908.9
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s4_hopper_tma 233.27 849.89 3318.7 6610.7
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
 bwd_dq_bf16_d64 4096 br192_bc64_w12_s2_hopper_tma 2667.5 5302.6
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.19 828.68 3214.6 6396.3
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 159.99 462.74 1660.7 3271.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -12,7 +13,9 @@ import pytest
 from benchmarks import machine_code
 from benchmarks.machine_code import Part, Row, row_of, shortfall, summary
 from flashgen.compile.loops import main_bodies
+from flashgen.spec.problem import BUCKETS
 from tests.listings import listing, loop
+from tests.tables import SPEC, made_entry, made_table
 
 LOOP = (
     "WARPGROUP.ARRIVE",
@@ -116,14 +119,16 @@ def test_decode_may_take_a_fifth_more() -> None:
 def test_the_last_line_counts_cells_and_names_those_that_fall_short() -> None:
     good = [PEER, row(per_score=7.0, cycles=1.5)]
     bad = [replace(PEER, head_dim=64), row(per_score=8.0, cycles=1.5)]
-    assert summary([good, good]) == "cells: 2 of 2 hold"
-    assert summary([good, bad]).startswith("cells: 1 of 2 hold; short: forward d64 none (flashgen")
+    ships = [PEER, row(per_score=7.0, cycles=1.5, ships=True)]
+    assert summary([good, ships]) == "cells: 2 of 2 hold, 1 of them by what ships"
+    start = "cells: 1 of 2 hold, 0 of them by what ships; short: forward d64 none (flashgen"
+    assert summary([good, bad]).startswith(start)
 
 
 def test_the_page_ends_with_that_line() -> None:
     good = [PEER, row(per_score=7.0, cycles=1.5, note="why")]
     page = machine_code.markdown([good], ["| published |"])
-    assert page.splitlines()[-1] == "cells: 1 of 1 hold"
+    assert page.splitlines()[-1] == "cells: 1 of 1 hold, 0 of them by what ships"
     assert "- flashgen, x, 128x128: why" in page
     assert "| ~1000 |" in page
     assert "| 1000 |" in page
@@ -153,6 +158,32 @@ def test_the_picture_shows_the_busiest_kernel_of_each_sort_that_does_not_spill()
     assert shown == [
         ("FlashAttention-3", "80"), ("flashgen, plain", "50"), ("flashgen, hopper", "100"),
     ] * 2  # fmt: skip
+
+
+def test_the_committed_results_name_what_ships() -> None:
+    record = json.loads(machine_code.RESULT.with_suffix(".json").read_text())
+    assert machine_code.outdated(record) == [], "make duel"
+    served = next(each for each in record["rows"] if each["ships"])
+    served["configs"] = "another"
+    (line,) = machine_code.outdated(record)
+    assert line.endswith("and the results name another")
+
+
+def test_what_ships_depends_on_the_version_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = made_entry(bucket=BUCKETS[-1])
+    tile = machine_code.hopper((128, 128), order="longest_first")
+    table = made_table(held).of([held, replace(held, config=tile, tritons=("3.7",))])
+    monkeypatch.setattr(machine_code, "load", lambda _: table)
+    cell = "forward", 128, "causal"
+    assert machine_code.shipped(*cell) == [(SPEC, held.config)]
+    assert machine_code.shipped(*cell, "3.8.0") == [(SPEC, held.config)]
+    assert machine_code.shipped(*cell, "3.7.1") == [(SPEC, tile)]
+    assert machine_code.shipped("backward", 128, "causal", "3.7.1") == []
+    monkeypatch.setattr(machine_code.triton, "__version__", "3.7.1")
+    assert list(machine_code.ours(*cell)) == [
+        ("plain", [(SPEC, held.config)]),
+        ("hopper", [(SPEC, tile)]),
+    ]
 
 
 def test_drawn_machines_differ_in_latencies_and_bandwidth() -> None:

@@ -68,6 +68,7 @@ WRONG: list[tuple[str, Check, str, str]] = [
         "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
         "1 of 2 arrivals",
     ),
+    ("a trap", "memcheck", "setp.eq.u32 %p1, %r60, 3; @%p1 trap;", "it traps"),
     (
         "an mbarrier that awaits bytes at the end", "synccheck",
         "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; "

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashgen.ptx.decode import TABLE
+from flashgen.ptx.instructions import load_all
 from flashgen.ptx.program import InvalidPtx
 from flashgen.ptx.types import bfloat16_to_float, float_to_bfloat16
 from tests.ptx_snippets import Array, kernel, lanes, run
@@ -26,6 +31,7 @@ U64 = RNG.integers(0, 2**64, 32, dtype=np.uint64)
 V64 = RNG.integers(1, 2**64, 32, dtype=np.uint64)
 SMALL = RNG.integers(0, 40, 32, dtype=np.uint32)
 HALF = F32.astype(np.float16)
+U16S = U32.view(np.uint16)
 BF16 = float_to_bfloat16(F32)
 PAIRS = np.resize(BF16, 64)
 
@@ -46,6 +52,11 @@ def python(function: Callable[..., int], bits: int) -> Callable[..., Array]:
     return lambda *arrays: np.array(
         [function(*map(int, values)) % 2**bits for values in zip(*arrays, strict=True)], dtype
     )
+
+
+def signed_bytes(number: int) -> tuple[int, ...]:
+    """The four bytes of 32 bits, each with its sign."""
+    return struct.unpack("4b", (number % 2**32).to_bytes(4, "little"))
 
 
 def quotient(a: int, b: int) -> int:
@@ -216,6 +227,24 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("mov.b32 %r61, p1; cvt.u64.u32 %d1, %r61; cvta.param.u64 %d1, %d1; cvta.to.param.u64 %d1, %d1; ld.param.b64 %d1, [%d1]; mad.wide.u32 %d2, %r60, 4, %d1; st.global.b32 [%d2], {0}; ld.global.b32 {d}, [%d2];", [U32], np.uint32, lambda a: a),
     ("mov.b64 %d1, p1; ld.param.b64 %d2, [p1]; ld.param.u64 %d3, [%d1]; sub.s64 {d}, %d2, %d3;", [U64], np.uint64, lambda a: a * np.uint64(0)),
     ("ld.param.b32 %r1, [p0]; ld.param.s32 %r2, [p0]; sub.s32 {d}, %r1, %r2;", [U32], np.uint32, lambda a: a * 0),
+    ("dp4a.s32.s32 {d}, {0}, {1}, {2};", [S32, T32, SMALL], np.uint32, python(lambda a, b, c: sum(x * y for x, y in zip(signed_bytes(a), signed_bytes(b), strict=True)) + c, 32)),
+    ("dp4a.u32.u32 {d}, {0}, {1}, {2};", [U32, V32, SMALL], np.uint32, python(lambda a, b, c: sum((a >> n & 255) * (b >> n & 255) for n in (0, 8, 16, 24)) + c, 32)),
+    ("sin.approx.f32 {d}, {0};", [F32], np.float32, np.sin),
+    ("cos.approx.f32 {d}, {0};", [F32], np.float32, np.cos),
+    *(
+        (f"testp.{which}.f32 %p1, {{0}}; selp.b32 {{d}}, 1, 0, %p1;", [SPECIAL], np.uint32, lambda a, kind=kind: kind(a).astype(np.uint32))
+        for which, kind in (("finite", np.isfinite), ("infinite", np.isinf), ("notanumber", np.isnan), ("number", lambda a: ~np.isnan(a)))
+    ),
+    ("mapa.shared::cluster.u32 {d}, {0}, 0;", [U32], np.uint32, lambda a: a),
+    ("mov.u32 {d}, 5; setp.lt.u32 %p1, {0}, 20; @%p1 bra GO; trap; GO: add.s32 {d}, {d}, {0};", [SMALL % 20], np.uint32, lambda a: a + 5),
+    *(
+        (f"ld.param.b64 %d1, [p0]; {hint}; mov.b32 {{d}}, {{0}};", [U32], np.uint32, lambda a: a)
+        for hint in (
+            "prefetch.global.L2 [%d1]", "prefetchu.L1 [%d1]", "applypriority.global.L2::evict_normal [%d1], 128", "discard.global.L2 [%d1], 128",
+            "createpolicy.fractional.L2::evict_first.b64 %d2, 0f3F800000", "membar.gl", "nanosleep.u32 100", "griddepcontrol.wait", "pmevent 1",
+        )
+    ),
+    ("ld.param.b64 %d1, [p0]; mad.wide.u32 %d1, %r60, 4, %d1; ldu.global.b32 {d}, [%d1];", [U32], np.uint32, lambda a: a),
 ]  # fmt: skip
 
 
@@ -246,6 +275,8 @@ SHUFFLES = [
     ("redux.sync.add.s32 {d}, {0}, -1;", np.full(32, U32.sum(dtype=np.uint32))),
     ("elect.sync %r50|%p1, -1; selp.b32 {d}, {0}, 0, %p1;", np.where(np.arange(32) == 0, U32, np.uint32(0))),
     ("activemask.b32 {d};", np.full(32, 2**32 - 1, np.uint32)),
+    # Element (row, column) of 16 bits is half column % 2 of lane 4 * row + column / 2.
+    ("movmatrix.sync.aligned.m8n8.trans.b16 {d}, {0};", np.array([U16S[8 * (2 * (n % 4) + half) + n // 4] for n in range(32) for half in range(2)]).view(np.uint32)),
 ]  # fmt: skip
 
 
@@ -279,6 +310,15 @@ def test_a_branch_by_index_takes_the_label_of_its_lane() -> None:
     ODD: mov.b32 {d}, 1;
     DONE: add.s32 {d}, {d}, 0;"""
     np.testing.assert_array_equal(lanes(body, [SMALL], np.uint32), 2 - (SMALL & 1))
+
+
+@pytest.mark.parametrize("word", ["ret;", "exit;"])
+def test_lanes_that_have_left_do_nothing_more(word: str) -> None:
+    body = f"""mov.u32 %r60, %tid.x; ld.param.u64 %d20, [p0]; mad.wide.u32 %d20, %r60, 4, %d20;
+    setp.lt.u32 %p1, %r60, 10; @%p1 {word} st.global.b32 [%d20], 7;"""
+    (left,), report = run(kernel(body, 1), [np.zeros(32, np.uint32)])
+    np.testing.assert_array_equal(left, np.where(np.arange(32) < 10, 0, 7))
+    assert not report.findings
 
 
 @pytest.mark.parametrize(
@@ -345,3 +385,11 @@ def test_what_is_not_known_is_an_error_that_names_it(text: str, named: str) -> N
 def test_bad_text_gets_one_sentence(text: str, said: str) -> None:
     with pytest.raises(InvalidPtx, match=said):
         run(text, [])
+
+
+def test_every_instruction_has_a_test() -> None:
+    """In a text of this folder."""
+    load_all()
+    texts = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    missing = [opcode for opcode in TABLE if not re.search(rf"\b{opcode}[.; ]", texts)]
+    assert missing == []
