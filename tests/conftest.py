@@ -22,7 +22,6 @@ settings.register_profile(
 )
 settings.load_profile("flashgen")
 
-ROOT = Path(__file__).resolve().parents[1]
 CACHE = "TESTS_CACHE"
 """Names the folder of tests/compiled.py: of this run, or of a longer one, such as .ci/run."""
 
@@ -40,7 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--passed",
         type=Path,
         metavar="FILE",
-        help="leave out the tests that FILE names, and add those that pass: a run that is cut off resumes",
+        help="leave out the tests that FILE names, and add those that pass: a run that is cut off "
+        "resumes. FILE.failed gets the traceback of each failure when it happens",
     )
 
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
     os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ[CACHE]) / "triton")
     if (file := config.getoption("--passed")) is not None:
-        config.pluginmanager.register(Passed(file, writes=not hasattr(config, "workerinput")))
+        config.pluginmanager.register(Passed(file, getattr(config, "workerinput", None)))
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -71,12 +71,22 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 class Passed:
-    """--passed FILE: one line per test that has passed. A line is written when its test ends."""
+    """--passed FILE: one line per test that has passed, and in FILE.failed the text of each failure.
+    Both are written when a test ends.
+    """
 
-    def __init__(self, path: Path, *, writes: bool) -> None:
-        self.path = path
-        self.known = set(path.read_text().splitlines()) if path.exists() else set()
-        self.writes = writes  # with xdist, the process that hears of all tests
+    def __init__(self, path: Path, worker: dict[str, Any] | None) -> None:
+        self.path, self.failed = path, path.with_name(path.name + ".failed")
+        self.writes = worker is None  # with xdist, the process that hears of all tests
+        # A worker that replaces a lost one must collect what the others did, whatever passed since.
+        if worker is not None:
+            self.known = set(worker["passed"])
+        else:
+            self.known = set(path.read_text().splitlines()) if path.exists() else set()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["passed"] = sorted(self.known)
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
@@ -86,9 +96,14 @@ class Passed:
         config.hook.pytest_deselected(items=before)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self.writes and report.when == "call" and report.passed:
+        if not self.writes:
+            return
+        if report.when == "call" and report.passed:
             with self.path.open("a") as file:
                 print(report.nodeid, file=file)
+        elif report.failed:  # xdist reports a lost worker like this, too
+            with self.failed.open("a") as file:
+                print(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n", file=file)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.known:
@@ -114,12 +129,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             if file not in groups:
-                text = (ROOT / file).read_text()
+                text = (config.rootpath / file).read_text()
                 found = re.search(
                     r"^pytestmark = pytest\.mark\.xdist_group\(\"(\w+)\"\)", text, re.M
                 )
                 groups[file] = found and found[1]
             return groups[file] or nodeid
+
+        def remove_node(self, node: Any) -> str | None:
+            """As in LoadScopeScheduling, but the test that lost its worker is not run again: it
+            would cost every other worker, and each time as long as its timeout.
+            """
+            workload = self.assigned_work.pop(node)
+            open_tests = [
+                (unit, test)
+                for unit in workload.values()
+                for test, over in unit.items()
+                if not over
+            ]
+            if not open_tests:
+                return None
+            unit, crashed = open_tests[0]
+            unit[crashed] = True
+            self.workqueue.update((s, u) for s, u in workload.items() if not all(u.values()))
+            for other in self.nodes:
+                self._reschedule(other)
+            return str(crashed)
 
     groups: dict[str, str | None] = {}
     return ByGroup(config, log)

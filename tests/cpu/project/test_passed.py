@@ -26,10 +26,28 @@ def test_number(n):
 """
 
 
-def run(folder: Path, **env: str) -> tuple[int, str]:
+LOSING = """
+import os, signal, time
+import pytest
+
+@pytest.mark.parametrize("n", range(12))
+def test_number(n):
+    if n == 4:
+        with open("started", "a") as file:
+            print(n, file=file)
+        time.sleep(0.5)  # others pass meanwhile, which a new worker must not notice
+        os.kill(os.getpid(), signal.SIGKILL)
+    if n == 5:
+        assert n == "wrong"
+    if n > 5:
+        time.sleep(1)  # some are left when the new worker has started
+"""
+
+
+def run(folder: Path, *options: str, **env: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider",
-         "--passed", "passed.txt", "test_it.py"],
+         "--passed", "passed.txt", *options, "test_it.py"],
         cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)} | env, capture_output=True, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -51,3 +69,21 @@ def test_a_run_in_which_all_have_passed_before_is_no_failure(tmp_path: Path) -> 
     (tmp_path / "test_it.py").write_text("")
     (tmp_path / "passed.txt").unlink()
     assert run(tmp_path)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_lost_worker_ends_neither_the_run_nor_another_worker(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(LOSING)
+    code, said = run(tmp_path, "-n", "2")
+    assert (code, "2 failed, 10 passed" in said) == (1, True), said
+    assert (tmp_path / "started").read_text() == "4\n", "it was run once"
+    assert len((tmp_path / "passed.txt").read_text().splitlines()) == 10
+    failed = (tmp_path / "passed.txt.failed").read_text()
+    assert "crashed while running 'test_it.py::test_number[4]'" in failed
+    assert "test_it.py::test_number[5] (call)" in failed
+    assert "assert 5 == 'wrong'" in failed
+
+
+def test_a_failure_is_written_before_the_run_ends(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    assert run(tmp_path)[0] == -9
+    assert "test_number[1] (call)" in (tmp_path / "passed.txt.failed").read_text()
