@@ -235,7 +235,7 @@ def _words(step: Step) -> list[str]:
 
 
 TESTS = {
-    "test_decode_gpu.py": 54,
+    "test_decode_gpu.py": 160,
     "test_evaluator_gpu.py": 38,
     "test_forward_gpu.py": 310,
     "test_gpu_schedules.py": 52,

@@ -31,8 +31,11 @@ LADDER = f"{PEERS} --contender flex --contender ladder"
 
 TESTS = (
     "python -m pytest -q -p no:cacheprovider --timeout 120 --timeout-method thread "
-    "--passed {out}/tests_passed.txt"
+    "-o faulthandler_timeout=100 --passed {out}/tests_passed.txt"
 )
+"""tests_passed.txt.failed has the failures. A worker of xdist dies of --timeout without a word:
+faulthandler says before where it stood.
+"""
 PASSED = r"\b[1-9]\d* passed\b|\bpassed in earlier runs: [1-9]"
 """pytest exits with 0 where all tests are skipped."""
 
