@@ -39,5 +39,5 @@ def test_chromium_needs_no_display(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_chromium_says_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _browser(tmp_path, "echo Missing X server >&2; exit 1", monkeypatch)
-    with pytest.raises(ToolchainError, match="chromium.*Missing X server"):
+    with pytest.raises(ToolchainError, match=r"chromium.*Missing X server"):
         take(SHOTS[0], tmp_path / "page.html", tmp_path / "shot.png")
