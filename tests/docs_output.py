@@ -6,7 +6,7 @@
 
 A comment in front of a block or picture says where it comes from:
 
-    <!-- output of: COMMAND -->            the block is the output of a command
+    <!-- output of: COMMAND -->            the block, or the table, is the output of a command
     <!-- output of the python above -->    the block is what the last python block prints
     <!-- picture of: COMMAND -->           the picture is the first chart of report.html
 
@@ -37,7 +37,7 @@ MARKER = re.compile(
     r"|picture of: (?P<report>.+?)) -->\n",
     re.MULTILINE,
 )
-BLOCK = re.compile(r"```text\n(.*?)```\n", re.DOTALL)
+BLOCK = re.compile(r"```text\n(.*?)```\n|((?:\|[^\n]*\n)+)", re.DOTALL)
 PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+\.svg)\)")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VARYING = (
@@ -78,9 +78,9 @@ def outputs(page: Path) -> Iterator[Output]:
         line = text.count("\n", 0, marker.start()) + 1
         found = (PICTURE if marker["report"] else BLOCK).match(text, marker.end())
         if found is None:
-            raise FlashgenError(f"{page.name}:{line}: no text block or .svg picture follows")
+            raise FlashgenError(f"{page.name}:{line}: no text block, table or .svg picture follows")
         file = page.parent / found["path"] if marker["report"] else None
-        start, end = found.span(1)
+        start, end = found.span(found.lastindex or 0)
         if file is not None:
             start, end = 0, len(file.read_text()) if file.exists() else 0
         source = marker["command"] or marker["report"] or ""

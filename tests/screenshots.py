@@ -20,9 +20,9 @@ from tests.docs_output import ROOT, commands_environment
 
 FOLDER = ROOT / "docs" / "images"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-TUNE = "flashgen tune --target nvidia_h200 --dtype bf16 --head-dim 128 --causal --seq 4096 --trials 20 --out ."
+TUNE = "flashgen tune --target nvidia_h100_80gb_hbm3 --dtype bf16 --head-dim 128 --causal --seq 4096 --trials 20 --out ."
 COMMANDS = {
-    "report": f"{TUNE} >/dev/null; flashgen report nvidia_h200 --out .",
+    "report": f"{TUNE} >/dev/null; flashgen report nvidia_h100_80gb_hbm3 --out .",
     "paper": "flashgen paper --out paper.html",
 }
 SCHEMES = {"light": 1, "dark": 0}
@@ -60,14 +60,17 @@ def browser() -> str:
 
 
 def take(shot: Shot, page: Path, file: Path) -> None:
-    """Write the first screen of a page, a file."""
+    """Write the first screen of a page, a file. Raises ToolchainError."""
     options = [
-        "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1",
+        "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1",
         f"--window-size={shot.width},{shot.height}",
         f"--blink-settings=preferredColorScheme={SCHEMES[shot.scheme]}",
         f"--screenshot={file}", page.as_uri(),
     ]  # fmt: skip
-    subprocess.run([browser(), *options], check=True, capture_output=True, timeout=120)
+    program = browser()
+    done = subprocess.run([program, *options], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise ToolchainError(f"{program} failed: {done.stderr.strip()}")
 
 
 def main() -> int:

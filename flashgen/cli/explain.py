@@ -38,7 +38,7 @@ def explain(
     kv: Kv = None,
     feature: FeatureNames = None,
     target: Annotated[
-        str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
+        str | None, typer.Option(help="Serve as this GPU; by default the one here, or an H100.")
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the kernels, and say what limits each.")
@@ -75,7 +75,7 @@ def explain(
 def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
     """The Gpu to serve as, and whether it is present.
 
-    It is the one named, the one in FLASHGEN_GPU, the present one, or nvidia_h200.
+    It is the one named, the one in FLASHGEN_GPU, the present one, or OFFLINE_TARGET.
     """
     slug = slug or settings.served_gpu()
     if slug is None:

@@ -79,7 +79,7 @@ def tune(
 ) -> None:
     """Find the fastest correct config of each spec and bucket, write the table and the kernels.
 
-    Without --gpu and --target: the GPU of this machine, or nvidia_h200 offline if there is none.
+    Without --gpu and --target: the GPU of this machine, or an H100 offline if there is none.
     """
     check_least("--trials", trials, 1)
     check_least("--jobs", jobs, 1)

@@ -50,7 +50,9 @@ def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Plan:
     return Plan(kernel, spec, config, launches(spec.direction))
 
 
-def device_gpu(index: int = 0, *, instead: str = "flashgen tune --target nvidia_h200") -> Gpu:
+def device_gpu(
+    index: int = 0, *, instead: str = "flashgen tune --target nvidia_h100_80gb_hbm3"
+) -> Gpu:
     """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none, which names the
     command that does without, `instead`, and ToolchainError without a C compiler.
     """

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # its modules import torch, which may be missing
 SCHEMA = 1
 """Of --json."""
 
-TARGET = "nvidia_h200"
+TARGET = "nvidia_h100_80gb_hbm3"
 """What is compiled for where there is no GPU."""
 
 LOOK_LIMIT_S = 60.0

@@ -346,7 +346,9 @@ def _places(cluster: Cluster, targets: Sequence[Gpu], say: Say) -> tuple[Place, 
         say(f"{cluster.cpu.size} workers of the cluster compile and check.")
         return tuple(Place(gpu=gpu, pools=Pools(cpu=cluster.cpu)) for gpu in targets)
     if not cluster.products:
-        raise NoGpuError("the cluster has no GPU: without one, add --target nvidia_h200, or all")
+        raise NoGpuError(
+            "the cluster has no GPU: without one, add --target nvidia_h100_80gb_hbm3, or all"
+        )
     for gpu, crew in cluster.products.values():
         say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on {crew.size} of the cluster.")
         warn(gpu, say)

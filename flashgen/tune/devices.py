@@ -41,7 +41,8 @@ def devices(query: str = QUERY) -> tuple[Device, ...]:
     found = [record_of(Gpu, each, "a GPU") for each in answer.value["gpus"]]
     if not found:
         raise NoGpuError(
-            "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
+            "torch sees no GPU here; without one, type: flashgen tune --target "
+            "nvidia_h100_80gb_hbm3"
         )
     return tuple(Device(index=index, gpu=gpu) for index, gpu in enumerate(found))
 

@@ -18,7 +18,7 @@ from flashgen.spec.known_bugs import warnings_here
 from flashgen.tune import devices
 from flashgen.tune.devices import Device
 
-OFFLINE_TARGET = "nvidia_h200"
+OFFLINE_TARGET = "nvidia_h100_80gb_hbm3"
 """The target if there is no GPU and none is named."""
 
 ALL = "all"

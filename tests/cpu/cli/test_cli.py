@@ -148,8 +148,8 @@ class TestBadInput:
             ("tune --shard 5/5", 2, "at most the number of specs, 4: got 5/5"),
             ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
             ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
-            ("tune --gpus all", 3, "without one, type: flashgen tune --target nvidia_h200"),
-            ("tune --gpus 0", 3, "without one, type: flashgen tune --target nvidia_h200"),
+            ("tune --gpus all", 3, "type: flashgen tune --target nvidia_h100_80gb_hbm3"),
+            ("tune --gpus 0", 3, "type: flashgen tune --target nvidia_h100_80gb_hbm3"),
             ("report nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("show nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("show amd_mi300", 2, "did you mean amd_instinct_mi300x?"),
@@ -694,8 +694,8 @@ class TestExplain:
             "explain", "--head-dim", 64, "--seq", 1, "--no-causal", "--out", out
         )
         assert code == 0
-        assert "no GPU here; as nvidia_h200" in errors
-        assert "fwd_bf16_d64 on nvidia_h200" in output
+        assert "no GPU here; as nvidia_h100_80gb_hbm3" in errors
+        assert "fwd_bf16_d64 on nvidia_h100_80gb_hbm3" in output
 
     def test_flashgen_gpu_is_obeyed(self, run, out: Path, monkeypatch) -> None:
         monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")

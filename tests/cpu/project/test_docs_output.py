@@ -46,6 +46,14 @@ def test_outputs_are_found_and_rewritten(tmp_path: Path, monkeypatch: pytest.Mon
     assert "0:09:59" in page.read_text()  # durations differ between runs, and are not rewritten
 
 
+def test_a_table_is_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- output of: echo '| a |'; echo '|---|' -->\n| b |\n|---|\n| 1 |\n\ntext\n")
+    monkeypatch.setattr(docs_output, "PAGES", [page])
+    assert docs_output.main([]) == 0
+    assert page.read_text().endswith("-->\n| a |\n|---|\n\ntext\n")
+
+
 def test_a_check_says_what_differs_and_rewrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

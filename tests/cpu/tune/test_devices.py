@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from flashgen import paths
 from flashgen.errors import InvalidArgument, NoGpuError, ToolchainError
 from flashgen.spec.gpu import TARGETS
+from flashgen.table.table import load
 from flashgen.tune import places
 from flashgen.tune.devices import Device, chosen, devices, list_devices
 from flashgen.tune.places import Wanted
@@ -72,3 +74,11 @@ def test_all_targets_are_tuned_at_once_and_those_by_rule_are_named() -> None:
         assert all(place.pools.device is None for place in found)
     assert "nvidia_b200" in said[0]
     assert "nvidia_l4" not in said[0]
+
+
+def test_what_is_tuned_without_a_gpu_may_change() -> None:
+    """An estimate never replaces a measured entry: a run without a GPU would be for nothing."""
+    entries = load(paths.shipped_table(places.OFFLINE_TARGET)).entries
+    defaults = {f"fwd_bf16_d{dim}{mask}" for dim in (64, 128) for mask in ("", "_causal")}
+    sources = {entry.spec.name: entry.result.source for entry in entries}
+    assert {sources[name] for name in defaults} == {"estimated"}
