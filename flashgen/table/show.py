@@ -224,7 +224,8 @@ def table_heading(table: Table) -> str:
 def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
     """Known targets and the tables there are: facts, and what the entries come from."""
     grid = Grid(box=None, pad_edge=False, header_style="bold")
-    grid.add_column("slug", overflow="fold")  # of narrow terminals it gets what the others leave
+    # At 80 columns few slugs are longer; the last column wraps.
+    grid.add_column("slug", overflow="fold", min_width=29)
     grid.add_column("arch", no_wrap=True)
     for name in ("SMs", "shared KiB", "GB/s", "TFLOP/s"):
         grid.add_column(name, justify="right", no_wrap=True)
