@@ -30,6 +30,8 @@ COPIED = (
     f"{RESULTS}/engine_kernels.md",
     f"{RESULTS}/machine_code.md",
     f"{RESULTS}/machine_code.svg",
+    f"{RESULTS}/nvidia_h200/README.md",
+    f"{RESULTS}/nvidia_h200/measured.svg",
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
     f"{RESULTS}/search_efficiency.png",
@@ -54,8 +56,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as the site has the files. `no-run` after a fence's language is for tests alone."""
+    markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
     if "/" not in page.file.src_uri:
-        markdown = re.sub(r"\]\((docs|\.\.)/", "](", markdown)
+        markdown = re.sub(r"\]\(\.\./", "](", markdown)
     return re.sub(r"^(\s*```\w+) no-run$", r"\1", markdown, flags=re.MULTILINE)
 
 

@@ -10,7 +10,9 @@ import contextlib
 import importlib.metadata
 import io
 import os
+import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
@@ -55,6 +57,12 @@ def _common(
     pass
 
 
+def _summary(command: Callable[..., None]) -> str:
+    """The first clause of a command's docstring, on one line: the list of commands wraps it."""
+    paragraph = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[.;])\s", paragraph)[0].rstrip(".;") + "."
+
+
 for _command in (
     tune.tune,
     tables.generate,
@@ -72,12 +80,12 @@ for _command in (
     prove.paper,
     explain.doctor,
 ):
-    app.command()(_command)
+    app.command(short_help=_summary(_command))(_command)
 
 _tables = typer.Typer(no_args_is_help=True, help="Compare, merge and derive tables.")
-_tables.command()(tables.diff)
-_tables.command()(tables.merge)
-_tables.command()(tables.derive)
+_tables.command(short_help=_summary(tables.diff))(tables.diff)
+_tables.command(short_help=_summary(tables.merge))(tables.merge)
+_tables.command(short_help=_summary(tables.derive))(tables.derive)
 app.add_typer(_tables, name="table")
 
 

@@ -56,6 +56,11 @@ def verify(
         failed = undecided = count = 0
         for warning in warnings_here(table.gpu.arch):
             print(f"Warning: {warning}", file=sys.stderr)
+        entries = len(table.everything)
+        print(
+            f"Verifying {entries} entries of {table.gpu.slug}: each is compiled and checked anew.",
+            file=sys.stderr,
+        )
         with evaluator:
             for proof in proofs_of(table, evaluator):
                 print(printable(str(proof)), flush=True)

@@ -100,15 +100,13 @@ class EntriesGrid:
 
     def _pairs(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Spec and config, to be copied; below them the rest, in columns for which 80 suffice."""
-        rest = [
-            (row[1], row[2], row[4].removesuffix(", stale"), *row[5:]) for row in (heads, *rows)
-        ]
+        rest = [(row[1], row[2], row[4].split(", ")[0], *row[5:]) for row in (heads, *rows)]
         found = ["spec  config"]
         for number, line in enumerate(_columns(rest, 3)):
             if number:
                 row = rows[number - 1]
-                stale = "  (stale)" if row[4].endswith(", stale") else ""
-                found.append(f"{row[0]}  {row[3]}{stale}")
+                notes = row[4].partition(", ")[2]
+                found.append(f"{row[0]}  {row[3]}" + (f"  ({notes})" if notes else ""))
             found.append(f"  {line}")
         return found
 
@@ -226,8 +224,9 @@ def table_heading(table: Table) -> str:
 def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
     """Known targets and the tables there are: facts, and what the entries come from."""
     grid = Grid(box=None, pad_edge=False, header_style="bold")
-    for name in ("slug", "arch"):
-        grid.add_column(name, no_wrap=True)
+    # At 80 columns few slugs are longer; the last column wraps.
+    grid.add_column("slug", overflow="fold", min_width=29)
+    grid.add_column("arch", no_wrap=True)
     for name in ("SMs", "shared KiB", "GB/s", "TFLOP/s"):
         grid.add_column(name, justify="right", no_wrap=True)
     grid.add_column("table")

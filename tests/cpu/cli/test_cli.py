@@ -794,6 +794,13 @@ class TestVerify:
         assert fresh == f"ok  {SPEC.name}_{FA2.label} [16384, inf): 1.50 floors"
         assert last == "nvidia_h200: 2 of 2 entries hold"
 
+    def test_it_says_how_many_entries_it_will_verify(self, run, out: Path, monkeypatch) -> None:
+        table = load_with_evidence(out / "configs" / "nvidia_h200.yaml")
+        both = (table, Evaluator())
+        monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: both)
+        errors = run("verify", "--target", "nvidia_h200", "--out", out)[2]
+        assert errors == "Verifying 2 entries of nvidia_h200: each is compiled and checked anew.\n"
+
     def test_other_registers_fail_unless_stale(self, verify) -> None:
         code, (stale, fresh, last) = verify(Evaluator(registers=200))
         assert code == 1
@@ -925,6 +932,18 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
     assert again.stdout == done.stdout
     for command in ("tune", "generate", "show", "explain", "verify", "calibrate", "targets"):
         assert command in done.stdout
+
+
+def test_the_list_of_commands_has_a_sentence_for_each() -> None:
+    """The terminal wraps it, at any width: a line break of the source would stand in its midst."""
+    from typer.main import get_command
+
+    group = get_command(cli.app)
+    commands = {**group.commands, **group.commands["table"].commands}  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        text = command.short_help or command.help
+        assert text.endswith("."), name
+        assert "\n" not in text, name
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:

@@ -26,6 +26,24 @@ def test_each_page_is_once_in_the_navigation() -> None:
     assert sorted(listed) == sorted(pages | MADE | OF_THE_ROOT)
 
 
+def test_the_site_has_what_pages_link_to_outside_of_docs() -> None:
+    """Seen without the packages of the site: mkdocs.yml makes a missing file an error."""
+    hooks = (ROOT / "docs" / "hooks.py").read_text()
+    results = re.search(r'^RESULTS = "(.+)"$', hooks, re.MULTILINE)
+    listed = re.search(r"^COPIED = \((.+?)^\)", hooks, re.MULTILINE | re.DOTALL)
+    assert results
+    assert listed
+    copied = set(re.findall(r'"(.+?)"', listed[1].replace("{RESULTS}", results[1])))
+    pages = [ROOT / name for name in sorted(OF_THE_ROOT)] + sorted((ROOT / "docs").glob("*.md"))
+    missing = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+            path = (page.parent / target).resolve().relative_to(ROOT)
+            if path.parts[0] != "docs" and str(path) not in copied:
+                missing.append(f"{page.name}: {target}")
+    assert missing == []
+
+
 class Links(HTMLParser):
     """The places of a page, and what it links to."""
 

@@ -136,14 +136,14 @@ def test_json_has_what_the_screen_has(tmp_path: Path) -> None:
     assert record["remedies"] == ["report this as a bug"]
 
 
-def test_without_a_gpu_it_compiles_for_an_h200(
+def test_without_a_gpu_it_compiles_for_an_h100(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "KERNEL_DRIVER", tmp_path / "none")
     made = Machine(Done(NONE))
     bare = diagnose(tmp_path, tools=made.tools)
     assert able(bare) == [True, False, False]
-    assert made.opened == [("estimated", "nvidia_h200")]
+    assert made.opened == [("estimated", "nvidia_h100_80gb_hbm3")]
     assert value(bare, "GPU") == "none: torch is a build for the CPU"
     assert any("TRITON_INTERPRET=1" in each for each in bare.remedies)
     assert value(bare, "table").startswith("none: there is no GPU; ")

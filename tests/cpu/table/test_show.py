@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
-from flashgen.table.show import entries_grid
+from flashgen.table.show import entries_grid, targets_grid
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, with_evidence
 
@@ -76,3 +78,29 @@ def test_a_row_that_fits_is_one() -> None:
     heads, row = printed(140, entry).splitlines()
     assert heads.split()[:5] == ["spec", "seq_k", "at", "config", "from"]
     assert LONG.label in row
+
+
+def test_two_lines_fit_in_80_columns_where_executed_entries_stand_by_measured_ones() -> None:
+    measured = with_evidence(made_entry(LONG_SPEC, config=LONG, source="measured"), p_value=1e-6)
+    executed = made_entry(
+        LONG_SPEC, bucket=BUCKETS[3], config=replace(LONG, schedule="s_ahead"), median_us=98765.4
+    )
+    executed = replace(executed, tritons=("3.7",), config=LONG)
+    decode = make_spec("bfloat16", 128, direction="decode")
+    lines = printed(80, measured, executed, made_entry(decode, bucket=BUCKETS[0])).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 8
+    assert lines[4] == f"{LONG_SPEC.name}  {LONG.label}  (executed)"
+
+
+def test_targets_lose_nothing_in_80_columns() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, highlight=False)
+    console.print(targets_grid(TARGETS.values(), {}))
+    lines = file.getvalue().splitlines()
+    assert "\u2026" not in file.getvalue()
+    slugs = [line.split()[0] for line in lines[1:]]
+    assert "nvidia_a100_sxm4_80gb" in slugs
+    assert "".join(slugs) == "".join(TARGETS)
+    whole = [line.split() for line in lines if line.startswith("nvidia_h200 ")]
+    assert whole == [["nvidia_h200", "sm_90", "132", "227", "4800", "989", "none"]]
