@@ -212,11 +212,25 @@ def _nearest_tables(
     served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
 ) -> list[Choice]:
     """_by_bucket of a GPU; where it has no table, of its nearest relative. What stands in place of
-    another entry is left out.
+    another entry is left out. The config of a kernel in Gluon says nothing of other kernels, so a
+    relative's entry of its bucket stands for it.
     """
-    tables = [slug] if slug in served.archs else relatives(served.archs, slug, gpu)[:1]
+    others = relatives(served.archs, slug, gpu)
+    tables = [slug] if slug in served.archs else others[:1]
     found = (choice for own in tables for choice in _by_bucket(served, own, spec, seq_k))
-    return [choice for choice in found if not choice.tritons]
+    plain = (_plain(served, others, choice) for choice in found if not choice.tritons)
+    return [choice for choice in plain if choice is not None]
+
+
+def _plain(served: Served, others: Iterable[str], choice: Choice) -> Choice | None:
+    """A choice, or if it is a kernel in Gluon, that of the same spec and bucket of these GPUs which
+    is none.
+    """
+    if not choice.config.executed:
+        return choice
+    found = (lent for slug in others for lent in served.choices.get(slug, {}).get(choice.spec, ()))
+    alike = (lent for lent in found if lent.bucket == choice.bucket and not lent.config.executed)
+    return next(alike, None)
 
 
 def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:

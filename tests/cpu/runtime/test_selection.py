@@ -79,6 +79,19 @@ def test_a_gpu_of_the_same_family_serves_where_the_architecture_has_none(
     assert rungs(table, H200, 5000)[0][0] == "default"
 
 
+def test_the_tile_of_a_measured_kernel_in_gluon_serves_no_feature() -> None:
+    """Its registers and its order are its own: the relative's plain entry lends its tile."""
+    hopper = dataclasses.replace(BIG, schedule="hopper", loads="descriptor")
+    capped = SPEC.with_features(("softcap",))
+    own = (make_choice(SPEC, hopper, BUCKETS[2]), make_choice(SPEC, SMALL, BUCKETS[0]))
+    table = served(nvidia_h200=own, nvidia_h100_80gb_hbm3=(make_choice(SPEC, BIG, BUCKETS[2]),))
+    found = ladder(table, H200, TARGETS[H200], capped, 5000).rungs
+    assert found[0].rung == "plain_tile"
+    assert found[0].choice.config == BIG.textbook()
+    alone = ladder(served(nvidia_h200=own), H200, TARGETS[H200], capped, 5000).rungs
+    assert alone[0].choice.config == SMALL.textbook()
+
+
 def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
     choice = make_choice(SPEC, SMALL, BUCKETS[2])
     table = served(nvidia_l4=(choice,), nvidia_geforce_rtx_4090=(choice,))
