@@ -30,6 +30,7 @@ COPIED = (
     f"{RESULTS}/engine_kernels.md",
     f"{RESULTS}/machine_code.md",
     f"{RESULTS}/machine_code.svg",
+    f"{RESULTS}/machine_code_sm100.md",
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
     f"{RESULTS}/search_efficiency.png",
