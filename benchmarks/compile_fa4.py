@@ -10,9 +10,9 @@ fake tensors. It then asks the GPU only for its number of SMs; DataSheet answers
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,4 +104,9 @@ def main(direction: str, head_dim: int, mask: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("direction", choices=("forward", "backward"))
+    parser.add_argument("head_dim", type=int)
+    parser.add_argument("mask", choices=("none", "causal"))
+    parser.add_argument("folder", type=Path)
+    main(**vars(parser.parse_args()))
