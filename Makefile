@@ -42,7 +42,7 @@ help:
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels that ship; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
-	@echo 'make duel       our machine code for Hopper beside that of FlashAttention-3, from wheels; 150 MB'
+	@echo 'make duel       our machine code beside that of FlashAttention-3 and FlashAttention-4; 250 MB'
 	@echo 'make docs       build the documentation site into build/site'
 	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
 	@echo 'make screenshots  take the screenshots of docs/images again; needs Chromium'
@@ -171,15 +171,17 @@ check: $(FOR_TUNING)
 	$(BIN)/flashgen generate --check
 	$(BIN)/python -m tests.docs_output --check
 	$(BIN)/python benchmarks/machine_code.py --check
+	$(BIN)/python benchmarks/machine_code_sm100.py --check
 	$(BIN)/python benchmarks/sass_facts.py --check --jobs $(JOBS) $(CHECKED:%=--kernel '%')
 
 # Another Triton lies in a folder of its own, before the one of the environment.
 facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
 	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py $(FACTS)
 
-# Wheels and cubins go to .peers, which git ignores.
+# Packages and cubins go to .peers, which git ignores.
 duel: $(FOR_ALL)
 	$(BIN)/python benchmarks/machine_code.py
+	$(BIN)/python benchmarks/machine_code_sm100.py
 
 docs: $(FOR_DOCS)
 	$(BIN)/mkdocs build --strict

@@ -72,7 +72,7 @@ from flashgen.report.charts import Chart, Limit, Line, Scale
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction, Mask
@@ -371,11 +371,13 @@ def parts_of(direction: str) -> tuple[Direction, ...]:
     return (direction,)  # type: ignore[return-value]
 
 
-def shipped(direction: str, head_dim: int, mask: Mask, triton_version: str = "") -> Kernels:
-    """What the H100's table serves at the greatest lengths under a version of Triton, or without
-    one; [] where it has no entry.
+def shipped(
+    direction: str, head_dim: int, mask: Mask, triton_version: str = "", *, gpu: Gpu = H100
+) -> Kernels:
+    """What a GPU's table serves at the greatest lengths under a version of Triton, or without one;
+    [] where it has no entry.
     """
-    held, found = load(paths.shipped_table(H100.slug)), []
+    held, found = load(paths.shipped_table(gpu.slug)), []
     for each in parts_of(direction):
         spec = spec_of(each, head_dim, mask)
         stands = held.executed_for(spec, BUCKETS[-1])
@@ -459,7 +461,7 @@ def labels(kernels: Kernels) -> str:
     return " + ".join(config.label for _, config in kernels)
 
 
-def outdated(record: dict[str, Any]) -> list[str]:
+def outdated(record: dict[str, Any], *, gpu: Gpu = H100) -> list[str]:
     """The cells of committed results that do not name what ships now, in one line each."""
     named: dict[tuple[str, int, Mask], str] = {}
     for row in record["rows"]:
@@ -471,7 +473,7 @@ def outdated(record: dict[str, Any]) -> list[str]:
         f"{direction} d{head_dim} {mask}: {labels(now) or 'nothing'} ships, and the results name "
         f"{before or 'nothing'}"
         for (direction, head_dim, mask), before in named.items()
-        for now in [shipped(direction, head_dim, mask, record["triton"])]
+        for now in [shipped(direction, head_dim, mask, record["triton"], gpu=gpu)]
         if labels(now) != before
     ]
 

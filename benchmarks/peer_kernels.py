@@ -206,7 +206,7 @@ def listing_of(kernel: PeerKernel, folder: Path) -> tuple[TemplateArguments, Lis
     if not found:
         raise ToolchainError(f"{kernel.peer.label} has no kernel {kernel}")
     arguments, cubin, name = found[0]
-    return arguments, _listing(cubin, name)
+    return arguments, listing_in(cubin, name)
 
 
 @functools.cache
@@ -232,7 +232,7 @@ def entry_points(elf: bytes) -> Iterator[str]:
             yield section.removeprefix(".text.")
 
 
-def _listing(cubin: Path, name: str) -> Listing:
+def listing_in(cubin: Path, name: str) -> Listing:
     """The machine code of one kernel of a cubin that holds several."""
     text = _cuobjdump("-sass", "-fun", name, str(cubin))
     _, _, usage = _cuobjdump("-res-usage", str(cubin)).partition(f"Function {name}:")

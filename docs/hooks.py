@@ -32,6 +32,7 @@ COPIED = (
     f"{RESULTS}/machine_code.svg",
     f"{RESULTS}/nvidia_h200/README.md",
     f"{RESULTS}/nvidia_h200/measured.svg",
+    f"{RESULTS}/machine_code_sm100.md",
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
     f"{RESULTS}/search_efficiency.png",

@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *of("flashgen/runtime/selection.py", "tests/cpu/runtime/test_selection.py -k 'fused or origins or registers or relatives or nearest or too_large'",
         ("if fused.slug is None or len(origins) > 1 or None in times:", "if fused.slug is None or None in times:"),
         ("return one < sum(two)", "return one < max(two)"),
-        ("return product_of(slug) != other, apart, other", "return product_of(slug) != other, other"),
+        ("archs[other] != gpu.arch, apart, other", "archs[other] != gpu.arch, other"),
         ("return abs(index - here), -index", "return abs(index - here), index"),
     ),
     *of("flashgen/runtime/merge.py", "tests/cpu/runtime/test_merge.py",

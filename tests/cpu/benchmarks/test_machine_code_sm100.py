@@ -1,0 +1,200 @@
+"""benchmarks/machine_code_sm100.py on loops written by hand; no package, no compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import machine_code_sm100 as duel
+from benchmarks.machine_code_sm100 import Part, Row, Shape, part_of, row_of, steady, summary
+from flashgen.compile.sass import Listing
+from flashgen.errors import ToolchainError
+from tests.listings import listing
+
+SHAPE = Shape(tile=(256, 128), softmax=8, products=2)
+CELL = ("forward", 64, "none")
+
+
+def kernel(*, product: str = "UTCHMMA", width: int = 64, products: int = 2) -> Listing:
+    """Four roles, each a loop; the load warp has a loop of TMA inside another."""
+    product += " gdesc[UR4], gdesc[UR6], tmem[UR8]"
+    return listing(
+        "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xb8",
+        "softmax:",
+        f"LDTM.x{width} R4, tmem[UR4]",
+        f"LDTM.x{width} R68, tmem[UR4+0x40]",
+        "MUFU.EX2 R4, R4",
+        "STTM.x64 tmem[UR4], R4",
+        "@P0 BRA {softmax}",
+        "USETMAXREG.DEALLOC.CTAPOOL 0x50",
+        "correction:",
+        "LDTM.x32 R4, tmem[UR4]",
+        "STTM.x32 tmem[UR4], R4",
+        "LDL R1, [R2]",
+        "@P0 BRA {correction}",
+        "USETMAXREG.DEALLOC.CTAPOOL 0x30",
+        "products:",
+        *(product,) * products,
+        "@P0 BRA {products}",
+        "tile:",
+        "NOP",
+        "loads:",
+        "UTMALDG.2D [UR8], [UR4]",
+        "@P0 BRA {loads}",
+        "UTMALDG.2D [UR8], [UR4]",
+        "@P1 BRA {tile}",
+        "EXIT",
+    )
+
+
+def test_the_loop_of_each_role() -> None:
+    found = steady(kernel(), SHAPE)
+    assert {role: len(body) for role, body in found.items()} == {
+        "softmax": 5, "correction": 4, "products": 3, "loads": 2,
+    }  # fmt: skip
+
+
+def test_counts_a_score_are_of_all_warps_of_a_role() -> None:
+    part = part_of(kernel(), SHAPE, shared_bytes=1000, tensor_columns=512)
+    assert part.registers == "184/80/48/48"
+    assert list(part.loops) == ["softmax", "correction", "products", "loads"]
+    assert part.per_score == {
+        "softmax": 5 * 8 / 1024, "correction": 4 * 4 / 1024, "products": 3 / 1024,
+        "loads": 2 / 1024,
+    }  # fmt: skip
+    assert part.mufu == 1 / 128
+    assert part.spills == 1
+
+
+@pytest.mark.parametrize(
+    ("product", "count", "warps"),
+    [
+        ("UTCHMMA", 2, 1),
+        ("UTCHMMA", 4, 1 / 2),
+        ("UTCHMMA.2CTA", 2, 1 / 2),
+        ("UTCHMMA.2CTA", 4, 1 / 4),
+    ],
+)
+def test_products_of_two_blocks_or_two_tiles_count_once(
+    product: str, count: int, warps: float
+) -> None:
+    body = steady(kernel(product=product, products=count), SHAPE)["products"]
+    assert duel.warps_of("products", body, SHAPE) == warps
+
+
+def test_products_in_inner_loops_are_left_out() -> None:
+    assert "products" not in steady(kernel(), Shape(tile=(256, 128), softmax=8))
+
+
+def test_a_backward_reads_s_and_dp() -> None:
+    half = Shape(tile=(128, 128), softmax=8, products=2)
+    assert half.scores == 64
+    assert len(steady(kernel(), half)["softmax"]) == 5
+
+
+def test_a_softmax_of_another_tile_is_refused() -> None:
+    with pytest.raises(ToolchainError, match="no softmax loop of 128 scores"):
+        steady(kernel(width=16), SHAPE)
+
+
+def test_masked_tiles_may_have_a_loop_of_their_own() -> None:
+    tile = ("LDTM.x64 R4, tmem[UR4]", "LDTM.x64 R68, tmem[UR4+0x40]", "MUFU.EX2 R4, R4")
+    code = listing(
+        "masked:", *tile, "FSEL R4, R4, R5, P1", "@P0 BRA {masked}", "top:", *tile,
+        "@P0 BRA {top}", "EXIT",
+    )  # fmt: skip
+    assert duel.masked(code, SHAPE) == 5
+    assert duel.masked(kernel(), SHAPE) == 0
+
+
+def test_reading_without_writing_is_a_reduction() -> None:
+    code = listing("top:", "LDTM.x32 R4, tmem[UR4]", "UTMAREDG.3D [UR4], [UR6]", "@P0 BRA {top}")
+    assert duel.task(code.instructions) == "reduction"
+    assert duel.task(listing("FADD R1, R2, R3").instructions) == ""
+
+
+def test_tensor_memory_is_read_off_the_ptx() -> None:
+    text = "mov.b32 \t%r527, 512;\ntcgen05.alloc.cta_group::1.sync.b32 \t[%r393+280], %r527;\n"
+    assert duel.tensor_columns(text) == 512
+    assert duel.tensor_columns("tcgen05.alloc.cta_group::2.b32 [%r1], 256;") == 256
+    assert duel.tensor_columns("ret;") == 0
+
+
+def part(**loops: int) -> Part:
+    return Part(
+        tile=(128, 64),
+        registers="96",
+        shared_bytes=10,
+        tensor_columns=128,
+        loops=loops,
+        per_score={role: count / 64 for role, count in loops.items()},
+        mufu=1.0,
+        spills=1,
+    )
+
+
+def row(count: int, **more: object) -> Row:
+    return row_of([part(softmax=count)], CELL, "whose", **more)
+
+
+def test_two_kernels_of_a_backward_are_added() -> None:
+    found = row_of([part(softmax=64, loads=32), part(softmax=64)], CELL, "flashgen, plain")
+    assert (found.tile, found.registers) == ("128x64 + 128x64", "96 + 96")
+    assert found.loops == {"softmax": "64 + 64", "loads": "32"}
+    assert found.per_score == {"softmax": 2.0, "loads": 0.5}
+    assert (found.all, found.mufu, found.spills) == (2.5, 2.0, 2)
+
+
+def test_the_last_line_compares_what_ships() -> None:
+    rows = [row(64), row(48, configs="a", ships=True), row(32, configs="b")]
+    assert summary(rows).endswith("1 of 1 cells. Ours over theirs: forward d64 none 0.75")
+    assert summary([row(64), row(32, configs="b")]).startswith(
+        "What ships takes no more instructions a score in 0 of 1 cells"
+    )
+    assert duel.markdown(rows, "3.7.1").endswith(summary(rows) + "\n")
+
+
+def test_the_packages_are_installed_once_and_not_into_this_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        Path(command[command.index("--target") + 1]).mkdir()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(duel.subprocess, "run", pip)
+    home = duel.fetch(tmp_path)
+    assert home == duel.fetch(tmp_path)
+    assert home.parent == tmp_path
+    assert len(calls) == 1
+
+
+def test_the_committed_results_name_what_ships() -> None:
+    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
+    assert duel.outdated(record, gpu=duel.B200) == [], "make duel"
+    assert tuple(record["packages"]) == duel.PACKAGES
+    rows = [Row(**each) for each in record["rows"]]
+    page = duel.RESULT.with_suffix(".md").read_text()
+    assert page == duel.markdown(rows, record["triton"])
+
+
+def test_the_documented_figures_are_those_of_the_results() -> None:
+    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
+    text = (duel.ROOT / "docs" / "kernels.md").read_text()
+    shown = [
+        each
+        for each in (Row(**row) for row in record["rows"])
+        if each.direction == "forward" and not each.whose.endswith("plain")
+    ]
+    assert len(shown) == 12
+    for each in shown:
+        whose = "blackwell" if each.ships else "FlashAttention-4"
+        loops = " | ".join(each.loops[r] for r in ("softmax", "correction", "products", "loads"))
+        by_fma = round((1 - each.mufu) * 128) + 1  # one more exp2 is of the factor of O
+        line = f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} | {by_fma} |"
+        assert line in text
