@@ -19,7 +19,7 @@ def test_torch_and_triton_run_on_the_recording_driver() -> None:
 
 CALLS = """
     import torch, flashgen
-    q = torch.empty(2, 8, 512, {head_dim}, device="cuda", dtype=torch.bfloat16)
+    q = torch.empty(2, 8, 512, {head_dim}, device="cuda", dtype=torch.float16)
     k, v = torch.empty_like(q), torch.empty_like(q)
     for _ in range(4):  # by Triton, then directly, then the bound launch
         flashgen.attention(q, k, v, causal=True)

@@ -21,7 +21,8 @@ def kept(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 @pytest.fixture
 def tensors() -> list[torch.Tensor]:
-    return [torch.empty(2, 8, 512, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    """The table has a plain kernel with descriptors for these."""
+    return [torch.empty(2, 8, 512, 128, device="cuda", dtype=torch.float16) for _ in range(3)]
 
 
 def test_it_waits_for_nothing_and_allocates_o_and_lse_alone(
@@ -47,9 +48,9 @@ def test_tensor_maps_are_encoded_once_for_an_address(
     flashgen.attention(*tensors, causal=True)
     assert len(recording.of(TensorMap)) == known
     q, k, v = tensors
-    flashgen.attention(k, q, v, causal=True)  # new addresses for two arguments
-    new = recording.of(TensorMap)[known:]
-    assert {each.address for each in new} == {q.data_ptr(), k.data_ptr()}
+    o = flashgen.attention(k, q, v, causal=True)  # new addresses for two arguments
+    new = {each.address for each in recording.of(TensorMap)[known:]}
+    assert new - {o.data_ptr()} == {q.data_ptr(), k.data_ptr()}  # some kernels store O by a map, too
 
 
 def test_a_map_of_freed_memory_serves_the_next_tensor_there(recording: Recording) -> None:
