@@ -50,7 +50,10 @@ def test_tensor_maps_are_encoded_once_for_an_address(
     q, k, v = tensors
     o = flashgen.attention(k, q, v, causal=True)  # new addresses for two arguments
     new = {each.address for each in recording.of(TensorMap)[known:]}
-    assert new - {o.data_ptr()} == {q.data_ptr(), k.data_ptr()}  # some kernels store O by a map, too
+    assert new - {o.data_ptr()} == {
+        q.data_ptr(),
+        k.data_ptr(),
+    }  # some kernels store O by a map, too
 
 
 def test_a_map_of_freed_memory_serves_the_next_tensor_there(recording: Recording) -> None:
