@@ -261,7 +261,6 @@ def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
         for own in raced
         if (outcome := case.outcomes.get(own))
     ]
-
     unlike: dict[KernelConfig, RunnerUp] = {}
     for other in (*now, *case.entry.evidence.runners_up):
         unlike.setdefault(other.config, other)
