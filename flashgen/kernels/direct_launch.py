@@ -216,7 +216,7 @@ class Direct:
 
     def _keep(self, variant: tuple[object, ...], arguments: Sequence[Any], compiled: Any) -> None:
         """Keep the variant that a launch compiled or found."""
-        if compiled is None or self._kernel.used_global_vals or _UNKNOWN in variant:
+        if compiled is None or _UNKNOWN in variant or _may_change(self._kernel.used_global_vals):
             return
         given = len(arguments) + len(self.constants)
         if given != len(self._kernel.params):  # Triton would fill defaults in
@@ -227,6 +227,15 @@ class Direct:
         self._ready[variant] = (
             compiled.run, compiled.function, compiled.packed_metadata, compiled,
         )  # fmt: skip
+
+
+def _may_change(used: Mapping[Any, tuple[Any, Any]]) -> bool:
+    """Whether a kernel reads a global that is no constexpr: Triton compares each with its value of
+    before at every launch. A constexpr is a constant of the emitted text, as a layout in Gluon.
+    """
+    from triton.language import constexpr
+
+    return any(not isinstance(value, constexpr) for value, _ in used.values())
 
 
 def _device_and_stream(driver: Any) -> tuple[Callable[[], int], Callable[[int], int]]:

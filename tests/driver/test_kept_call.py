@@ -19,10 +19,10 @@ def kept(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         flashgen.attention(q, k, v, causal=True)
 
 
-@pytest.fixture
-def tensors() -> list[torch.Tensor]:
-    """The table has a plain kernel with descriptors for these."""
-    return [torch.empty(2, 8, 512, 128, device="cuda", dtype=torch.float16) for _ in range(3)]
+@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["plain", "hopper"])
+def tensors(request: pytest.FixtureRequest) -> list[torch.Tensor]:
+    """Of a plain kernel with descriptors, and of one of schedule hopper."""
+    return [torch.empty(2, 8, 512, 128, device="cuda", dtype=request.param) for _ in range(3)]
 
 
 def test_it_waits_for_nothing_and_allocates_o_and_lse_alone(
