@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 from triton import knobs
 from triton.compiler import CompiledKernel
 
@@ -280,6 +281,7 @@ class Kernel:
         ({}, (1, object()), 3),  # nobody knows its class
         ({}, (True, 2), 3),  # a bool is no int to Triton
         ({"used_global_vals": {("x", 1): (1, {})}}, (1, 2), 3),
+        ({"used_global_vals": {("x", 1): (tl.constexpr(1), {})}}, (1, 2), 1),  # as in Gluon
         ({"params": ("a", "b", "c")}, (1, 2), 3),  # a default is filled in
         ({"pre_run_hooks": [print]}, (1, 2), 3),
     ],
