@@ -13,10 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
-SMS = 148
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from flashgen.spec.gpu import TARGETS
+
+B200 = TARGETS["nvidia_b200"]
 KEYS = 8192
 MODEL_WIDTH = 2048
 
@@ -29,22 +34,22 @@ class DataSheet:
 
     def get_device_multiprocessor_count(self) -> int:
         """SMs of the GPU."""
-        return SMS
+        return B200.sms
 
     def get_max_active_clusters(self, cluster_size: int, *_: Any, **__: Any) -> int:
         """Clusters that run at once, if each SM holds one block."""
-        return SMS // cluster_size
+        return B200.sms // cluster_size
 
     def get_l2_cache_size_in_bytes(self) -> int:
         """L2 of the GPU."""
-        return 126 * 2**20
+        return B200.l2_bytes or 0
 
 
 def environment(folder: Path) -> dict[str, str]:
     """What must be set before the packages are imported."""
     return {
         "FLASH_ATTENTION_ARCH": "sm_100",
-        "FLASH_ATTENTION_NUM_SMS": str(SMS),
+        "FLASH_ATTENTION_NUM_SMS": str(B200.sms),
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0",
         "CUTE_DSL_ARCH": "sm_100a",
         "CUTE_DSL_KEEP_CUBIN": "1",

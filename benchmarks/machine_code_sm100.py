@@ -455,7 +455,9 @@ def markdown(rows: Sequence[Row], versions: str) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The last line: in how many cells what ships takes no more instructions a score."""
+    """The last lines: in how many cells what ships takes no more instructions a score, and each
+    cell's share of theirs.
+    """
     peers = {(row.direction, row.head_dim, row.mask): row for row in rows if not row.configs}
     shares = {
         (row.direction, row.head_dim, row.mask): row.all
@@ -463,14 +465,14 @@ def summary(rows: Sequence[Row]) -> str:
         for row in rows
         if row.ships
     }
-    text = ", ".join(
-        f"{direction} d{head_dim} {mask} {share:.2f}"
+    text = "\n".join(
+        f"- {direction} d{head_dim} {mask}: {share:.2f}"
         for (direction, head_dim, mask), share in shares.items()
     )
     held = sum(share <= 1 for share in shares.values())
     return (
         f"What ships takes no more instructions a score in {held} of {len(peers)} cells. Ours over "
-        f"theirs: {text}"
+        f"theirs:\n\n{text}"
     )
 
 

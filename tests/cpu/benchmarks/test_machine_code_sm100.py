@@ -150,7 +150,7 @@ def test_two_kernels_of_a_backward_are_added() -> None:
 
 def test_the_last_line_compares_what_ships() -> None:
     rows = [row(64), row(48, configs="a", ships=True), row(32, configs="b")]
-    assert summary(rows).endswith("1 of 1 cells. Ours over theirs: forward d64 none 0.75")
+    assert summary(rows).endswith("1 of 1 cells. Ours over theirs:\n\n- forward d64 none: 0.75")
     assert summary([row(64), row(32, configs="b")]).startswith(
         "What ships takes no more instructions a score in 0 of 1 cells"
     )
