@@ -23,7 +23,7 @@ from flashgen.cli.options import (
 )
 from flashgen.errors import GeneratedError, InvalidArgument, NoGpuError
 from flashgen.runtime import registry
-from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.gpu import OFFLINE_TARGET, Gpu, known_target
 
 
 def explain(
@@ -80,7 +80,6 @@ def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
     slug = slug or settings.served_gpu()
     if slug is None:
         from flashgen.kernels.launch import device_gpu
-        from flashgen.tune.places import OFFLINE_TARGET
 
         try:
             return device_gpu(0), True

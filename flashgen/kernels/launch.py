@@ -23,7 +23,7 @@ from flashgen.spec import gpu as gpu_facts
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import PLAIN, Features
-from flashgen.spec.gpu import Gpu
+from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
 from flashgen.spec.vocabulary import DECODING, Direction
 
 
@@ -50,9 +50,7 @@ def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Plan:
     return Plan(kernel, spec, config, launches(spec.direction))
 
 
-def device_gpu(
-    index: int = 0, *, instead: str = "flashgen tune --target nvidia_h100_80gb_hbm3"
-) -> Gpu:
+def device_gpu(index: int = 0, *, instead: str = f"flashgen tune --target {OFFLINE_TARGET}") -> Gpu:
     """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none, which names the
     command that does without, `instead`, and ToolchainError without a C compiler.
     """

@@ -32,7 +32,7 @@ from flashgen.report.machine import (
 )
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import default_config
-from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.gpu import OFFLINE_TARGET, Gpu, known_target
 from flashgen.spec.known_bugs import warnings_here
 from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
@@ -42,9 +42,6 @@ if TYPE_CHECKING:  # its modules import torch, which may be missing
 
 SCHEMA = 1
 """Of --json."""
-
-TARGET = "nvidia_h100_80gb_hbm3"
-"""What is compiled for where there is no GPU."""
 
 LOOK_LIMIT_S = 60.0
 SEQ = 1024
@@ -220,7 +217,7 @@ def _abilities(
     """Compile, then launch, then measure: each needs the one before."""
     try:
         with tempfile.TemporaryDirectory(prefix="flashgen-doctor-") as folder:
-            compiled = _compiles(gpu or known_target(TARGET), Path(folder), tools)
+            compiled = _compiles(gpu or known_target(OFFLINE_TARGET), Path(folder), tools)
             yield compiled
             if gpu is None or not compiled.able:
                 yield from _without_launch(gpu, seen)
@@ -280,7 +277,7 @@ def _without_launch(gpu: Gpu | None, seen: Mapping[str, Any]) -> Iterator[Abilit
         why = f"no GPU driver is loaded ({why})"
         remedy = "without a GPU, kernels run in Triton's interpreter: TRITON_INTERPRET=1"
     yield _no("launch", why, remedy)
-    instead = "" if gpu else f"estimates need no GPU: flashgen tune --target {TARGET}"
+    instead = "" if gpu else f"estimates need no GPU: flashgen tune --target {OFFLINE_TARGET}"
     yield _no("measure", "nothing can be launched", instead)
 
 

@@ -187,6 +187,9 @@ def _target(sheet: DataSheet) -> Gpu:
 TARGETS: dict[str, Gpu] = {slug_of(sheet.name): _target(sheet) for sheet in DATA_SHEETS}
 """Known targets by slug."""
 
+OFFLINE_TARGET = "nvidia_h100_80gb_hbm3"
+"""The target if there is no GPU and none is named."""
+
 ALIASES: dict[str, str] = {slug_of(name): slug_of(other) for name, other in SAME_AS.items()}
 """Products served by the table of another one, by slug."""
 

@@ -26,7 +26,7 @@ from flashgen.evaluate.workers.answers import Answer, Done, Pool, Task, WorkerLo
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.evaluate.workers.pool import Limits
 from flashgen.files import write_whole
-from flashgen.spec.gpu import Gpu
+from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
 from flashgen.spec.records import record_of
 from flashgen.tune import devices
 from flashgen.tune.places import Place, Say, Wanted, offline_targets, warn
@@ -347,7 +347,7 @@ def _places(cluster: Cluster, targets: Sequence[Gpu], say: Say) -> tuple[Place, 
         return tuple(Place(gpu=gpu, pools=Pools(cpu=cluster.cpu)) for gpu in targets)
     if not cluster.products:
         raise NoGpuError(
-            "the cluster has no GPU: without one, add --target nvidia_h100_80gb_hbm3, or all"
+            f"the cluster has no GPU: without one, add --target {OFFLINE_TARGET}, or all"
         )
     for gpu, crew in cluster.products.values():
         say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on {crew.size} of the cluster.")

@@ -10,7 +10,7 @@ from flashgen.errors import InvalidArgument, NoGpuError, ToolchainError
 from flashgen.evaluate.tasks import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
-from flashgen.spec.gpu import Gpu
+from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
 from flashgen.spec.records import record_of
 
 LIST_LIMIT_S = 60.0
@@ -41,8 +41,7 @@ def devices(query: str = QUERY) -> tuple[Device, ...]:
     found = [record_of(Gpu, each, "a GPU") for each in answer.value["gpus"]]
     if not found:
         raise NoGpuError(
-            "torch sees no GPU here; without one, type: flashgen tune --target "
-            "nvidia_h100_80gb_hbm3"
+            f"torch sees no GPU here; without one, type: flashgen tune --target {OFFLINE_TARGET}"
         )
     return tuple(Device(index=index, gpu=gpu) for index, gpu in enumerate(found))
 

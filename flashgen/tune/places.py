@@ -13,13 +13,10 @@ from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Children, Pools
 from flashgen.evaluate.workers.answers import Pool, WorkerLost
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.spec.gpu import TARGETS, Gpu, known_target
+from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS, Gpu, known_target
 from flashgen.spec.known_bugs import warnings_here
 from flashgen.tune import devices
 from flashgen.tune.devices import Device
-
-OFFLINE_TARGET = "nvidia_h100_80gb_hbm3"
-"""The target if there is no GPU and none is named."""
 
 ALL = "all"
 """Names all known targets, or all GPUs."""

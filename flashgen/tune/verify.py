@@ -67,7 +67,7 @@ def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
     The evaluator must be new and for the table's GPU: a remembered check verifies nothing.
     """
     here = settings.compiling_triton()
-    serving = (e for e in table.everything if not e.tritons or here in e.tritons)
+    serving = (e for e in table.everything if not e.tritons or e.serves_under(here))
     for _, group in groupby(serving, key=lambda entry: entry.spec):
         entries = tuple(group)
         kernels = tuple(dict.fromkeys(config for e in entries for config in kernels_of(e)))

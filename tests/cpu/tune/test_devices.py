@@ -9,7 +9,7 @@ import pytest
 
 from flashgen import paths
 from flashgen.errors import InvalidArgument, NoGpuError, ToolchainError
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS
 from flashgen.table.table import load
 from flashgen.tune import places
 from flashgen.tune.devices import Device, chosen, devices, list_devices
@@ -78,7 +78,7 @@ def test_all_targets_are_tuned_at_once_and_those_by_rule_are_named() -> None:
 
 def test_what_is_tuned_without_a_gpu_may_change() -> None:
     """An estimate never replaces a measured entry: a run without a GPU would be for nothing."""
-    entries = load(paths.shipped_table(places.OFFLINE_TARGET)).entries
+    entries = load(paths.shipped_table(OFFLINE_TARGET)).entries
     defaults = {f"fwd_bf16_d{dim}{mask}" for dim in (64, 128) for mask in ("", "_causal")}
     sources = {entry.spec.name: entry.result.source for entry in entries}
     assert {sources[name] for name in defaults} == {"estimated"}
