@@ -255,12 +255,15 @@ def test_the_first_interrupt_lets_them_end_and_the_second_does_not() -> None:
 
     never = threading.Event()
 
+    again = Stop(lambda: None)
+
     def twice() -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not again.asked:  # two signals that wait for the main thread are one
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
         never.wait()
 
     with pytest.raises(KeyboardInterrupt):
-        drive(lines([a_job(twice)], 1), Stop(lambda: None))
+        drive(lines([a_job(twice)], 1), again)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
