@@ -34,7 +34,7 @@ def test_no_logit_differs(
     different, count = example["differing"]()
     assert (different, count) == (0, 3 * 8 * 97)
     monkeypatch.setenv("FLASHGEN_INVARIANT", "0")
-    assert example["differing"]()[0] > count // 2
+    assert example["differing"]()[0] > 0
 
 
 @pytest.mark.parametrize(
