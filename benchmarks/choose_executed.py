@@ -1,6 +1,7 @@
 """Chooses kernels of schedules hopper and blackwell for a table: those that are estimated faster
 than its entries, and that flashgen.ptx executes right and without a fault. Where the table has no
-times, those that take fewer cycles a score.
+times, those that take fewer cycles a score. What another GPU of the same chip was measured with
+comes before estimates.
 
     python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200 nvidia_b200
     PYTHONPATH=.venv/triton-3.8.0 python benchmarks/choose_executed.py admit nvidia_h200
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import groupby, islice
 from pathlib import Path
@@ -28,6 +30,7 @@ from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome
+from flashgen.spec.problem import Bucket
 from flashgen.spec.space import legal_configs
 from flashgen.table import emit
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
@@ -93,6 +96,28 @@ def faster(
         timing, us = outcome.timing, held.result.median_us
         if timing is not None and us is not None and timing.median_us < us:
             yield in_place_of(held, outcome, passed, len(found), run)
+
+
+def as_measured(
+    entries: Sequence[Entry],
+    measured: Mapping[Bucket, KernelConfig],
+    evaluator: OfflineEvaluator,
+    run: Run,
+) -> Iterator[Entry]:
+    """For each of the entries of a spec whose bucket another GPU of the same chip measured with
+    such a kernel, that kernel's entry, if it is executed right.
+    """
+    checks: dict[KernelConfig, Outcome | None] = {}
+    for held in entries:
+        config = measured.get(held.bucket)
+        if config is None or not config.executed:
+            continue
+        if config not in checks:
+            checks[config] = first_right(held, {config: 1.0}, evaluator)
+        passed = checks[config]
+        if passed is not None:
+            timed = evaluator.evaluate("timed", held.spec, held.problem, [config])
+            yield in_place_of(held, next(iter(timed)), passed, 1, run)
 
 
 def leaner(
@@ -164,15 +189,29 @@ def in_place_of(held: Entry, outcome: Outcome, checked: Outcome, tried: int, run
     )
 
 
-def choose(table: Table, evaluator: OfflineEvaluator) -> Table:
-    """The table with its executed entries chosen anew."""
+def choose(
+    table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
+) -> Table:
+    """The table with its executed entries chosen anew, of specs whose names match the pattern;
+    others are the tables of other GPUs.
+    """
+    alike = [other for other in others if other.gpu.same_chip(table.gpu)]
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
         entries = list(group)
-        if spec.direction not in DIRECTIONS or spec.featured:
+        if spec.direction not in DIRECTIONS or spec.featured or not fnmatch(spec.name, specs):
             continue
+        measured = {
+            entry.bucket: entry.config
+            for other in alike
+            for entry in other.entries
+            if entry.spec == spec and entry.result.source == "measured"
+        }
+        estimated = [entry for entry in entries if entry.result.source == "estimated"]
+        chosen += as_measured(estimated, measured, evaluator, run)
+        entries = [entry for entry in entries if entry.bucket not in measured]
         found = candidates(spec, table, chosen)
         for source, better in (("estimated", faster), ("untimed", leaner)):
             of_source = [entry for entry in entries if entry.result.source == source]
@@ -183,11 +222,16 @@ def choose(table: Table, evaluator: OfflineEvaluator) -> Table:
     return table
 
 
-def admit(table: Table, evaluator: OfflineEvaluator) -> Table:
-    """The table with the installed Triton among the versions of each executed entry that holds."""
+def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
+    """The table with the installed Triton among the versions of each executed entry that holds, of
+    specs whose names match the pattern.
+    """
     here, kept = settings.compiling_triton(), list(table.entries)
     for spec, group in groupby(table.executed, key=lambda entry: entry.spec):
         entries = list(group)
+        if not fnmatch(spec.name, specs):
+            kept += entries
+            continue
         holds = True
         for config in dict.fromkeys(entry.config for entry in entries):
             for stage in ("compile", "check"):
@@ -222,6 +266,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("choose", "admit"))
     parser.add_argument("slug", nargs="+")
+    parser.add_argument("--specs", default="*", help="a pattern of their names; others stay")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--cache", type=Path, default=Path(".flashgen"))
     asked = parser.parse_args(arguments)
@@ -230,7 +275,11 @@ def main(arguments: Sequence[str]) -> int:
         path = paths.shipped_table(slug)
         table = load_with_evidence(path)
         with OfflineEvaluator(table.gpu, asked.cache, asked.jobs) as evaluator:
-            made = (choose if asked.what == "choose" else admit)(table, evaluator)
+            if asked.what == "choose":
+                others = [t for other, t in emit.tables_for(Path()).items() if other != slug]
+                made = choose(table, evaluator, others, asked.specs)
+            else:
+                made = admit(table, evaluator, asked.specs)
         save(made, path)
         print(f"{slug}: {len(made.executed)} executed entries, {datetime.now(UTC):%H:%M}")
     emit.write(emit.tables_for(Path()), paths.generated_dir(Path()))

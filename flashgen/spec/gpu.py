@@ -89,6 +89,16 @@ class Gpu:
         """The compute capability as Triton counts it: 90 for sm_90; 0 for AMD."""
         return int(self.arch.removeprefix("sm_").removesuffix("a")) if self.is_nvidia else 0
 
+    def same_chip(self, other: Gpu) -> bool:
+        """Whether two products hold the same chip, with as many SMs, beside other memory: an H100
+        and an H200. What one computes in, the other does within a few percent.
+        """
+        return self._chip == other._chip
+
+    @property
+    def _chip(self) -> tuple[object, ...]:
+        return self.arch, self.sms, self.shared_per_block, self.matrix_flops_per_clock
+
     @property
     def peak_tflops(self) -> float | None:
         """Dense 16-bit matrix TFLOP/s at the boost clock; None where it is not known."""

@@ -38,9 +38,15 @@ def _check_positive(field: str, value: float | None) -> None:
         raise InvalidArgument(f"{field} must be > 0 and < {LONGEST_US:g}, or null: got {value}")
 
 
+def must_have_run(config: KernelConfig) -> bool:
+    """Whether an entry needs to be measured, or executed: Triton versions make different programs
+    of its schedule.
+    """
+    return config.specialized or config.schedule == "auto"
+
+
 def _check_ran(config: KernelConfig, source: Source, tritons: tuple[str, ...] = ()) -> None:
-    """Schedules of which Triton versions make different programs were measured or executed."""
-    if (config.specialized or config.schedule == "auto") and source != "measured" and not tritons:
+    if must_have_run(config) and source != "measured" and not tritons:
         raise InvalidArgument(
             f"schedule {config.schedule} needs source measured, or a row of `executed`: got "
             f"{source}"

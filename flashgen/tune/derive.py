@@ -5,13 +5,16 @@ bucket, and the default are compiled for this GPU. The least estimate on this GP
 there are no estimates, the best by facts. So no entry is estimated slower than the default, nor
 than what a relative would have lent.
 
+A measurement on the same chip (an H200's, for an H100) says more than an estimate: its config is
+chosen, and takes the place of one that a search estimated here.
+
 Nothing is checked again that was checked before: a kernel's text does not depend on the GPU, so the
 error of the donor's entry is that of this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flashgen.errors import FlashgenError
@@ -24,7 +27,15 @@ from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import Bucket, Problem
 from flashgen.spec.space import tuned_default
-from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest, speedup
+from flashgen.table.entry import (
+    Entry,
+    EntryEvidence,
+    Result,
+    Run,
+    must_have_run,
+    short_digest,
+    speedup,
+)
 from flashgen.table.table import Table
 
 DEFAULT = "default"
@@ -35,12 +46,15 @@ DEFAULT = "default"
 class Donor:
     """An entry that lends its config, and the GPU whose table has it."""
 
-    slug: str
+    gpu: Gpu
     entry: Entry
 
 
+Key = tuple[AttentionSpec, Bucket]
+
+
 def derive(
-    gpu: Gpu, tables: Iterable[Table], evaluator: Evaluator, run: Run
+    gpu: Gpu, tables: Iterable[Table], evaluator: Evaluator, run: Run, settled: Collection[Key] = ()
 ) -> Iterator[tuple[Entry, Run]]:
     """The entries of a table for `gpu`, with the run of each, which names its donor.
 
@@ -49,6 +63,7 @@ def derive(
         tables: those of other GPUs, with their evidence.
         evaluator: compiles and estimates for the GPU; one without a device.
         run: what the runs of the entries are like.
+        settled: specs and buckets that need no entry.
 
     Yields:
         An entry and its run, in the order of the tables. A spec and bucket for which no config is
@@ -65,12 +80,18 @@ def derive(
     specs = dict.fromkeys(entry.spec for table in nearest for entry in table.entries)
     for spec in sorted(specs, key=lambda spec: spec.sort_key):
         donors = [
-            Donor(slug=table.gpu.slug, entry=entry)
+            Donor(gpu=table.gpu, entry=entry)
             for table in nearest
             for entry in table.entries
             if entry.spec == spec
         ]
-        problems = {d.entry.bucket: d.entry.problem for d in reversed(donors)}
+        problems = {
+            donor.entry.bucket: donor.entry.problem
+            for donor in reversed(donors)
+            if donor.entry.key not in settled
+        }
+        if not problems:
+            continue
         choice = _Choice(spec, gpu, donors, evaluator)
         for bucket, problem in sorted(problems.items(), key=lambda item: item[0].low):
             found = choice.entry(bucket, problem)
@@ -97,8 +118,17 @@ class _Choice:
         self._donors: dict[KernelConfig, Donor] = {}
         for donor in donors:
             self._donors.setdefault(donor.entry.config, donor)
-        legal = [c for c in self._donors if why_illegal(spec, c, gpu) is None]
+        legal = [
+            config
+            for config in self._donors
+            if why_illegal(spec, config, gpu) is None and not must_have_run(config)
+        ]
         self._configs = tuple(dict.fromkeys((*legal, self._default)))
+        self._measured = {
+            donor.entry.bucket: donor.entry.config
+            for donor in donors
+            if donor.entry.result.source == "measured" and donor.gpu.same_chip(gpu)
+        }
 
     def entry(self, bucket: Bucket, problem: Problem) -> tuple[Entry, str | None] | None:
         """The entry of a bucket, without a run, and its donor; None where nothing is right."""
@@ -106,6 +136,8 @@ class _Choice:
         usable = [o for o in outcomes.values() if o.ok or o.status is Status.NO_ESTIMATE]
         timed = [outcome for outcome in usable if outcome.timing is not None]
         ranked = sorted(timed, key=lambda o: median_us(o.timing)) if timed else by_facts(usable)
+        measured = self._measured.get(bucket)
+        ranked = sorted(ranked, key=lambda outcome: outcome.config != measured)
         for outcome in ranked:
             if self._twin_serves(outcome.config, problem):
                 floors = self._floors(outcome, problem)
@@ -113,7 +145,7 @@ class _Choice:
                     donor = self._donors.get(outcome.config)
                     default = outcomes[self._default]
                     entry = self._entry(bucket, problem, outcome, default, floors)
-                    return entry, None if donor is None else donor.slug
+                    return entry, None if donor is None else donor.gpu.slug
         return None
 
     def _ask(
@@ -170,23 +202,35 @@ class _Choice:
 def derived_table(held: Table, tables: Iterable[Table], evaluator: Evaluator, run: Run) -> Table:
     """The table of a GPU with derived entries wherever nobody tuned.
 
-    held: what there is; its tuned entries stay, and derived ones are made anew.
+    held: what there is; its tuned entries stay, but for estimated ones of which the same chip has a
+    measurement, and derived ones are made anew.
 
     Raises:
         FlashgenError: if no kernel of the tables fits the GPU.
     """
     table = Table(gpu=held.gpu)
-    for entry in held.entries:
-        if not is_derived(held, entry):
+    for entry in held.everything:
+        if entry.tritons or not is_derived(held, entry):
             table = table.with_entry(entry, held.run_of(entry))
-    tuned = {entry.key for entry in table.entries}
     donors = [
         replace(other, entries=tuple(e for e in other.entries if not is_derived(other, e)))
         for other in tables
+        if other.gpu.slug != held.gpu.slug
     ]
-    for entry, own in derive(held.gpu, donors, evaluator, run):
-        if entry.key not in tuned:
-            table = table.with_entry(entry, own)
+    better = {
+        entry.key
+        for other in donors
+        if other.gpu.same_chip(held.gpu)
+        for entry in other.entries
+        if entry.result.source == "measured" and not must_have_run(entry.config)
+    }
+    settled = {
+        entry.key
+        for entry in table.entries
+        if entry.result.source == "measured" or entry.key not in better
+    }
+    for entry, own in derive(held.gpu, donors, evaluator, run, settled):
+        table = table.with_entry(entry, own)
     if not table.entries:
         raise FlashgenError(f"no kernel of the tables is right and fits {held.gpu.slug}")
     return table

@@ -14,7 +14,7 @@ from flashgen import settings
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Status, Timing
-from flashgen.spec.problem import BUCKETS
+from flashgen.spec.problem import BUCKETS, Bucket
 from tests.makers import make_config
 from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table
 
@@ -55,6 +55,20 @@ def test_the_fastest_that_passes_serves_the_buckets_where_it_is_faster() -> None
     assert (entry.config, entry.bucket) == (FAST, BUCKETS[1])
     assert entry.tritons == (settings.compiling_triton(),)
     assert entry.result.median_us == 0.05 * entry.problem.seq_k + 600
+
+
+@pytest.mark.parametrize(
+    ("config", "bucket", "taken"),
+    [(FAST, BUCKETS[1], True), (FAST, BUCKETS[0], False), (WRONG, BUCKETS[1], False)],
+)
+def test_what_the_same_chip_was_measured_with_needs_no_estimate(
+    config: KernelConfig, bucket: Bucket, taken: bool
+) -> None:
+    """FAST is estimated slower than the entry in its bucket."""
+    held = made_entry(bucket=BUCKETS[1], median_us=1.0)
+    measured = {bucket: config, BUCKETS[2]: make_config(64, 64)}
+    found = list(program.as_measured([held], measured, Evaluator(), made_run("b")))  # type: ignore[arg-type]
+    assert [(each.config, each.bucket) for each in found] == [(FAST, BUCKETS[1])] * taken
 
 
 def test_candidates_are_few_and_float16_takes_what_bfloat16_took() -> None:

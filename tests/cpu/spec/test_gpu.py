@@ -168,3 +168,16 @@ def test_an_alias_says_whose_table_serves_it() -> None:
     gpu = from_properties(device("NVIDIA H800", 9, 0, sms=132), LIMITS | CLOCKS)
     assert recognised_as(gpu).startswith("served as NVIDIA H100 80GB HBM3")
     assert gpu.bandwidth_gbs == 3352.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("nvidia_h100_80gb_hbm3", "nvidia_h200", True),
+        ("nvidia_a100_sxm4_40gb", "nvidia_a100_sxm4_80gb", True),
+        ("nvidia_h100_pcie", "nvidia_h200", False),
+        ("nvidia_l4", "nvidia_l40s", False),
+    ],
+)
+def test_the_same_chip_beside_other_memory(one: str, other: str, same: bool) -> None:
+    assert TARGETS[one].same_chip(TARGETS[other]) is same

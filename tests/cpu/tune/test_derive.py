@@ -131,6 +131,47 @@ def test_what_was_tuned_stays_and_lends_what_was_derived_does_not() -> None:
     assert {e.bucket for e in other.entries} == {BUCKETS[1]}
 
 
+H100, H200 = TARGETS["nvidia_h100_80gb_hbm3"], TARGETS["nvidia_h200"]
+HOPPER = replace(FA2, bc=128, schedule="hopper", loads="descriptor")
+
+
+def measured_on_h200(config: KernelConfig) -> Table:
+    entry = made_entry(source="measured", config=config, digest=digest_of(SPEC, config))
+    return Table(gpu=H200).with_entry(entry, made_run(source="measured"))
+
+
+def test_a_measurement_on_the_same_chip_comes_before_an_estimate() -> None:
+    """Also before what a search estimated here; what was executed stays."""
+    executed = replace(made_entry(), config=HOPPER, tritons=("3.7",))
+    held = table(H100.slug, made_entry(config=LARGE), executed, made_entry(bucket=BUCKETS[2]))
+    fake = replace(evaluator({SMALL: 100.0, LARGE: 90.0, AHEAD: 80.0}), gpu=H100)
+    found = derived_table(held, [held, measured_on_h200(SMALL)], fake, RUN)
+    assert [(e.bucket, e.config) for e in found.entries] == [
+        (BUCKETS[1], SMALL),
+        (BUCKETS[2], AHEAD),
+    ]
+    assert (found.entries[0].result.source, found.entries[0].result.median_us) == (
+        "estimated",
+        100.0,
+    )
+    assert found.executed == (executed,)
+    assert [run.donor for run in found.runs] == [None, H200.slug]
+
+
+@pytest.mark.parametrize("slug", ["nvidia_h100_pcie", "nvidia_l40s"])
+def test_a_measurement_on_another_chip_does_not(slug: str) -> None:
+    held = table(slug, made_entry(config=LARGE))
+    fake = replace(evaluator({SMALL: 100.0, LARGE: 90.0}), gpu=TARGETS[slug])
+    found = derived_table(held, [held, measured_on_h200(SMALL)], fake, RUN)
+    assert [entry.config for entry in found.entries] == [LARGE]
+
+
+def test_a_kernel_that_must_have_run_is_not_lent() -> None:
+    held = table(H100.slug, made_entry(config=LARGE))
+    found = derived_table(held, [held, measured_on_h200(HOPPER)], evaluator({}), RUN)
+    assert found == held
+
+
 def test_a_derived_table_is_read_as_it_was_written() -> None:
     found = derived(evaluator({SMALL: 100.0}), table("nvidia_l4", lent(SMALL)))
     text = dump(found)
