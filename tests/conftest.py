@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -45,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One folder for all that a run compiles. Workers and programs inherit the environment."""
+    """One folder for all that a run compiles. Workers and programs inherit the environment. They
+    heed SIGINT, which a shell has its background commands ignore: some tests send it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if CACHE not in os.environ:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="flashgen-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
