@@ -1,7 +1,7 @@
 """Chooses kernels of schedules hopper and blackwell for a table: those that are estimated faster
 than its entries, and that flashgen.ptx executes right and without a fault. Where the table has no
 times, those that take fewer cycles a score. What another GPU of the same chip was measured with
-comes before estimates.
+comes before the table's entries, but not before an executed one that is estimated faster.
 
     python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200 nvidia_b200
     PYTHONPATH=.venv/triton-3.8.0 python benchmarks/choose_executed.py admit nvidia_h200
@@ -45,6 +45,11 @@ MOST = {"hopper": 4, "blackwell": 1}
 first of blackwell has the most keys and stages that fit."""
 
 
+def in_bfloat16(spec: AttentionSpec) -> AttentionSpec:
+    """The spec in bfloat16, where it is in float16: the two take the same time."""
+    return replace(spec, dtype="bfloat16") if spec.dtype == "float16" else spec
+
+
 def candidates(
     spec: AttentionSpec, table: Table, chosen: Sequence[Entry]
 ) -> tuple[KernelConfig, ...]:
@@ -52,7 +57,7 @@ def candidates(
     causal: no estimate tells the other orders. float16 takes what bfloat16 took.
     """
     if spec.dtype == "float16":
-        twin = replace(spec, dtype="bfloat16")
+        twin = in_bfloat16(spec)
         return tuple(dict.fromkeys(entry.config for entry in chosen if entry.spec == twin))
     schedule = "hopper" if table.gpu.arch == "sm_90" else "blackwell"
     order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
@@ -195,7 +200,7 @@ def choose(
     """The table with its executed entries chosen anew, of specs whose names match the pattern;
     others are the tables of other GPUs.
     """
-    alike = [other for other in others if other.gpu.same_chip(table.gpu)]
+    alike = [table, *(other for other in others if other.gpu.same_chip(table.gpu))]
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
@@ -207,10 +212,13 @@ def choose(
             entry.bucket: entry.config
             for other in alike
             for entry in other.entries
-            if entry.spec == spec and entry.result.source == "measured"
+            if entry.spec == in_bfloat16(spec) and entry.result.source == "measured"
         }
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
-        chosen += as_measured(estimated, measured, evaluator, run)
+        for entry in as_measured(estimated, measured, evaluator, run):
+            held = table.executed_for(*entry.key)
+            if held is None or (held.result.median_us or 0.0) > (entry.result.median_us or 0.0):
+                chosen.append(entry)
         entries = [entry for entry in entries if entry.bucket not in measured]
         found = candidates(spec, table, chosen)
         for source, better in (("estimated", faster), ("untimed", leaner)):

@@ -119,8 +119,22 @@ MACHINES: dict[str, Machine] = {
         matrix_slows=0.3,  # [fa3]
         known=True,
     ),
+    "sm_120": Machine(
+        fp32=1.0,  # [guide] 128 a cycle
+        integer=1.0,  # [paper] twice Ada's: the same units as float32
+        half=2.0,  # [guide] 128 halves a cycle
+        l2_bytes=16.0,  # [assumed]
+        l2_burst_bytes=16.0,  # [assumed] no more
+        load_late=520.0,  # [assumed] as sm_89
+        copy_late=560.0,
+        tma_late=640.0,  # [assumed] as much above a copy as on sm_90
+        l1_bytes=128 * KIB,  # [paper]
+        known=False,
+    ),
 }
-"""Machines by architecture. Another one gets no estimate until somebody measures it."""
+MACHINES["sm_121"] = MACHINES["sm_120"]  # the same SM
+"""Machines by architecture. Another one gets no estimate: sm_100 computes on tensor memory, and AMD
+has no control bits, which the replay reads."""
 
 HMMA_FLOPS = 2 * 16 * 8 * 16
 SUB_PARTITIONS = 4
@@ -129,7 +143,7 @@ SUB_PARTITIONS = 4
 def machine_of(gpu: Gpu) -> Machine:
     """The machine of a target. Raises NoEstimate where its architecture or rates are not known."""
     if gpu.arch not in MACHINES:
-        known = ", ".join(sorted(MACHINES))
+        known = ", ".join(MACHINES)
         raise NoEstimate(f"the estimator does not know {gpu.arch}: it knows {known}")
     if gpu.clock_mhz is None or gpu.bandwidth_gbs is None or gpu.matrix_flops_per_clock is None:
         raise NoEstimate(f"clock, bandwidth or matrix rate of {gpu.slug} is not known")

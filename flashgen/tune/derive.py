@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flashgen.errors import FlashgenError
+from flashgen.estimate.estimate import estimable
 from flashgen.evaluate.evaluator import SLOW, Evaluator
 from flashgen.search.decide import by_facts, median_us
 from flashgen.spec.attention import AttentionSpec
@@ -60,7 +61,7 @@ def derive(
 
     Args:
         gpu: the GPU, which is the evaluator's.
-        tables: those of other GPUs, with their evidence.
+        tables: those of other GPUs, with their evidence; and what the GPU's own lends.
         evaluator: compiles and estimates for the GPU; one without a device.
         run: what the runs of the entries are like.
         settled: specs and buckets that need no entry.
@@ -73,8 +74,7 @@ def derive(
         FlashgenError: whatever the evaluator raises.
     """
     nearest = sorted(
-        (table for table in tables if table.gpu.slug != gpu.slug),
-        key=lambda table: (table.gpu.arch != gpu.arch, abs(table.gpu.sms - gpu.sms)),
+        tables, key=lambda table: (table.gpu.arch != gpu.arch, abs(table.gpu.sms - gpu.sms))
     )
     runs: dict[str | None, Run] = {}
     specs = dict.fromkeys(entry.spec for table in nearest for entry in table.entries)
@@ -202,8 +202,9 @@ class _Choice:
 def derived_table(held: Table, tables: Iterable[Table], evaluator: Evaluator, run: Run) -> Table:
     """The table of a GPU with derived entries wherever nobody tuned.
 
-    held: what there is; its tuned entries stay, but for estimated ones of which the same chip has a
-    measurement, and derived ones are made anew.
+    held: what there is; its tuned entries stay, and derived ones are made anew. So are estimated
+    ones of which the same chip has a measurement, and untimed ones where there are estimates; the
+    configs of these are among the candidates.
 
     Raises:
         FlashgenError: if no kernel of the tables fits the GPU.
@@ -218,17 +219,24 @@ def derived_table(held: Table, tables: Iterable[Table], evaluator: Evaluator, ru
         if other.gpu.slug != held.gpu.slug
     ]
     better = {
-        entry.key
+        entry.key: entry.config
         for other in donors
         if other.gpu.same_chip(held.gpu)
         for entry in other.entries
         if entry.result.source == "measured" and not must_have_run(entry.config)
     }
+    untimed = [
+        entry
+        for entry in table.entries
+        if entry.result.source == "untimed" and estimable(held.gpu.arch)
+    ]
     settled = {
         entry.key
         for entry in table.entries
-        if entry.result.source == "measured" or entry.key not in better
+        if entry.result.source == "measured"
+        or (better.get(entry.key, entry.config) == entry.config and entry not in untimed)
     }
+    donors.append(replace(table, entries=tuple(untimed)))
     for entry, own in derive(held.gpu, donors, evaluator, run, settled):
         table = table.with_entry(entry, own)
     if not table.entries:
@@ -239,4 +247,4 @@ def derived_table(held: Table, tables: Iterable[Table], evaluator: Evaluator, ru
 def is_derived(table: Table, entry: Entry) -> bool:
     """Whether an entry's config was lent by another GPU's table, and searched by nobody here."""
     run = table.run_of(entry)
-    return run is not None and run.derived
+    return run is not None and run.derived and run.donor != table.gpu.slug

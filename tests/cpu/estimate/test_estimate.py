@@ -415,11 +415,6 @@ def test_more_warps_or_shared_memory_leave_room_for_fewer_blocks(kernel: cubins.
         ({"shared_bytes": 10**6}, NoEstimate, "does not fit an SM"),
         ({"num_warps": 32}, NoEstimate, "does not fit an SM"),
         ({"arch": "sm_100", "target": "nvidia_b200"}, NoEstimate, "does not know sm_100"),
-        (
-            {"arch": "sm_120", "target": "nvidia_geforce_rtx_5090"},
-            NoEstimate,
-            "does not know sm_120",
-        ),
         ({"cubin": b"not a cubin"}, ToolchainError, "cuobjdump failed"),
         ({"cubin": b""}, ToolchainError, "cuobjdump failed"),
     ],

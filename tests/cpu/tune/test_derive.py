@@ -166,6 +166,26 @@ def test_a_measurement_on_another_chip_does_not(slug: str) -> None:
     assert [entry.config for entry in found.entries] == [LARGE]
 
 
+def test_what_was_untimed_is_chosen_anew_where_there_are_estimates() -> None:
+    """Its own config is a candidate, and stays one when the table is derived again."""
+    held = table(L40S.slug, made_entry(config=SMALL, source="untimed"))
+    fake = evaluator({SMALL: 80.0, LARGE: 90.0})
+    one = derived(fake, held, table("nvidia_l4", lent(LARGE)), held=held)
+    for again in (one, derived(fake, one, table("nvidia_l4", lent(LARGE)), held=one)):
+        (entry,) = again.entries
+        assert (entry.config, entry.result.source, entry.result.median_us) == (
+            SMALL,
+            "estimated",
+            80.0,
+        )
+    b200 = TARGETS["nvidia_b200"]
+    held = table(b200.slug, made_entry(config=SMALL, source="untimed"))
+    other = derived_table(
+        held, [held, table("nvidia_l4", lent(LARGE))], replace(fake, gpu=b200), RUN
+    )
+    assert other == held
+
+
 def test_a_kernel_that_must_have_run_is_not_lent() -> None:
     held = table(H100.slug, made_entry(config=LARGE))
     found = derived_table(held, [held, measured_on_h200(HOPPER)], evaluator({}), RUN)
