@@ -147,9 +147,8 @@ EXECUTED = {
     "3.6 3.7": """
 fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
-fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
-fwd_fp16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_lpt 1227.5 2341.9
+fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
@@ -160,6 +159,9 @@ bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
+fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
+fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
+fwd_bf16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.971 233.91 818.52 1523.6
 fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
@@ -167,8 +169,9 @@ fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
 fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_fp16_d128 1024 br128_bc128_w8_s2_hopper_tma 433.69 1645.3 3261.3
-fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 864.52 1630.9
+fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
+fwd_fp16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
 fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
@@ -199,9 +202,5 @@ bwd_dq_fp16_d192 1 br128_bc32_w8_s2_hopper_tma 250.36 937.32 3685.6 7350.1
 bwd_dq_fp16_d192_causal 1 br128_bc32_w8_s2_hopper_tma_lpt 172.63 538.71 1963.5 3657.6
 bwd_dq_fp16_d256 1 br128_bc32_w8_s2_hopper_tma 200.89 750.45 2949.1 5880.7
 bwd_dq_fp16_d256_causal 1 br128_bc32_w8_s2_hopper_tma_lpt 140.82 438.77 1596.2 2929.5
-""",
-    "3.7": """
-fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
-fwd_bf16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
 """,
 }
