@@ -35,7 +35,7 @@ help:
 	@echo 'make slow       list those, with the reasons'
 	@echo 'make test-gpu   the tests that need a GPU'
 	@echo 'make test-driver  the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
-	@echo 'make test-driver-short  what of it takes a minute: calls, kept calls, launches, graphs, torch'\''s own calls'
+	@echo 'make test-driver-short  what of it takes a minute: calls, kept calls, strides, launches, graphs, torch'\''s own calls'
 	@echo 'make test-engines  the plugins of vLLM and SGLang with the classes of their sources; 0.5 GB'
 	@echo 'make test-flash-attn  FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'make lint       ruff, mypy and import-linter'
@@ -80,7 +80,7 @@ DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA):$(CURDIR)/$(ENGINES)/vllm:$(CUR
 TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
 
 test-driver: DRIVER_TESTS := tests/driver
-test-driver-short: DRIVER_TESTS := $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches torch_flash)
+test-driver-short: DRIVER_TESTS := $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches odd_strides torch_flash)
 
 test-driver test-driver-short: $(FOR_ALL) $(RECORDING)/libcudart.so.13
 	@rm -rf $(RECORDING)/events && mkdir -p $(RECORDING)/events

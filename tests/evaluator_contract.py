@@ -11,21 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
-from flashgen.evaluate.workers.answers import Task
+from flashgen.evaluate.workers.pool import Limits
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import KILLERS, Outcome, Stage, Status
 from flashgen.spec.problem import Problem, workload
+from tests.hung import end_what_hangs
 from tests.makers import make_config, make_spec
 
 STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed", "final")
@@ -194,14 +193,14 @@ class FaultsContract:
 
     @pytest.fixture
     def faults(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The folder where the stand-ins tell of their faults; a limit of time, and of 256 MiB."""
+        """The folder where the stand-ins tell of their faults; with a limit of 256 MiB. What says that it
+        hangs is out of time at once, and nothing else is, however busy the machine is.
+        """
         monkeypatch.setenv("FAULTS_FOLDER", str(tmp_path))
         behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
         monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
-        monkeypatch.setattr("flashgen.evaluate.workers.pool.Limits.seconds", _limit_s)
-        monkeypatch.setattr(
-            "flashgen.evaluate.workers.pool.HANGS", 1.0
-        )  # the one that hangs sleeps
+        end_what_hangs(monkeypatch, tmp_path / "pids")
+        monkeypatch.setattr(Limits, "seconds", lambda *_, first: 300.0)
         monkeypatch.setattr("flashgen.evaluate.workers.usage.share", lambda children: 256 << 20)
         return tmp_path
 
@@ -246,12 +245,6 @@ class FaultsContract:
         (again, fine) = self.ask(faults, stage, FAULTS["abort"][0], self.good[0], retry=True)
         assert (again.status, fine.status) == (was["abort"], Status.OK)
         assert (played(faults) - already).keys() == {"abort"}
-
-
-def _limit_s(_: Any, task: Task, *, first: bool) -> float:
-    """In place of Limits.seconds: on a busy machine only the one that hangs may reach its limit."""
-    hangs = task.payload.get("config") == asdict(FAULTS["hang"][0])
-    return 4.0 if hangs else 300.0
 
 
 def played(folder: Path) -> Counter[str]:

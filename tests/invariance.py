@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.runtime import flash_attn
 from flashgen.runtime.api import attention, decode
+from flashgen.runtime.sdpa import scaled_dot_product_attention
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
@@ -283,6 +285,35 @@ def _cached(case: Case, steps: list[Rows], lengths: Tensor) -> dict[str, Tensor]
     if way == "indexed":
         found["cache_batch_idx"] = torch.tensor(order, dtype=torch.int32)
     return found
+
+
+def by_drop_ins() -> Pairs:
+    """flash_attn's functions and torch's, of one sequence whole, packed beside another, and its last
+    row over pages.
+    """
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 150, 4, 64, generator=generator)
+    k, v = (torch.randn(1, 150, 2, 64, generator=generator) for _ in "kv")
+    whole = flash_attn.flash_attn_func(q, k, v, causal=True, invariant=True)
+    bounds, others = torch.tensor([0, 70, 220], dtype=torch.int32), slice(40, 110)
+    packed = flash_attn.flash_attn_varlen_func(
+        *(torch.cat([x[0, others], x[0]]) for x in (q, k, v)), bounds, bounds, 150, 150,
+        causal=True, invariant=True,
+    )  # fmt: skip
+    pages = [torch.cat([x[0], x.new_zeros(10, 2, 64)]).view(10, 16, 2, 64) for x in (k, v)]
+    step = flash_attn.flash_attn_with_kvcache(
+        q[:, -1:], *(x.flip(0) for x in pages), cache_seqlens=150,
+        block_table=torch.arange(9, -1, -1, dtype=torch.int32)[None], causal=True, num_splits=2,
+        invariant=True,
+    )  # fmt: skip
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    of_torch = scaled_dot_product_attention(
+        *heads_first, is_causal=True, enable_gqa=True, invariant=True
+    )
+    pairs = [(whole[0], packed[70:]), (whole[:, -1:], step), (whole, of_torch.transpose(1, 2))]
+    kv = torch.stack([k, v], 2)
+    pairs += [(whole, flash_attn.flash_attn_kvpacked_func(q, kv, causal=True, invariant=True))]
+    return pairs
 
 
 WAYS: tuple[Callable[[Case], Pairs], ...] = (

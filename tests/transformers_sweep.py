@@ -2,13 +2,15 @@
 
     python -m tests.transformers_sweep                      the list that docs/lab-notes.md shows
     python -m tests.transformers_sweep --types llama t5     what became of these
+    python -m tests.transformers_sweep --ways               the table that docs/integrations.md shows
     python -m tests.transformers_sweep --out FILE           appends each result to FILE, and leaves out
                                                             what is there; sweeps may share one
 
 Outputs, gradients of all parameters and generation agree with eager's in every way of WAYS that the
 model has, and attention weights are refused; or the model is refused by name, or its packed batches
-are. Everything else is a difference, and the exit code is 1. Models run in a process of their own: one that crashes or hangs takes none with it. On CPU tensors
-torch computes, so this is about masks and arguments; the kernels are in tests/interpreted.
+are. Everything else is a difference, and the exit code is 1. Models run in a process of their own:
+one that crashes or hangs takes none with it. On CPU tensors torch computes, so this is about masks
+and arguments; the kernels are in tests/interpreted.
 """
 
 from __future__ import annotations
@@ -185,11 +187,21 @@ def _runs(model: Any, choice: int, like: dict[str, Run] | None = None) -> Iterat
             yield name, made
 
 
-WAYS = (
-    "plain", "last logits", "mask of ones", "padded right", "padded left", "padded on both sides",
-    "positions", "4D mask", "bounds", "chunked prefill", "generation", "static cache",
-)  # fmt: skip
-"""What each model is called with, as far as it takes it."""
+WAYS = {
+    "plain": "no mask is given",
+    "last logits": "`logits_to_keep=3`",
+    "mask of ones": "as a tokenizer returns for texts of one length",
+    "padded right": "a mask of shape (batch, seq)",
+    "padded left": "the same",
+    "padded on both sides": "the same",
+    "positions": "`position_ids` that begin at 3",
+    "4D mask": "an additive mask of shape (batch, 1, seq_q, seq_k) that hides one key in five at random",
+    "bounds": "two packed sequences, with `cu_seq_lens_q` and `position_ids`",
+    "chunked prefill": "a prompt in two parts, the second over the cache of the first",
+    "generation": "greedy, padded left, with the model's own cache",
+    "static cache": 'the same with `cache_implementation="static"`',
+}
+"""What each model is called with, as far as it takes it. docs/integrations.md shows it."""
 
 PREFIX = 10
 """Tokens of the first of two packed sequences, and of the first part of a prompt: whole chunks."""
@@ -482,6 +494,12 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
+def ways() -> str:
+    """The table of docs/integrations.md."""
+    rows = [f"| {name} | {what} |" for name, what in WAYS.items()]
+    return "\n".join(["| way | what it is |", "|---|---|", *rows])
+
+
 TITLES = [DIFFERS, EQUAL, AS_SDPA, REFUSED, UNREACHED]
 
 
@@ -513,10 +531,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.transformers_sweep")
     parser.add_argument("--types", nargs="+", help="these alone, one line each")
     parser.add_argument("--out", type=Path, help="a file of results to go on from")
+    parser.add_argument("--ways", action="store_true", help="what each model is called with")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:
         _work()
+        return 0
+    if given.ways:
+        print(ways())
         return 0
     results = []
     for result in sweep(given.types or model_types(), given.out):

@@ -98,10 +98,13 @@ def leave_never(payload: Payload) -> Payload:
 
 
 def hang_once(payload: Payload) -> Payload:
-    """Hang, if it is the first time; then say how many other tasks of the folder run."""
+    """Hang, if it is the first time, with the pid in a file; then say how many other tasks of the
+    folder run.
+    """
     folder = Path(payload["folder"])
     try:
-        (folder / "hung").touch(exist_ok=False)
+        with (folder / "hung").open("x") as file:
+            file.write(f"{os.getpid()}\n")
     except FileExistsError:
         return {"beside": len(list(folder.glob("busy*")))}
     time.sleep(600)

@@ -6,9 +6,9 @@ defaults, layouts and meaning.
     o = flash_attn.flash_attn_func(q, k, v, causal=True)
 
 Tensors are (batch, seq, heads, head_dim), or (tokens, heads, head_dim) for packed sequences. A
-causal mask is aligned at the bottom right, and a query that sees no key has O = 0. One argument is
-not of FlashAttention 2: s_aux (heads,), attention sinks, as transformers hands them to builds of
-FlashAttention 3.
+causal mask is aligned at the bottom right, and a query that sees no key has O = 0. Two arguments
+are not of FlashAttention 2: s_aux (heads,), attention sinks, as transformers hands them to builds
+of FlashAttention 3; and invariant, as of attention().
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from flashgen.runtime.call import Call, check_tensors
 from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import NO_LIMITS, UNBOUNDED, Window, limits_of, window_of
+from flashgen.spec.features import (
+    NO_LIMITS,
+    UNBOUNDED,
+    Window,
+    check_invariant,
+    limits_of,
+    window_of,
+)
 from flashgen.spec.from_call import check_scale
 from flashgen.spec.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
@@ -144,6 +151,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     *,
     s_aux: Tensor | None = None,
+    invariant: bool = False,
 ) -> Results:
     """Attention of packed sequences, as of the package flash_attn.
 
@@ -168,6 +176,7 @@ def flash_attn_varlen_func(
         return_attn_probs: whether LSE, and None, are returned too, for P is never made.
         block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
         s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         O (total_q, heads, d); with return_attn_probs also LSE (heads, total_q) and None.
@@ -192,7 +201,7 @@ def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
         window=sides_of(window_size), softcap=softcap, sinks=s_aux, deterministic=deterministic,
-        return_lse=True,
+        invariant=invariant, return_lse=True,
     )  # fmt: skip
     o = o if dim_v in (None, o.shape[2]) else o[..., :dim_v]
     return (o, lse, None) if return_attn_probs else o
@@ -213,6 +222,8 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    invariant: bool = False,
 ) -> Results:
     """flash_attn_varlen_func of keys and values in one tensor.
 
@@ -231,6 +242,7 @@ def flash_attn_varlen_kvpacked_func(
         alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
         deterministic: False admits a backward that adds dQ up in any order.
         return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         As flash_attn_varlen_func.
@@ -250,6 +262,7 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
         causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        invariant=invariant,
     )  # fmt: skip
 
 
@@ -265,6 +278,8 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    invariant: bool = False,
 ) -> Results:
     """flash_attn_varlen_func of queries, keys and values in one tensor.
 
@@ -280,6 +295,7 @@ def flash_attn_varlen_qkvpacked_func(
         alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
         deterministic: False admits a backward that adds dQ up in any order.
         return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         As flash_attn_varlen_func.
@@ -298,7 +314,7 @@ def flash_attn_varlen_qkvpacked_func(
     q, k, v = unpacked("qkv", qkv, "total", 3)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, invariant=invariant,
     )  # fmt: skip
 
 
@@ -327,6 +343,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Tensor | None = None,
+    invariant: bool = False,
 ) -> Results:
     """Attention of (batch, seq, heads, d) tensors, as of the package flash_attn.
 
@@ -345,6 +362,7 @@ def flash_attn_func(
         deterministic: False admits a backward that adds dQ up in any order.
         return_attn_probs: whether LSE, and None, are returned too, for P is never made.
         s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         O (batch, seq_q, heads, d); with return_attn_probs also LSE (batch, heads, seq_q) and None.
@@ -367,7 +385,7 @@ def flash_attn_func(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
         window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap), sinks=s_aux,
-        deterministic=deterministic, return_lse=True,
+        deterministic=deterministic, invariant=invariant, return_lse=True,
     )  # fmt: skip
     o = o.transpose(1, 2)
     o = o if o.shape[3] == dim_v else o[..., :dim_v]
@@ -384,6 +402,8 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    invariant: bool = False,
 ) -> Results:
     """flash_attn_func of queries, keys and values in one tensor.
 
@@ -397,6 +417,7 @@ def flash_attn_qkvpacked_func(
         alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
         deterministic: False admits a backward that adds dQ up in any order.
         return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         As flash_attn_func.
@@ -413,7 +434,7 @@ def flash_attn_qkvpacked_func(
     q, k, v = unpacked("qkv", qkv, "batch, seq", 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
+        deterministic, return_attn_probs, invariant=invariant,
     )  # fmt: skip
 
 
@@ -428,6 +449,8 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    invariant: bool = False,
 ) -> Results:
     """flash_attn_func of keys and values in one tensor.
 
@@ -442,6 +465,7 @@ def flash_attn_kvpacked_func(
         alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
         deterministic: False admits a backward that adds dQ up in any order.
         return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         As flash_attn_func.
@@ -459,7 +483,7 @@ def flash_attn_kvpacked_func(
     k, v = unpacked("kv", kv, "batch, seq", 2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
+        deterministic, return_attn_probs, invariant=invariant,
     )  # fmt: skip
 
 
@@ -486,6 +510,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     s_aux: Tensor | None = None,
+    invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over a cache, to which k and v may be appended first, as of the package flash_attn.
 
@@ -514,9 +539,10 @@ def flash_attn_with_kvcache(
         softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
         rotary_interleaved: elements 2i and 2i + 1 rotate together, else i and i + rotary_dim / 2.
         alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-        num_splits: at most 128; 0 is as many as flashgen chooses.
+        num_splits: at most 128; 0 is as many as flashgen chooses, as always if invariant.
         return_softmax_lse: whether LSE is returned too.
         s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
 
     Returns:
         O (batch, seq_q, heads, d); with return_softmax_lse also LSE (batch, heads, seq_q).
@@ -567,6 +593,8 @@ def flash_attn_with_kvcache(
         limits = NO_LIMITS
         if window is not None or cap is not None:
             limits = limits_of(window, cap, causal=bool(causal))
+        if invariant is not False:
+            limits = (*limits, check_invariant(invariant))
         options = bool(causal), scale, "ieee"
         key, found = decoder.again(tensors, options, limits)
     if found is None:
@@ -577,6 +605,7 @@ def flash_attn_with_kvcache(
             window=window,
             softcap=cap,
             sinks=s_aux,
+            invariant=invariant,
         )
         found = decoder.decode(
             Call(causal=bool(causal), scale=scale, features=features), queries, keys, values,

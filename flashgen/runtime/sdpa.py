@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention as of_torch
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import PLAIN_TYPES
+from flashgen.spec.features import check_invariant
 from flashgen.spec.from_call import check_heads
 from flashgen.spec.vocabulary import (
     DTYPE_BYTES,
@@ -49,6 +50,7 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     """Torch's function of this name: softmax(scale * Q K^T + mask) V.
 
@@ -61,6 +63,8 @@ def scaled_dot_product_attention(
         is_causal: the first query sees the first key alone.
         scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
         enable_gqa: the heads of key and value divide those of query.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md). What torch
+            would serve is refused.
 
     Returns:
         O (..., seq_q, head_dim_v).
@@ -77,7 +81,7 @@ def scaled_dot_product_attention(
     """
     return attend(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
-        deterministic=False,
+        deterministic=False, invariant=invariant,
     )  # fmt: skip
 
 
@@ -92,8 +96,10 @@ def attend(
     scale: float | None,
     enable_gqa: bool,
     deterministic: bool,
+    invariant: bool = False,
 ) -> Tensor:
     """scaled_dot_product_attention, of which torch's own has no argument deterministic."""
+    check_invariant(invariant)
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
             raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
@@ -101,8 +107,10 @@ def attend(
     if torch.compiler.is_compiling() or isinstance(is_causal, bool):
         if is_causal and attn_mask is not None:
             raise InvalidArgument("attn_mask must be None where is_causal is True: got both")
-        reason = _why_not(query, key, value, attn_mask, enable_gqa)
+        reason = _why_not(query, key, value, attn_mask, enable_gqa, invariant)
     if reason is not None:
+        if invariant:
+            raise InvalidArgument(f"invariant must be False for what torch serves: got {reason}")
         _say(reason)
         return of_torch(
             query,
@@ -129,6 +137,7 @@ def attend(
         bias=attn_mask,
         dropout_p=dropout_p,
         deterministic=deterministic,
+        invariant=invariant,
     )
     return o[(0,) * missing] if missing else o
 
@@ -168,9 +177,14 @@ def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
         )
 
 
-def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> str | None:
-    """Why torch serves this call; None where a kernel does."""
-    if not torch.compiler.is_compiling() and folders.current().serves_by_torch(q.device):
+def _why_not(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool, invariant: bool
+) -> str | None:
+    """Why torch serves this call; None where a kernel does, or attention() on CPU tensors, which is
+    invariant there.
+    """
+    on_cpu = not torch.compiler.is_compiling() and folders.current().serves_by_torch(q.device)
+    if on_cpu and not invariant:
         return "CPU tensors"
     return (
         _why_not_of_kind(q, k, v, mask)

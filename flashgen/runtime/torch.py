@@ -13,7 +13,9 @@ replaced under the key of CUDA alone, below autograd, whose formula calls the ba
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Saved, Wanted
 from flashgen.runtime.flash_attn import in_steps, window_within
-from flashgen.spec.features import PLAIN, Window, features_of
+from flashgen.spec.features import PLAIN, Window, check_invariant, features_of
 from flashgen.spec.packed import from_bounds
 
 NAME = "flashgen"
@@ -35,16 +37,21 @@ NAME = "flashgen"
 _ALL = Wanted(q=True, k=True, v=True, bias=False, sinks=False)
 
 
-def register() -> None:
+def register(*, invariant: bool = False) -> None:
     """Make flashgen one of torch's implementations of flash attention.
 
     It is then among torch.nn.attention.list_flash_attention_impls(). Nothing changes before
-    activate_flash_attention_impl("flashgen").
+    activate_flash_attention_impl("flashgen"). Of several registrations the last one counts.
+
+    Args:
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md). What torch
+            gives to another backend than flash is not invariant.
 
     Returns:
         None.
 
     Raises:
+        InvalidArgument: if invariant is no bool.
         RuntimeError: whatever torch raises when it refuses an implementation.
 
     Examples:
@@ -54,17 +61,19 @@ def register() -> None:
         >>> "flashgen" in list_flash_attention_impls()
         True
     """
-    register_flash_attention_impl(NAME, register_fn=_Activated)
+    check_invariant(invariant)
+    register_flash_attention_impl(NAME, register_fn=partial(_Activated, invariant))
 
 
 class _Activated:
     """The operators of torch, replaced until remove()."""
 
-    def __init__(self) -> None:
+    def __init__(self, invariant: bool) -> None:
         self._library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, function in OPERATORS.items():
             if hasattr(torch.ops.aten, name):  # torch 2.11 lacks the one that writes in place
-                self._library.impl(name, function, "CUDA")  # type: ignore[no-untyped-call]
+                served = partial(function, invariant=invariant)
+                self._library.impl(name, served, "CUDA")  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Give torch's own operators back."""
@@ -80,10 +89,11 @@ def _sdpa_forward(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
+    invariant: bool = False,
 ) -> tuple[Any, ...]:
     """O (batch, heads, seq_q, dim), LSE, two that are None, the lengths, and as _flash_forward."""
     rng = torch_modes.draw_rng(dropout_p, query.device)
-    call = _call(is_causal, scale, dropout_p=dropout_p, rng=rng)
+    call = _call(is_causal, scale, dropout_p=dropout_p, rng=rng, invariant=invariant)
     o, lse = _forward(call, query, key, value)
     lengths = None, None, query.shape[2], key.shape[2]
     return o, lse, *lengths, *_drawn(query, rng, return_debug_mask)
@@ -106,8 +116,10 @@ def _sdpa_backward(
     philox_offset: Tensor,
     *,
     scale: float | None = None,
+    invariant: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    call = _call(is_causal, scale, dropout_p=dropout_p, rng=_rng(dropout_p, philox_seed))
+    rng = _rng(dropout_p, philox_seed)
+    call = _call(is_causal, scale, dropout_p=dropout_p, rng=rng, invariant=invariant)
     return _backward(call, Saved(query, key, value, out, logsumexp), grad_out)
 
 
@@ -130,6 +142,7 @@ def _flash_forward(
     alibi_slopes: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
+    invariant: bool = False,
 ) -> tuple[Tensor, ...]:
     """O (batch, seq_q, heads, dim), or of packed sequences (places, heads, dim), LSE (batch, heads,
     seq_q) or (heads, places), the random state of dropout, uint64 (2,), and two that are empty.
@@ -147,7 +160,7 @@ def _flash_forward(
     rng = torch_modes.draw_rng(dropout_p, query.device)
     call = _call(
         causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
-        alibi_slopes=alibi_slopes,
+        alibi_slopes=alibi_slopes, invariant=invariant,
     )  # fmt: skip
     q, k, v = map(_heads_first, (query, key, value))
     o, lse = _forward(call, q, k, v)
@@ -181,6 +194,7 @@ def _flash_backward(
     scale: float | None = None,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
+    invariant: bool = False,
 ) -> tuple[Tensor, ...]:
     causal, window = _windowed(is_causal, window_size_left, window_size_right, max_k)
     sequences = None
@@ -188,20 +202,25 @@ def _flash_backward(
         found = from_bounds(cum_seq_q, cum_seq_k, max_q, max_k)
         sequences, logsumexp = found.within(query.shape[0], key.shape[0]), logsumexp[None]
     rng = _rng(dropout_p, rng_state)
-    call = _call(causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences)
+    call = _call(
+        causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
+        invariant=invariant,
+    )  # fmt: skip
     q, k, v, o, do = map(_heads_first, (query, key, value, out, grad_out))
     gradients = _backward(call, Saved(q, k, v, o, logsumexp), do)
     return tuple(map(_as_given, gradients, (query, key, value)))
 
 
-OPERATORS = {
+OPERATORS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": _sdpa_forward,
     "_scaled_dot_product_flash_attention_backward": _sdpa_backward,
     "_flash_attention_forward": _flash_forward,
     "_flash_attention_forward_no_dropout_inplace": _flash_forward_into,
     "_flash_attention_backward": _flash_backward,
 }
-"""What serves each operator of torch, which documents none."""
+"""What serves each operator of torch, which documents none. They have no argument
+invariant.
+"""
 
 
 @torch_modes.without_gradients
@@ -233,13 +252,15 @@ def _backward(call: Call, saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Ten
     return dq, dk, dv
 
 
-def _call(causal: bool, scale: float | None, **features: Any) -> Call:
+def _call(causal: bool, scale: float | None, *, invariant: bool, **features: Any) -> Call:
     """A call. Torch's flash attention aligns the diagonal at the bottom right."""
     return Call(
         causal=causal,
         scale=scale,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        features=features_of(causal=causal, invariant=settings.invariant(), **features),
+        features=features_of(
+            causal=causal, invariant=invariant or settings.invariant(), **features
+        ),
     )
 
 

@@ -77,7 +77,7 @@ class Table:
         >>> from flashgen import paths
         >>> from flashgen.table import load
         >>> len(load(paths.shipped_table("nvidia_l4")).entries)
-        464
+        472
     """
 
     gpu: Gpu

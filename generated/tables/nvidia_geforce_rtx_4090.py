@@ -36,6 +36,8 @@ fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.69 1239.1 44
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1238.6 4556.7 17713.8 35364.4
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 669.76 2456.6 9482.0 18963.2
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 697.86 2588.3 10021.3 20050.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 443.36 1691.7 6684.9 13342.5
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5

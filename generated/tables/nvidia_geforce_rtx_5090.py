@@ -31,6 +31,8 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - -
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - -
 fwd_bf16_d512_causal 1 br16_bc16_w2_s2_fa2_ptr_v4 - - - -
+fwd_bf16_d512_causal_varlen 1 br16_bc16_w2_s2_fa2_ptr_v4 - - - -
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr_v4 - - - -
 fwd_fp16_d64 1 br128_bc64_w8_s3_fa2_tma - - - -
 fwd_fp16_d64_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_fp16_d96 1 br128_bc128_w8_s2_fa2_tma - - - -

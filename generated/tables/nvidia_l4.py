@@ -31,6 +31,8 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1786.0 6
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1631.9 4495.6 5178.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1789.6 4939.1
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2994.7 11051.9 43221.6 86124.9
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1478.7 5392.7 21001.5 41818.4
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1529.4 5627.6 21963.5 43754.0
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 904.78 2383.4 9322.6 18574.7
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1

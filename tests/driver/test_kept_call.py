@@ -9,7 +9,6 @@ import torch
 
 import flashgen
 from flashgen.kernels import repeated_launch
-from flashgen.runtime.flash_attn import flash_attn_with_kvcache
 from tests.driver.events import Call, Launch, Recording, TensorMap, TorchKernel
 
 
@@ -147,27 +146,3 @@ def test_a_kept_decode_hands_over_what_triton_hands_over(
             assert recording.of(Call)[calls:] == []
     assert {len(each) for each in names} == {2 if batch == 1 else 1}
     assert names[-1] in names[2:-1] or names[-1] in names[:2]
-
-
-@pytest.mark.parametrize("by_flash_attn", [False, True])
-@pytest.mark.parametrize("turned", [True, False])
-def test_a_decode_over_a_table_of_odd_strides_reads_a_copy_each_time(
-    recording: Recording, by_flash_attn: bool, turned: bool
-) -> None:
-    q = torch.empty(2, 1, 8, 128, device="cuda", dtype=torch.bfloat16)
-    k, v = (torch.empty(32, 64, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in "kv")
-    lengths = torch.full((2,), 1024, dtype=torch.int32, device="cuda")
-    wide = torch.empty((16, 2) if turned else (2, 32), dtype=torch.int32, device="cuda")
-    table = wide.t() if turned else wide[:, ::2]
-    made = []
-    for _ in range(4):
-        begin = len(recording.of(Launch))
-        if by_flash_attn:
-            flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table)
-        else:
-            flashgen.decode(q.transpose(1, 2), k, v, lengths=lengths, block_table=table)
-        made.append(recording.of(Launch)[begin])
-    address = table.data_ptr().to_bytes(8, "little").hex()
-    assert not any(address in launch.parameters for launch in made)
-    numbers = [[x for x in each.parameters if len(x) == 8] for each in made]
-    assert numbers[1:] == numbers[:1] * 3

@@ -64,6 +64,18 @@ def test_activate_and_restore(active: None) -> None:
         assert ran in TRAINING if use else set(ran) == {"torch"}
 
 
+def test_an_invariant_registration_runs_kernels_of_a_class(recording: Recording) -> None:
+    flashgen.runtime.torch.register(invariant=True)
+    impls.activate_flash_attention_impl("flashgen")
+    try:
+        step(1, 4, 128, 64, is_causal=True)
+    finally:
+        impls.restore_flash_attention_impl(_raise_warn=False)
+    names = [each.kernel for each in recording.of(Launch)]
+    assert kernels(recording) == PAIR
+    assert all("_inv" in name for name in names if "delta" not in name), names
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [

@@ -31,7 +31,7 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit as generating
 from flashgen.table import show as showing
 from flashgen.table.table import load, load_with_evidence, save
-from flashgen.tune import precompile, workloads
+from flashgen.tune import invariance, precompile, workloads
 from flashgen.tune import verify as verifying
 from flashgen.tune.places import Wanted
 from flashgen.tune.progress import explain_options
@@ -786,6 +786,31 @@ class TestVerify:
             return code, output.splitlines()
 
         return with_evaluator
+
+    def test_kernels_of_a_class_are_compared_and_one_that_differs_is_named(
+        self, run, monkeypatch
+    ) -> None:
+        spec = make_spec("bfloat16", 64, "causal", invariant=True)
+        step = spec.for_direction("decode")
+        rows = [(spec, make_config(64, 64)), (step, make_config(64, 64, num_stages=2))]
+        other = step, make_config(64, 32, num_stages=2)
+        monkeypatch.setattr(invariance, "HEAD_DIMS", (64,))
+        for kernels, code, last in (
+            (rows, 0, "nvidia_h200: no kernels differ from their class"),
+            ([*rows, other], 1, "nvidia_h200: 1 kernels differ from their class"),
+        ):
+            monkeypatch.setattr(invariance, "_defaults", lambda *_, found=kernels: found)
+            found, output, _ = run("verify", "--invariant", "--target", "nvidia_h200")
+            lines = output.splitlines()
+            assert (found, lines[-1]) == (code, last)
+            assert f"{spec.name}: 2 of {len(kernels)} kernels agree: " in lines[0]
+            assert [kernel_name(*other) in line for line in lines[1:-1]] == [True] * code
+
+    @pytest.mark.slow("compiles 38 kernels: a minute")
+    def test_all_classes_of_a_gpu_compute_in_one_way(self, run) -> None:
+        code, output, _ = run("verify", "--invariant", "--target", "nvidia_l4")
+        assert code == 0, output
+        assert output.count(" kernels agree: ") == 9
 
     def test_entries_that_hold_and_one_of_them_stale(self, verify) -> None:
         code, (stale, fresh, last) = verify(Evaluator())

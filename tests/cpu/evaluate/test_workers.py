@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers import pool
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Turns, Workers
+from tests.hung import end_what_hangs
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = "flashgen.evaluate.workers.child"
@@ -48,6 +50,14 @@ def eventually(condition: Callable[[], bool], limit_s: float = PATIENT_S) -> boo
             return True
         time.sleep(0.02)
     return False
+
+
+MUCH = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def _what_computes_may_be_much_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HANGS", MUCH)
 
 
 @pytest.fixture
@@ -119,15 +129,21 @@ def test_an_answer_too_many_reaches_no_other_task(workers: Workers) -> None:
 def test_a_hang_is_killed_at_its_limit_with_all_it_started(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "HANGS", 2.0)
     file = tmp_path / "pids"
+    end_what_hangs(monkeypatch, file)
     answer(workers, "echo")
     got = answer(workers, "hang", limit_s=2.0, file=str(file))
-    assert got == TimedOut(4.0, hung=True)
+    assert got == TimedOut(2.0 * MUCH, hung=True)
     child, grandchild = map(int, file.read_text().split())
     assert not running(child)
     assert eventually(lambda: not running(grandchild))
     assert isinstance(answer(workers, "echo"), Done)
+
+
+def test_a_hang_ends_by_the_clock(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HANGS", 2.0)
+    answer(workers, "echo")
+    assert answer(workers, "nap", limit_s=0.1, seconds=600.0) == TimedOut(0.2, hung=True)
 
 
 def test_a_limit_counts_what_the_child_computes_and_not_what_goes_by(workers: Workers) -> None:
@@ -145,17 +161,27 @@ def test_a_limit_counts_what_the_child_computes_and_not_what_goes_by(workers: Wo
 def test_what_ran_out_of_time_is_tried_once_more_while_nothing_else_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "HANGS", 1.0)
-    monkeypatch.setattr(pool, "FIRST_TASK_S", 0.0)
+    end_what_hangs(monkeypatch, tmp_path / "hung")
     folder, turns = str(tmp_path), Turns()
     with Workers(1, turns=turns) as one, Workers(2, turns=turns) as others:
-        late = one.submit(task("hang_once", limit_s=1.0, folder=folder))
-        beside = [others.submit(task("busy", folder=folder, seconds=0.4)) for _ in range(10)]
-        assert late.result(timeout=PATIENT_S) == Done({"beside": 0})
-        assert not all(future.done() for future in beside)
-        assert all(future.result(timeout=PATIENT_S) == Done({}) for future in beside)
-        never = one.submit(task("hang", limit_s=0.5, file=os.devnull)).result(timeout=PATIENT_S)
-    assert never == TimedOut(0.5, hung=True)
+
+        def beside() -> Future[Answer]:
+            return others.submit(task("busy", folder=folder, seconds=0.1))
+
+        busy = [beside() for _ in range(3)]
+        assert eventually(lambda: any(tmp_path.glob("busy*")))
+        late = one.submit(task("hang_once", folder=folder))
+        while not late.done():  # others always run, or wait for it
+            busy.append(beside())
+            busy[-3].result(timeout=PATIENT_S)
+        assert late.result() == Done({"beside": 0})
+        assert all(future.result(timeout=PATIENT_S) == Done({}) for future in busy)
+        never = one.submit(task("hang", file=str(tmp_path / "hung"))).result(timeout=PATIENT_S)
+    assert isinstance(never, TimedOut)
+    assert never.hung
+    assert (
+        len((tmp_path / "hung").read_text().splitlines()) == 3
+    )  # the first task, and this one twice
 
 
 def test_neighbours_of_a_crash_are_not_blamed() -> None:

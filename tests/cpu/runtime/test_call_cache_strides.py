@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime.varlen import attention_varlen
 from tests.launches import Written, dispatcher, served
 
 READ = 16
@@ -23,12 +25,16 @@ POINTERS = 1 << 32
 """Every address lies above it, and every number of these calls below."""
 SHAPES = {
     "q": (4, 8, 2, 64), "k": (4, 2, 64, 64), "v": (4, 2, 64, 64), "lengths": (4,), "sinks": (8,),
-    "alibi_slopes": (4, 8), "block_table": (4, 4),
+    "alibi_slopes": (4, 8), "block_table": (4, 4), "bias": (4, 8, 2, 64), "do": (4, 8, 2, 64),
 }  # fmt: skip
-DTYPES = {"lengths": torch.int32, "block_table": torch.int32} | dict.fromkeys(
-    ("sinks", "alibi_slopes"), torch.float32
-)
+DTYPES = dict.fromkeys(
+    ("lengths", "block_table", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"), torch.int32
+) | dict.fromkeys(("sinks", "alibi_slopes"), torch.float32)
 PAGED = {"k": (16, 16, 2, 64), "v": (16, 16, 2, 64)}
+PACKED = {
+    "q": (64, 8, 64), "k": (64, 2, 64), "v": (64, 2, 64), "do": (64, 8, 64), "cu_seqlens_q": (5,),
+    "cu_seqlens_k": (5,), "seqused_k": (4,),
+}  # fmt: skip
 
 
 class Reading(Written):
@@ -71,9 +77,13 @@ def strided(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tens
 
 
 @st.composite
-def calls(draw: st.DrawFn, names: tuple[str, ...], *, paged: bool = False) -> dict[str, Tensor]:
-    """The tensors of a call of which one or two have odd strides, the others none."""
-    shapes = SHAPES | (PAGED if paged else {})
+def calls(
+    draw: st.DrawFn, names: tuple[str, ...], others: dict[str, tuple[int, ...]] | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a call of which one or two have odd strides, the others none; others: shapes
+    in place of SHAPES.
+    """
+    shapes = SHAPES | (others or {})
     odd = draw(st.sets(st.sampled_from(names), min_size=1, max_size=2))
     made = {}
     for name in names:
@@ -87,11 +97,13 @@ def calls(draw: st.DrawFn, names: tuple[str, ...], *, paged: bool = False) -> di
 
 def told(launches: list[Any], outputs: tuple[Tensor, ...]) -> list[Any]:
     """The launches of one call. Instead of addresses: which output lies there, that it is what one
-    launch leaves for the next, or what a kernel reads there.
+    launch leaves for the next, or what a kernel reads there. Without outputs always the last.
     """
     addresses = [{x[0] for x in _pointers(each[3])} for each in launches]
-    places = dict.fromkeys(set[int]().union(*addresses[1:]) & addresses[0], "left for the next")
-    places |= {x.data_ptr(): f"output {i}" for i, x in enumerate(outputs)}
+    places: dict[int, str] = {}
+    if outputs:
+        places = dict.fromkeys(set[int]().union(*addresses[1:]) & addresses[0], "left for the next")
+        places |= {x.data_ptr(): f"output {i}" for i, x in enumerate(outputs)}
 
     def named(argument: Any) -> Any:
         if isinstance(argument, dict):
@@ -107,6 +119,30 @@ def _pointers(arguments: list[Any]) -> list[tuple[int, bytes]]:
     return [x for x in arguments if isinstance(x, tuple) and isinstance(x[-1], bytes)]
 
 
+@contextmanager
+def filled() -> Iterator[None]:
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def check_gradients(attend: Callable[..., Tensor], do: Tensor, *tensors: Tensor) -> None:
+    """As check() of a call and its backward. A gradient may be a copy of what a kernel left, whose
+    address another tensor then has, so only what lies there is compared.
+    """
+
+    def make(own: Dispatcher) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        torch.autograd.grad(attend(own, *leaves), leaves, do)
+        return ()
+
+    with filled():
+        check(make)
+
+
 def check(make: Callable[[Dispatcher], tuple[Tensor, ...]]) -> None:
     """Three calls launch the same, on the same elements."""
     with pytest.MonkeyPatch.context() as patch, served(patch, Reading()) as driver:
@@ -120,6 +156,7 @@ def check(make: Callable[[Dispatcher], tuple[Tensor, ...]]) -> None:
         assert made[1:] == made[:1] * 2
 
 
+LONGEST: dict[str, Any] = {"max_seqlen_q": 16, "max_seqlen_k": 16, "causal": True}
 FORWARD = "q", "k", "v", "sinks", "alibi_slopes"
 DECODED = "q", "k", "v", "lengths", "sinks", "alibi_slopes"
 
@@ -131,19 +168,50 @@ def test_attention(call: dict[str, Tensor]) -> None:
 
 
 @settings(max_examples=50)
+@given(calls(("q", "k", "v", "bias")))
+def test_attention_with_a_bias(call: dict[str, Tensor]) -> None:
+    check(lambda own: own.attention(**call, return_lse=True))
+
+
+@settings(max_examples=30)
+@given(calls(("q", "k", "v", "do")))
+def test_gradients(call: dict[str, Tensor]) -> None:
+    q, k, v, do = call.values()
+    check_gradients(lambda own, *leaves: own.attention(*leaves, causal=True), do, q, k, v)
+
+
+PLACES = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"
+
+
+@settings(max_examples=50)
+@given(calls((*PLACES, "seqused_k", "sinks", "alibi_slopes"), PACKED))
+def test_packed_sequences(call: dict[str, Tensor]) -> None:
+    check(lambda _: attention_varlen(**call, **LONGEST, return_lse=True))
+
+
+@settings(max_examples=30)
+@given(calls((*PLACES, "do"), PACKED))
+def test_gradients_of_packed_sequences(call: dict[str, Tensor]) -> None:
+    q, k, v, *bounds, do = call.values()
+    check_gradients(
+        lambda _, *leaves: attention_varlen(*leaves, *bounds, **LONGEST), do, q, k, v
+    )  # fmt: skip
+
+
+@settings(max_examples=50)
 @given(calls(DECODED))
 def test_decode_over_rows(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
 
 
 @settings(max_examples=100)
-@given(calls((*DECODED, "block_table"), paged=True))
+@given(calls((*DECODED, "block_table"), PAGED))
 def test_decode_over_pages(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
 
 
 @settings(max_examples=50)
-@given(calls(("q", "k", "v", "lengths", "alibi_slopes", "block_table"), paged=True))
+@given(calls(("q", "k", "v", "lengths", "alibi_slopes", "block_table"), PAGED))
 def test_flash_attn_with_kvcache(call: dict[str, Tensor]) -> None:
     q, k, v, lengths = (call[name] for name in ("q", "k", "v", "lengths"))
 

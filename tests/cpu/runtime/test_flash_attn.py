@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen import attention
 from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.runtime import general_path
 from flashgen.runtime.kv_cache import append
 
 COMMON = "dropout_p=0.0 softmax_scale=None causal=False window_size=(-1, -1) softcap=0.0 alibi_slopes=None deterministic=False return_attn_probs=False"
@@ -45,7 +46,7 @@ def test_names_order_and_defaults_are_the_packages(name: str) -> None:
         default = "" if parameter.default is parameter.empty else f"={parameter.default}"
         words.append(parameter.name + default)
     sinks = [] if "packed" in name else ["s_aux=None"]
-    assert " ".join(words) == " ".join([SIGNATURES[name], *sinks])
+    assert " ".join(words) == " ".join([SIGNATURES[name], *sinks, "invariant=False"])
     assert name in flash_attn.__all__
 
 
@@ -62,6 +63,42 @@ def test_sinks_are_summed(name: str) -> None:
     else:
         o = getattr(flash_attn, f"flash_attn_{name}")(q, k, v, causal=True, s_aux=sinks)
     torch.testing.assert_close(o.transpose(1, 2), want)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_invariant_is_handed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = torch.tensor([0, 5], dtype=torch.int32)
+    x = draw(1, 5, 2, 16)
+    if "kvpacked" in name:  # that of qkv, too
+        x = draw(1, 5, 2 if "_kv" in name else 3, 2, 16)
+    given = {
+        "qkv": x, "kv": x, "q": draw(1, 5, 2, 16), "k": x, "v": x, "k_cache": x, "v_cache": x,
+        "cu_seqlens": bounds, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen": 5,
+        "max_seqlen_q": 5, "max_seqlen_k": 5, "cache_seqlens": bounds[1:],
+    }  # fmt: skip
+    function = getattr(flash_attn, name)
+    needed = inspect.signature(function).parameters
+    with_new = "with_kvcache" in name
+    call = {
+        key: value[0]
+        if "varlen" in name and isinstance(value, Tensor) and value.ndim > 1
+        else value
+        for key, value in given.items()
+        if key in needed and not (with_new and key in ("k", "v"))
+    }
+    plain = function(**call, causal=True)
+    taken: list[bool] = []
+    features = general_path.features_of
+
+    def features_of(**fields: Any) -> Any:
+        taken.append(fields["invariant"])
+        return features(**fields)
+
+    monkeypatch.setattr(general_path, "features_of", features_of)
+    torch.testing.assert_close(function(**call, causal=True, invariant=True), plain)
+    assert taken == [True]
+    with pytest.raises(InvalidArgument, match="invariant must be True or False: got 1"):
+        function(**call, causal=True, invariant=1)
 
 
 def expected(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

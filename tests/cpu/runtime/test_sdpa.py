@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from flashgen.errors import InvalidArgument
 from flashgen.runtime import sdpa
 
 
@@ -36,3 +37,20 @@ def test_it_may_take_the_place_of_torchs_function(monkeypatch: pytest.MonkeyPatc
         functional, "scaled_dot_product_attention", sdpa.scaled_dot_product_attention
     )
     assert torch.equal(functional.scaled_dot_product_attention(q, k, v), want)
+
+
+def test_an_invariant_call_is_not_left_to_torch() -> None:
+    q, k, v = (torch.randn(2, 3, 9, 16) for _ in range(3))
+    want = functional.scaled_dot_product_attention(q, k, v)
+    found = sdpa.scaled_dot_product_attention(q, k, v, invariant=True)
+    torch.testing.assert_close(found, want)
+    assert torch.equal(
+        found[:, :, 4:5], sdpa.scaled_dot_product_attention(q[:, :, 4:5], k, v, invariant=True)
+    )
+    x = torch.randn(2, 3, 9, 20)
+    with pytest.raises(
+        InvalidArgument, match="invariant must be False for what torch serves: got head dim 20"
+    ):
+        sdpa.scaled_dot_product_attention(x, x, x, invariant=True)
+    with pytest.raises(InvalidArgument, match="invariant must be True or False: got 1"):
+        sdpa.scaled_dot_product_attention(q, k, v, invariant=1)  # type: ignore[arg-type]

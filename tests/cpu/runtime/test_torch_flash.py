@@ -50,6 +50,59 @@ def test_nothing_is_replaced_before_activation_nor_after_restoring(registered: N
         assert overridden() == own
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_registration_says_whether_calls_are_invariant(
+    monkeypatch: pytest.MonkeyPatch, invariant: bool
+) -> None:
+    served: dict[str, Any] = {}
+
+    class Written:
+        def __init__(self, *_: str) -> None:
+            pass
+
+        def impl(self, name: str, function: Any, key: str) -> None:
+            served[name] = function
+
+        def _destroy(self) -> None:
+            pass
+
+    asked: list[bool] = []
+    features = hook.features_of
+
+    def features_of(**fields: Any) -> Any:
+        asked.append(fields["invariant"])
+        return features(**fields)
+
+    monkeypatch.setattr(hook, "Library", Written)
+    monkeypatch.setattr(hook, "features_of", features_of)
+    hook.register(invariant=invariant)
+    impls.activate_flash_attention_impl("flashgen")
+    impls.restore_flash_attention_impl()
+    q, k, v = (x.float() for x in draw(1, 2, 5, 16))
+    o, lse, *_, seed, unused, _ = served["_scaled_dot_product_flash_attention"](q, k, v)
+    torch.testing.assert_close(o, scaled_dot_product_attention(q, k, v))
+    heads_last = [x[0].transpose(0, 1) for x in (q, k, v)]
+    bounds = torch.tensor([0, 5], dtype=torch.int32)
+    packed = bounds, bounds, 5, 5, 0.0, False
+    served["_flash_attention_forward"](*heads_last, *packed, False)
+    assert asked == [invariant] * 2
+    monkeypatch.setattr(hook, "_backward", lambda *_: heads_last)
+    monkeypatch.setattr(hook, "_as_given", lambda found, _: found)
+    served["_flash_attention_backward"](
+        o[0].transpose(0, 1), *heads_last, o[0].transpose(0, 1), lse[0], *packed, seed, unused
+    )
+    served["_scaled_dot_product_flash_attention_backward"](
+        o, q, k, v, o, lse, None, None, 5, 5, 0.0, False, seed, unused
+    )
+    assert asked == [invariant] * 4
+    hook.register()
+
+
+def test_a_registration_takes_bools_alone() -> None:
+    with pytest.raises(InvalidArgument, match="invariant must be True or False: got 1"):
+        hook.register(invariant=1)  # type: ignore[arg-type]
+
+
 def draw(*shape: int, heads: int | None = None, keys: int | None = None) -> list[Tensor]:
     """q, k and v of (batch, heads, seq, dim), laid out as (batch, seq, heads, dim)."""
     batch, q_heads, seq, dim = shape

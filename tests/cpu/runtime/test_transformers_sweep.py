@@ -64,6 +64,16 @@ def test_a_model_is_equal_to_eager_or_refused(model_type: str) -> None:
     assert outcome(model_type, name) == EXPECTED[model_type]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_docs_show_the_ways_in_which_models_are_called() -> None:
+    model = sweep.tiny_models.make_model(sweep.tiny_models.make_config("llama"), "eager")
+    assert {name for name, _ in sweep._ways(model, 0)} == set(sweep.WAYS)
+    page = Path(__file__).parents[3] / "docs" / "integrations.md"
+    assert f"{sweep.ways()}\n" in page.read_text(), (
+        "run python -m tests.docs_output integrations.md"
+    )
+
+
 def _without_mask(attend: Any) -> Any:
     return lambda *given, **options: attend(*given[:4], None, **options)
 

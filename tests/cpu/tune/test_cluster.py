@@ -172,10 +172,9 @@ def test_the_products_of_all_gpus_are_known_though_workers_died_before_the_run_b
         monkeypatch.setattr("flashgen.evaluate.workers.crew.MOST_DEATHS", 1)
         dead = actors()
         kill_idle(dead)  # the next task is given to none of these, and blamed for none
-        deadline = time.monotonic() + 60
-        while not (made.cpu.size and set(actors()) - set(dead)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not isinstance(made.cpu.submit(task).result(60), Died)
+        while not (made.cpu.size and set(actors()) - set(dead)):
+            time.sleep(0.05)  # the test's own time limit ends this
+        assert not isinstance(made.cpu.submit(task).result(), Died)
     finally:
         made.close()
 

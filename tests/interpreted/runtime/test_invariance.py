@@ -53,6 +53,11 @@ def test_the_same_bits_of_many(serve: Seeded, first: int) -> None:
         assert differing(pairs_of(seed)) == 0, f"seed {seed}"
 
 
+def test_drop_ins_give_the_same_bits(serve: Seeded) -> None:
+    serve(1)
+    assert differing(invariance.by_drop_ins()) == 0
+
+
 def test_the_true_segment(serve: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(0)
     monkeypatch.setattr(numeric_class, "SEGMENT", 1024)
