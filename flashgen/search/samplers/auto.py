@@ -1,36 +1,31 @@
 """AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
-It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
-space, where fewer configs are bad, and SPREAD points that are far apart: a process that has seen
-only the middle is misled. Points learnt before count, and LEAST_KNOWN must
-have values. From then on it proposes the candidate with the largest expected improvement. Two
-things alternate, because neither alternative is better everywhere:
+It starts with the START best guesses or, if there are none, with points that differ in as many
+parameters as possible: near the middle of the space, where fewer configs are bad. Points learnt
+before count, and one must have a value. From then on it proposes the candidate with the
+largest expected improvement, among random points of the space and the neighbours of the BEST
+points. A neighbour differs in one parameter. Two processes alternate, because neither is better
+everywhere: numbers count as ordered, or as names like all else.
 
-  - The candidates. In turn: random points of the space, with neighbours of the BEST points;
-    neighbours of elites, with random points that differ from one of them in two parameters; and
-    points of another valley. Elites are good points that differ in ELITE_GAP parameters. A
-    neighbour differs in one. A proposal for another valley keeps away from the value that the best
-    point has in one parameter, and what it must improve is the best point without that value. The
-    parameters are those by which the best seem most decided.
-  - The process: numbers count as ordered, or as names like all else.
+If the order of the space means something (Method.likely_first), the search starts in its first
+LIKELY. The order is a prior then, applied as in Hvarfner et al., piBO (ICLR 2022): the expected
+improvement is multiplied by the prior to the power TRUST / n after n evaluations, so observations
+soon outweigh it. The prior of a point is 1 / (1 + TRUST * rank), with ranks from 0 to 1. It does
+not count while earlier points turn out worse than later ones.
 
-If the order of the space means something (Method.likely_first), it is a prior, applied as in
-Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
-TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
-1 / (1 + DECAY * rank), with ranks from 0 to 1.
+docs/lab-notes.md says what an ablation found of each constant.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from flashgen.search.points import ILLEGAL, Space
+from flashgen.search.points import Space
 from flashgen.search.samplers import Proposer
 from flashgen.search.samplers.surrogate import (
     TIE,
@@ -42,9 +37,13 @@ from flashgen.search.samplers.surrogate import (
 )
 from flashgen.search.space import Method
 
-START, LEAST_KNOWN = 5, 3
-"""Points that are known before a process is fitted, and those of them that did not fail. A
-failure counts among the first: where many fail, it is worth knowing soon which."""
+START = 5
+"""Points that are known before a process is fitted, where guesses or the order of the space say
+which. A failure counts: where many fail, it is worth knowing soon which."""
+
+MIDDLE, PART = 8, 4
+"""How many central points a search starts with that knows nothing better, and in a small space one
+in how many of its points at most."""
 
 SAMPLE = 2000
 """Random points that the starting points are chosen from."""
@@ -52,37 +51,18 @@ SAMPLE = 2000
 CENTRAL = 0.05
 """The share of them, nearest to the middle of the space, that a search starts in."""
 
-MIDDLE, SPREAD, INNER = 8, 3, 0.5
-"""How many central points there are, how many follow that are far apart, and the share of the
-sample that these are drawn from: the corners are left out. With fewer central points a search
-learns sooner, but a wide valley traps it more often.
-"""
-
-PART = 4
-"""One in so many points of a small space is such a point at most, but START are."""
-
 POOL = 400
 """Random points among the candidates; all points of a space that has no more than WHOLE."""
 
 WHOLE = 1000
 BEST = 3
-"""How many good points have candidates next to them, and how many valleys are searched in turn."""
+"""How many good points have candidates next to them."""
 
-ELITES, ELITE_GAP = 3, 3
-"""How many elites there are, and in how many parameters any two differ at least."""
-
-Kind = Literal["pool", "elites", "valley"]
-TURNS: tuple[tuple[Kind, bool], ...] = (
-    ("pool", True),
-    ("elites", False),
-    ("pool", False),
-    ("valley", True),
-)
-"""The candidates of one proposal after the other, and whether numbers count as names."""
-
-TRUST, DECAY = 10.0, 10.0
 LIKELY = 0.1
 """The share of a space whose order means something that a search starts in."""
+
+TRUST = 10.0
+"""How much the order of such a space counts."""
 
 
 class AutoProposer(Proposer):
@@ -102,8 +82,6 @@ class AutoProposer(Proposer):
         self._likely_first = method.likely_first
         self._random = RandomState(method.seed)
         self._guesses = guesses
-        plain = guesses is None and not method.likely_first
-        self._start = min(MIDDLE + SPREAD, max(START, space.size // PART)) if plain else START
         self._logarithms: dict[int, float] = {}  # of guesses
         self._neighbours: dict[int, list[int]] = {}
         self._processes = {
@@ -129,9 +107,8 @@ class AutoProposer(Proposer):
 
     def _next(self) -> tuple[int, float | None] | None:
         """A new point, with the height that is expected of it if any is; None if there is none."""
-        known = sum(value is not None for value in self._learnt.values())
-        missing = max(self._start - len(self._learnt), LEAST_KNOWN - known)
-        if not known or missing > len(self._pending):
+        known = any(value is not None for value in self._learnt.values())
+        if not known or self._start() > len(self._learnt) + len(self._pending):
             found = self._first()
         else:
             found = self._expected_best()
@@ -148,6 +125,13 @@ class AutoProposer(Proposer):
         """The new points among these, in the order of the space."""
         return sorted(filter(self._is_new, set(numbers)))
 
+    def _start(self) -> int:
+        """How many points are known before a process is fitted."""
+        central = max(START, min(MIDDLE, self._space.size // PART))
+        if self._guesses is None and not self._likely_first:
+            return central
+        return START if self._guesses is not None or self._order_holds() else START + central
+
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""
         rest = list(filter(self._is_new, self._sample))
@@ -157,49 +141,43 @@ class AutoProposer(Proposer):
         if min(logarithms) < math.inf:
             return rest[logarithms.index(min(logarithms))], None
         seen = [*self._learnt, *self._pending]
-        central = not self._likely_first and len(seen) < MIDDLE
-        if self._likely_first:
+        codes = self._space.codes(rest)
+        gaps = np.full(len(rest), codes.shape[1])
+        for each in self._space.codes(seen):
+            np.minimum(gaps, (codes != each).sum(axis=1), out=gaps)
+        if self._likely_first and len(seen) < START:
             inside = np.asarray(rest) < LIKELY * self._space.size
         else:
-            inside = self._inside(rest, central=central)
-        places = self._space.codes if central else self._ranks
-        points = places(rest)
-        gaps = np.where(inside, float(points.shape[1]), -1.0)
-        for each in places(seen):
-            apart = points != each if central else np.abs(points - each)
-            np.minimum(gaps, apart.sum(axis=1), out=gaps)
+            inside = self._is_central(rest)
+        gaps[~inside] = -1
         return rest[choose_first(gaps)], None
 
-    def _inside(self, numbers: Sequence[int], *, central: bool) -> NDArray[np.bool_]:
-        """Whether these points are as near to the middle as the nearest CENTRAL, or INNER, of the
-        sample. Central points are so in parameters of more than two numbers; the others have no
-        middle.
+    def _is_central(self, numbers: Sequence[int]) -> NDArray[np.bool_]:
+        """Whether these points are as near to the middle as the nearest CENTRAL of the sample.
+        Parameters of no more than two numbers have no middle.
         """
-        sample = self._ranks(self._sample)
-        middle = np.median(sample, axis=0)
+        last = np.array([max(1, len(each.values) - 1) for each in self._space.parameters])
         long = np.array([each.ordered and len(each.values) > 2 for each in self._space.parameters])
+        sample = self._space.codes(self._sample) / last
+        middle = np.median(sample, axis=0)
 
         def far(ranks: Floats) -> Floats:
-            apart = np.abs(ranks - middle)
-            if central:
-                apart = np.square(apart[:, long] if long.any() else apart)
-            total: Floats = apart.sum(axis=1)
+            apart = np.square(ranks - middle)
+            total: Floats = (apart[:, long] if long.any() else apart).sum(axis=1)
             return total
 
-        count = max(MIDDLE, int((CENTRAL if central else INNER) * len(sample)))
+        count = max(START, int(CENTRAL * len(sample)))
         limit = np.sort(far(sample))[:count][-1] + TIE
-        inside: NDArray[np.bool_] = far(self._ranks(numbers)) <= limit
-        return inside
+        near: NDArray[np.bool_] = far(self._space.codes(numbers) / last) <= limit
+        return near
 
     def _expected_best(self) -> tuple[int, float] | None:
         """The candidate with the largest expected improvement, assuming that pending points turn
         out as expected (kriging believer); of equals the first in the space.
         """
-        kind, names = TURNS[self._turn % len(TURNS)]
+        names = self._turn % 2 == 0
         self._turn += 1
-        candidates, rivals = self._candidates(kind)
-        if not candidates:
-            candidates, rivals = self._candidates("pool")
+        candidates = self._candidates()
         if not candidates:
             return None
         heights, best, on_logarithms = heights_of(list(self._learnt.values()))
@@ -217,58 +195,27 @@ class AutoProposer(Proposer):
         )
         codes = self._space.codes(candidates)
         expected = self._processes[names].expect(known, codes, trend[len(seen) :])
-        place = {number: at for at, number in enumerate(seen)}
-        target = min(float(known.heights[place[number]]) for number in rivals)
-        scores = expected.scores(target)
-        if self._likely_first:
+        scores = expected.scores(float(known.heights.min()))
+        if self._likely_first and self._order_holds():
             ranks = np.array(candidates) / self._space.size
-            scores = scores - TRUST / len(seen) * np.log1p(DECAY * ranks)
+            scores = scores - TRUST / len(seen) * np.log1p(TRUST * ranks)
         chosen = choose_first(scores)
         return candidates[chosen], float(expected.mean[chosen])
 
-    def _candidates(self, kind: Kind) -> tuple[list[int], list[int]]:
-        """New points of this kind, and the points that they are to improve."""
+    def _candidates(self) -> list[int]:
+        """New points among random ones, and the neighbours of the best."""
         order = sorted((value, n) for n, value in self._learnt.items() if value is not None)
-        best, pending = [number for _, number in order], list(self._pending)
-        if kind == "elites" and self._space.parameters:
-            elites = self._elites(best)
-            return self._new([*self._near(elites), *self._mutants(elites)]), best + pending
         count = WHOLE if self._space.size <= WHOLE else POOL
-        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
-        if kind != "valley" or self._likely_first or not self._space.parameters:
-            return pool, best + pending
-        codes = self._space.codes(best)
-        other = codes != codes[0]  # an argmax of 0 is none
-        decided = np.argsort(np.where(other.any(axis=0), -other.argmax(axis=0), 1), kind="stable")
-        column = decided[self._turn // len(TURNS) % min(BEST, len(decided))]
-        valley = [number for number, differs in zip(best, other[:, column], strict=True) if differs]
-        pool = self._new([*pool, *self._near(valley)])
-        if not valley or not pool:
-            return [], []
-        away = self._space.codes(pool)[:, column] != codes[0, column]
-        return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
+        drawn = self._space.draw(self._random, count)
+        return self._new([*self._near([n for _, n in order]), *map(int, drawn)])
 
-    def _elites(self, best: Sequence[int]) -> list[int]:
-        """The first of these points, and the next that differ enough from those before."""
-        codes = self._space.codes(best)
-        differ = np.full(len(best), ELITE_GAP)
-        found: list[int] = []
-        while len(found) < ELITES and (differ >= ELITE_GAP).any():
-            at = int((differ >= ELITE_GAP).argmax())
-            found.append(best[at])
-            differ = np.minimum(differ, (codes != codes[at]).sum(axis=1))
-        return found
-
-    def _mutants(self, numbers: Sequence[int]) -> list[int]:
-        """Random points that differ from one of these in two parameters at most."""
-        counts = np.array([len(each.values) for each in self._space.parameters])
-        rows = np.arange(POOL)
-        codes = self._space.codes(numbers)[self._random.randint(len(numbers), size=POOL)]
-        for _ in range(2):
-            columns = self._random.randint(len(counts), size=POOL)
-            codes[rows, columns] = self._random.randint(counts[columns])
-        found = self._space.numbers(codes)
-        return [int(number) for number in found if number != ILLEGAL]
+    def _order_holds(self) -> bool:
+        """Whether of two evaluated points the later is the worse one at least as often as not."""
+        numbers = np.array(list(self._learnt))
+        values = np.array([math.inf if each is None else each for each in self._learnt.values()])
+        later = numbers[:, None] > numbers
+        worse, better = values[:, None] > values, values[:, None] < values
+        return int((later & worse).sum()) >= int((later & better).sum())
 
     def _near(self, best: Sequence[int]) -> list[int]:
         """The neighbours of the first of these points."""
@@ -278,11 +225,6 @@ class AutoProposer(Proposer):
                 self._neighbours[number] = list(map(int, self._space.neighbours(number)))
             found += self._neighbours[number]
         return found
-
-    def _ranks(self, numbers: Sequence[int]) -> Floats:
-        """The codes of these points, scaled to 0..1."""
-        last = [max(1, len(each.values) - 1) for each in self._space.parameters]
-        return self._space.codes(numbers) / np.array(last, dtype=np.float64)
 
     def _logarithm(self, number: int) -> float:
         """The logarithm of the guess; infinite if there is none."""
