@@ -89,16 +89,13 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("2 SLOPES, not 3", "inverted", "surrogate.SLOPES = (1.0, 0.0)"),
     ("no LENGTH_PRIOR", "cold", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no NOISE_PRIOR", "cold", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
-    ("USUAL_LENGTH 0.8, now 0.4", "cold", "surrogate.USUAL_LENGTH = 0.4"),
-    ("PRIOR_COUNT 2, now 1", "cold", "surrogate.PRIOR_COUNT = 1.0"),
-    ("no ENOUGH_TO_FIT (4)", "cold", "surrogate.ENOUGH_TO_FIT = 1"),
-    ("MOST_TO_FIT 120, now 40", "cold", "surrogate.MOST_TO_FIT = 40"),
     (
-        "no ALWAYS_FITTED (12), GROWTH 1.1",
+        "no ENOUGH_TO_FIT, ALWAYS_FITTED, SWEPT_TWICE; USUAL_LENGTH 0.4, PRIOR_COUNT 1",
         "cold",
-        "surrogate.ALWAYS_FITTED = 0; surrogate.GROWTH = 1.1",
+        "surrogate.ENOUGH_TO_FIT = 1; surrogate.ALWAYS_FITTED = 0; surrogate.GROWTH = 1.1; "
+        "surrogate.SWEPT_TWICE = 0; surrogate.USUAL_LENGTH = 0.4; surrogate.PRIOR_COUNT = 1.0",
     ),
-    ("no SWEPT_TWICE (40): once", "cold", "surrogate.SWEPT_TWICE = 0"),
+    ("MOST_TO_FIT 120, now 40", "cold", "surrogate.MOST_TO_FIT = 40"),
     ("TIE 1e-6, now 1e-12", "cold", "surrogate.TIE = 1e-12"),
     ("FAR -1e5, now -1e3", "cold", "surrogate.FAR = -1e3"),
     ("LEAST_LEFT 1e-9, now 1e-6", "cold", "surrogate.LEAST_LEFT = 1e-6"),
@@ -211,6 +208,7 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--public", type=Path, metavar="FOLDER")
     parser.add_argument("--record", type=Path, metavar="FILE", help="searches that are done")
+    parser.add_argument("--done", action="store_true", help="only what the record has")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--variant", action="append", default=[], metavar="SETTINGS")
     parser.add_argument("--way", action="append", choices=WAYS)
@@ -237,13 +235,13 @@ def main() -> None:
         for each in ("", settings):
             key = f"{way}: {' '.join(each.split())}"
             with changed(each) as has:
-                if has and key not in done:
+                if has and key not in done and not asked.done:
                     done[key] = figures(landscapes_of(way, every, shipped), asked.seeds)
                     if asked.record:
                         with asked.record.open("a") as file:
                             file.write(json.dumps([key, done[key]]) + "\n")
             logs.append(np.array(done.get(key, [])))
-        if logs[1].size:
+        if all(each.size for each in logs):
             print(row(name, way, logs[1], logs[0]), flush=True)
 
 

@@ -1,31 +1,38 @@
 """AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
-It starts with the START best guesses or, if there are none, with points that differ in as many
-parameters as possible: near the middle of the space, where fewer configs are bad. Points learnt
-before count, and one must have a value. From then on it proposes the candidate with the
-largest expected improvement, among random points of the space and the neighbours of the BEST
-points. A neighbour differs in one parameter. Two processes alternate, because neither is better
-everywhere: numbers count as ordered, or as names like all else.
+It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
+space, where fewer configs are bad. Points learnt before count, and one must have a value. From then
+on it proposes the candidate with the largest expected improvement. Two things alternate, because
+neither alternative is better everywhere:
 
-If the order of the space means something (Method.likely_first), the search starts in its first
-LIKELY. The order is a prior then, applied as in Hvarfner et al., piBO (ICLR 2022): the expected
-improvement is multiplied by the prior to the power TRUST / n after n evaluations, so observations
-soon outweigh it. The prior of a point is 1 / (1 + TRUST * rank), with ranks from 0 to 1. It does
-not count while earlier points turn out worse than later ones.
+  - The candidates. In turn: random points of the space, with neighbours of the BEST points;
+    neighbours of elites, with random points that differ from one of them in two parameters; and
+    points of another valley. Elites are good points that differ in ELITE_GAP parameters. A
+    neighbour differs in one. A proposal for another valley keeps away from the value that the best
+    point has in one parameter, and what it must improve is the best point without that value. The
+    parameters are those by which the best seem most decided.
+  - The process: numbers count as ordered, or as names like all else.
 
-docs/lab-notes.md says what an ablation found of each constant.
+If the order of the space means something (Method.likely_first), it is a prior, applied as in
+Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
+TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
+1 / (1 + TRUST * rank), with ranks from 0 to 1. It does not count while earlier points turn out
+worse than later ones.
+
+docs/lab-notes.md says what an ablation found of the constants.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from flashgen.search.points import Space
+from flashgen.search.points import ILLEGAL, Space
 from flashgen.search.samplers import Proposer
 from flashgen.search.samplers.surrogate import (
     TIE,
@@ -56,13 +63,25 @@ POOL = 400
 
 WHOLE = 1000
 BEST = 3
-"""How many good points have candidates next to them."""
+"""How many good points have candidates next to them, and how many valleys are searched in turn."""
 
-LIKELY = 0.1
-"""The share of a space whose order means something that a search starts in."""
+ELITES, ELITE_GAP = 3, 3
+"""How many elites there are, and in how many parameters any two differ at least."""
+
+Kind = Literal["pool", "elites", "valley"]
+TURNS: tuple[tuple[Kind, bool], ...] = (
+    ("pool", True),
+    ("elites", False),
+    ("pool", False),
+    ("valley", True),
+)
+"""The candidates of one proposal after the other, and whether numbers count as names."""
 
 TRUST = 10.0
-"""How much the order of such a space counts."""
+"""How much the order of a space counts, if it means something."""
+
+LIKELY = 0.1
+"""The share of such a space that a search starts in."""
 
 
 class AutoProposer(Proposer):
@@ -175,9 +194,11 @@ class AutoProposer(Proposer):
         """The candidate with the largest expected improvement, assuming that pending points turn
         out as expected (kriging believer); of equals the first in the space.
         """
-        names = self._turn % 2 == 0
+        kind, names = TURNS[self._turn % len(TURNS)]
         self._turn += 1
-        candidates = self._candidates()
+        candidates, rivals = self._candidates(kind)
+        if not candidates:
+            candidates, rivals = self._candidates("pool")
         if not candidates:
             return None
         heights, best, on_logarithms = heights_of(list(self._learnt.values()))
@@ -195,19 +216,36 @@ class AutoProposer(Proposer):
         )
         codes = self._space.codes(candidates)
         expected = self._processes[names].expect(known, codes, trend[len(seen) :])
-        scores = expected.scores(float(known.heights.min()))
+        place = {number: at for at, number in enumerate(seen)}
+        target = min(float(known.heights[place[number]]) for number in rivals)
+        scores = expected.scores(target)
         if self._likely_first and self._order_holds():
             ranks = np.array(candidates) / self._space.size
             scores = scores - TRUST / len(seen) * np.log1p(TRUST * ranks)
         chosen = choose_first(scores)
         return candidates[chosen], float(expected.mean[chosen])
 
-    def _candidates(self) -> list[int]:
-        """New points among random ones, and the neighbours of the best."""
+    def _candidates(self, kind: Kind) -> tuple[list[int], list[int]]:
+        """New points of this kind, and the points that they are to improve."""
         order = sorted((value, n) for n, value in self._learnt.items() if value is not None)
+        best, pending = [number for _, number in order], list(self._pending)
+        if kind == "elites" and self._space.parameters:
+            elites = self._elites(best)
+            return self._new([*self._near(elites), *self._mutants(elites)]), best + pending
         count = WHOLE if self._space.size <= WHOLE else POOL
-        drawn = self._space.draw(self._random, count)
-        return self._new([*self._near([n for _, n in order]), *map(int, drawn)])
+        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
+        if kind != "valley" or self._likely_first or not self._space.parameters:
+            return pool, best + pending
+        codes = self._space.codes(best)
+        other = codes != codes[0]  # an argmax of 0 is none
+        decided = np.argsort(np.where(other.any(axis=0), -other.argmax(axis=0), 1), kind="stable")
+        column = decided[self._turn // len(TURNS) % min(BEST, len(decided))]
+        valley = [number for number, differs in zip(best, other[:, column], strict=True) if differs]
+        pool = self._new([*pool, *self._near(valley)])
+        if not valley or not pool:
+            return [], []
+        away = self._space.codes(pool)[:, column] != codes[0, column]
+        return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
 
     def _order_holds(self) -> bool:
         """Whether of two evaluated points the later is the worse one at least as often as not."""
@@ -216,6 +254,28 @@ class AutoProposer(Proposer):
         later = numbers[:, None] > numbers
         worse, better = values[:, None] > values, values[:, None] < values
         return int((later & worse).sum()) >= int((later & better).sum())
+
+    def _elites(self, best: Sequence[int]) -> list[int]:
+        """The first of these points, and the next that differ enough from those before."""
+        codes = self._space.codes(best)
+        differ = np.full(len(best), ELITE_GAP)
+        found: list[int] = []
+        while len(found) < ELITES and (differ >= ELITE_GAP).any():
+            at = int((differ >= ELITE_GAP).argmax())
+            found.append(best[at])
+            differ = np.minimum(differ, (codes != codes[at]).sum(axis=1))
+        return found
+
+    def _mutants(self, numbers: Sequence[int]) -> list[int]:
+        """Random points that differ from one of these in two parameters at most."""
+        counts = np.array([len(each.values) for each in self._space.parameters])
+        rows = np.arange(POOL)
+        codes = self._space.codes(numbers)[self._random.randint(len(numbers), size=POOL)]
+        for _ in range(2):
+            columns = self._random.randint(len(counts), size=POOL)
+            codes[rows, columns] = self._random.randint(counts[columns])
+        found = self._space.numbers(codes)
+        return [int(number) for number in found if number != ILLEGAL]
 
     def _near(self, best: Sequence[int]) -> list[int]:
         """The neighbours of the first of these points."""

@@ -193,10 +193,10 @@ class TestAuto:
     def test_a_batch_is_spread_as_if_each_had_come_out_as_expected(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(auto, "TURNS", (("pool", False),))
+
         def gaps() -> int:
             made = own()
-            assert isinstance(made.made, AutoProposer)
-            made.made._processes[True] = made.made._processes[False]
             for place in PLACES[1::4]:
                 made.learn(place, bowl(place))
             batch = made.propose(6)
@@ -296,6 +296,16 @@ class TestAuto:
             (number,) = made.propose(1)
             assert bool(rated) == (done == count)
             made.learn(number, 1.0 + number)
+
+    def test_elites_are_good_and_differ_in_enough_parameters(self) -> None:
+        points = list(itertools.product(range(3), repeat=4))
+        space = ListedSpace([dict(zip("abcd", point, strict=True)) for point in points])
+        made = AutoProposer(space, Method())
+        order = [points.index(point) for point in
+                 [(0, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 1, 1, 0), (2, 2, 2, 2)]]  # fmt: skip
+        assert made._elites(order) == [order[0], order[3], order[4]]
+        for number in made._mutants(order[:1]):
+            assert sum(value != 0 for value in points[number]) <= 2
 
     @pytest.mark.parametrize("likely_first", [False, True])
     def test_the_last_bits_of_a_sum_decide_nothing(
