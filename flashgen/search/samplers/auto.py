@@ -1,10 +1,9 @@
 """AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
 It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
-space, where fewer configs are bad, and SPREAD points that are far apart: a process that has seen
-only the middle is misled. Points learnt before count, and LEAST_KNOWN must
-have values. From then on it proposes the candidate with the largest expected improvement. Two
-things alternate, because neither alternative is better everywhere:
+space, where fewer configs are bad. Points learnt before count, and one must have a value. From then
+on it proposes the candidate with the largest expected improvement. Two things alternate, because
+neither alternative is better everywhere:
 
   - The candidates. In turn: random points of the space, with neighbours of the BEST points;
     neighbours of elites, with random points that differ from one of them in two parameters; and
@@ -17,7 +16,10 @@ things alternate, because neither alternative is better everywhere:
 If the order of the space means something (Method.likely_first), it is a prior, applied as in
 Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
 TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
-1 / (1 + DECAY * rank), with ranks from 0 to 1.
+1 / (1 + TRUST * rank), with ranks from 0 to 1. It does not count while earlier points turn out
+worse than later ones.
+
+docs/lab-notes.md says what an ablation found of the constants.
 """
 
 from __future__ import annotations
@@ -42,24 +44,19 @@ from flashgen.search.samplers.surrogate import (
 )
 from flashgen.search.space import Method
 
-START, LEAST_KNOWN = 5, 3
-"""Points that are known before a process is fitted, and those of them that did not fail. A
-failure counts among the first: where many fail, it is worth knowing soon which."""
+START = 5
+"""Points that are known before a process is fitted, where guesses or the order of the space say
+which. A failure counts: where many fail, it is worth knowing soon which."""
+
+MIDDLE, PART = 8, 4
+"""How many central points a search starts with that knows nothing better, and in a small space one
+in how many of its points at most."""
 
 SAMPLE = 2000
 """Random points that the starting points are chosen from."""
 
 CENTRAL = 0.05
 """The share of them, nearest to the middle of the space, that a search starts in."""
-
-MIDDLE, SPREAD, INNER = 8, 3, 0.5
-"""How many central points there are, how many follow that are far apart, and the share of the
-sample that these are drawn from: the corners are left out. With fewer central points a search
-learns sooner, but a wide valley traps it more often.
-"""
-
-PART = 4
-"""One in so many points of a small space is such a point at most, but START are."""
 
 POOL = 400
 """Random points among the candidates; all points of a space that has no more than WHOLE."""
@@ -80,9 +77,11 @@ TURNS: tuple[tuple[Kind, bool], ...] = (
 )
 """The candidates of one proposal after the other, and whether numbers count as names."""
 
-TRUST, DECAY = 10.0, 10.0
+TRUST = 10.0
+"""How much the order of a space counts, if it means something."""
+
 LIKELY = 0.1
-"""The share of a space whose order means something that a search starts in."""
+"""The share of such a space that a search starts in."""
 
 
 class AutoProposer(Proposer):
@@ -102,8 +101,6 @@ class AutoProposer(Proposer):
         self._likely_first = method.likely_first
         self._random = RandomState(method.seed)
         self._guesses = guesses
-        plain = guesses is None and not method.likely_first
-        self._start = min(MIDDLE + SPREAD, max(START, space.size // PART)) if plain else START
         self._logarithms: dict[int, float] = {}  # of guesses
         self._neighbours: dict[int, list[int]] = {}
         self._processes = {
@@ -129,9 +126,8 @@ class AutoProposer(Proposer):
 
     def _next(self) -> tuple[int, float | None] | None:
         """A new point, with the height that is expected of it if any is; None if there is none."""
-        known = sum(value is not None for value in self._learnt.values())
-        missing = max(self._start - len(self._learnt), LEAST_KNOWN - known)
-        if not known or missing > len(self._pending):
+        known = any(value is not None for value in self._learnt.values())
+        if not known or self._start() > len(self._learnt) + len(self._pending):
             found = self._first()
         else:
             found = self._expected_best()
@@ -148,6 +144,13 @@ class AutoProposer(Proposer):
         """The new points among these, in the order of the space."""
         return sorted(filter(self._is_new, set(numbers)))
 
+    def _start(self) -> int:
+        """How many points are known before a process is fitted."""
+        central = max(START, min(MIDDLE, self._space.size // PART))
+        if self._guesses is None and not self._likely_first:
+            return central
+        return START if self._guesses is not None or self._order_holds() else START + central
+
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""
         rest = list(filter(self._is_new, self._sample))
@@ -157,39 +160,35 @@ class AutoProposer(Proposer):
         if min(logarithms) < math.inf:
             return rest[logarithms.index(min(logarithms))], None
         seen = [*self._learnt, *self._pending]
-        central = not self._likely_first and len(seen) < MIDDLE
-        if self._likely_first:
+        codes = self._space.codes(rest)
+        gaps = np.full(len(rest), codes.shape[1])
+        for each in self._space.codes(seen):
+            np.minimum(gaps, (codes != each).sum(axis=1), out=gaps)
+        if self._likely_first and len(seen) < START:
             inside = np.asarray(rest) < LIKELY * self._space.size
         else:
-            inside = self._inside(rest, central=central)
-        places = self._space.codes if central else self._ranks
-        points = places(rest)
-        gaps = np.where(inside, float(points.shape[1]), -1.0)
-        for each in places(seen):
-            apart = points != each if central else np.abs(points - each)
-            np.minimum(gaps, apart.sum(axis=1), out=gaps)
+            inside = self._is_central(rest)
+        gaps[~inside] = -1
         return rest[choose_first(gaps)], None
 
-    def _inside(self, numbers: Sequence[int], *, central: bool) -> NDArray[np.bool_]:
-        """Whether these points are as near to the middle as the nearest CENTRAL, or INNER, of the
-        sample. Central points are so in parameters of more than two numbers; the others have no
-        middle.
+    def _is_central(self, numbers: Sequence[int]) -> NDArray[np.bool_]:
+        """Whether these points are as near to the middle as the nearest CENTRAL of the sample.
+        Parameters of no more than two numbers have no middle.
         """
-        sample = self._ranks(self._sample)
-        middle = np.median(sample, axis=0)
+        last = np.array([max(1, len(each.values) - 1) for each in self._space.parameters])
         long = np.array([each.ordered and len(each.values) > 2 for each in self._space.parameters])
+        sample = self._space.codes(self._sample) / last
+        middle = np.median(sample, axis=0)
 
         def far(ranks: Floats) -> Floats:
-            apart = np.abs(ranks - middle)
-            if central:
-                apart = np.square(apart[:, long] if long.any() else apart)
-            total: Floats = apart.sum(axis=1)
+            apart = np.square(ranks - middle)
+            total: Floats = (apart[:, long] if long.any() else apart).sum(axis=1)
             return total
 
-        count = max(MIDDLE, int((CENTRAL if central else INNER) * len(sample)))
+        count = max(START, int(CENTRAL * len(sample)))
         limit = np.sort(far(sample))[:count][-1] + TIE
-        inside: NDArray[np.bool_] = far(self._ranks(numbers)) <= limit
-        return inside
+        near: NDArray[np.bool_] = far(self._space.codes(numbers) / last) <= limit
+        return near
 
     def _expected_best(self) -> tuple[int, float] | None:
         """The candidate with the largest expected improvement, assuming that pending points turn
@@ -220,9 +219,9 @@ class AutoProposer(Proposer):
         place = {number: at for at, number in enumerate(seen)}
         target = min(float(known.heights[place[number]]) for number in rivals)
         scores = expected.scores(target)
-        if self._likely_first:
+        if self._likely_first and self._order_holds():
             ranks = np.array(candidates) / self._space.size
-            scores = scores - TRUST / len(seen) * np.log1p(DECAY * ranks)
+            scores = scores - TRUST / len(seen) * np.log1p(TRUST * ranks)
         chosen = choose_first(scores)
         return candidates[chosen], float(expected.mean[chosen])
 
@@ -247,6 +246,14 @@ class AutoProposer(Proposer):
             return [], []
         away = self._space.codes(pool)[:, column] != codes[0, column]
         return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
+
+    def _order_holds(self) -> bool:
+        """Whether of two evaluated points the later is the worse one at least as often as not."""
+        numbers = np.array(list(self._learnt))
+        values = np.array([math.inf if each is None else each for each in self._learnt.values()])
+        later = numbers[:, None] > numbers
+        worse, better = values[:, None] > values, values[:, None] < values
+        return int((later & worse).sum()) >= int((later & better).sum())
 
     def _elites(self, best: Sequence[int]) -> list[int]:
         """The first of these points, and the next that differ enough from those before."""
@@ -278,11 +285,6 @@ class AutoProposer(Proposer):
                 self._neighbours[number] = list(map(int, self._space.neighbours(number)))
             found += self._neighbours[number]
         return found
-
-    def _ranks(self, numbers: Sequence[int]) -> Floats:
-        """The codes of these points, scaled to 0..1."""
-        last = [max(1, len(each.values) - 1) for each in self._space.parameters]
-        return self._space.codes(numbers) / np.array(last, dtype=np.float64)
 
     def _logarithm(self, number: int) -> float:
         """The logarithm of the guess; infinite if there is none."""

@@ -48,21 +48,11 @@ LENGTH_PRIOR = (math.log(0.5), 0.8)
 NOISE_PRIOR = (math.log(1e-2), 2.5)
 """Mean and deviation of the logarithm, before anything is known."""
 
-USUAL_LENGTH = 0.8
-"""Where the choice of lengths begins."""
-
-PRIOR_COUNT = 2.0
-"""Points that the plain variance of the heights weighs, beside what the process makes of it."""
-
-ENOUGH_TO_FIT, MOST_TO_FIT = 4, 120
+MOST_TO_FIT = 120
 """Evaluated points that lengths, noise and slope are chosen by; more would only take longer."""
 
-ALWAYS_FITTED, GROWTH = 12, 1.12
-"""The fit is chosen anew after each point up to so many, and then when there are more by this
-factor."""
-
-SWEPT_TWICE = 40
-"""Points below which a choice goes twice through all lengths."""
+GROWTH = 1.1
+"""The fit is chosen anew when there are more points by this factor, to save time."""
 
 TIE = 1e-6
 """Scores, or evidences, are equal within this share of the largest, and within this difference."""
@@ -146,22 +136,20 @@ class Process:
     def fitted(self, known: Known) -> Fit:
         """The fit to these points, chosen anew if there are many more than when it was chosen."""
         count = known.evaluated
-        due = count <= ALWAYS_FITTED or not self._fitted_to <= count < GROWTH * self._fitted_to
-        if self._fit is None or due:
+        if self._fit is None or not self._fitted_to <= count < GROWTH * self._fitted_to:
             self._fit = self._choose(_thinned(known))
             self._fitted_to = count
         return self._fit
 
     def _choose(self, known: Known) -> Fit:
         """The fit with the largest evidence in the lists above, changing one thing at a time."""
-        count, sloped = len(known.heights), bool(known.trend.any())
+        sloped = bool(known.trend.any())
+        usual = LENGTHS[len(LENGTHS) // 2]
         fit = self._fit or Fit(
-            lengths=(USUAL_LENGTH,) * len(self._counts), noise=NOISES[0], slope=SLOPES[0] * sloped
+            lengths=(usual,) * len(self._counts), noise=NOISES[0], slope=SLOPES[0] * sloped
         )
-        if count < ENOUGH_TO_FIT:
-            return fit
         gaps = self._gaps(known.codes)
-        for _ in range(2 if count < SWEPT_TWICE else 1):
+        for _ in range(1 if self._fit else 2):
             for turn in range(len(gaps) + 1 + sloped):
                 fit = _better(fit, turn, gaps, known)
         return fit
@@ -258,9 +246,9 @@ def _solve(covariance: Floats, heights: Floats, fit: Fit) -> _Solved:
     ones, plain = _forward(factor, np.stack([np.ones(count), heights], axis=1)).T
     mean = float(ones @ plain / (ones @ ones))
     weights = plain - mean * ones
-    total = PRIOR_COUNT * max(float(np.var(heights)), LEAST_CAP**2)
-    total += float(weights @ weights)
-    freedom = PRIOR_COUNT + count
+    # The plain variance of the heights counts as one point, next to what the process makes of it.
+    total = max(float(np.var(heights)), LEAST_CAP**2) + float(weights @ weights)
+    freedom = 1 + count
     evidence = -float(np.log(np.diag(factor)).sum()) - freedom / 2 * math.log(total / freedom)
     evidence += sum(_log_prior(length, LENGTH_PRIOR) for length in fit.lengths)
     evidence += _log_prior(fit.noise, NOISE_PRIOR)

@@ -312,7 +312,7 @@ class TestShipped:
             assert RESULTS.with_suffix(suffix).exists()
 
     def test_the_page_shows_the_figures_of_the_results(self) -> None:
-        page = (ROOT / "docs" / "searching.md").read_text()
+        page = (ROOT / "docs" / "lab-notes.md").read_text()
         record = json.loads(RESULTS.read_text())
         for place, contender in enumerate(record["landscapes"][0]["contenders"]):
             found = [each["contenders"][place]["median"] for each in record["landscapes"]]
@@ -321,7 +321,7 @@ class TestShipped:
 
 
 class TestPeersResults:
-    """What --peers found: docs/searching.md."""
+    """What --peers found: docs/lab-notes.md."""
 
     RECORD: ClassVar[dict[str, Any]] = json.loads(PEERS.read_text())
 
@@ -336,7 +336,7 @@ class TestPeersResults:
             assert PEERS.with_suffix(suffix).exists()
 
     def test_the_page_has_its_summary(self, program: ModuleType) -> None:
-        page = (ROOT / "docs" / "searching.md").read_text()
+        page = (ROOT / "docs" / "lab-notes.md").read_text()
         for which in ("all", "measured"):
             record = self.RECORD["summary"][which]
             assert program.summary_table(record, self.RECORD["evaluations"]) in page

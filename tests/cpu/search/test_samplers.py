@@ -20,7 +20,7 @@ from benchmarks.optuna_samplers import CLASSES, Foreign, foreign_proposer
 from flashgen.errors import InvalidArgument
 from flashgen.search.points import ListedSpace, ProductSpace, Space
 from flashgen.search.samplers import Proposer, auto, proposer_for, surrogate
-from flashgen.search.samplers.auto import LEAST_KNOWN, MIDDLE, SPREAD, START, AutoProposer
+from flashgen.search.samplers.auto import MIDDLE, START, AutoProposer
 from flashgen.search.samplers.optuna import OptunaProposer
 from flashgen.search.samplers.surrogate import Expectation, Known, Process
 from flashgen.search.space import Method, Point, Sampler
@@ -229,24 +229,21 @@ class TestAuto:
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)
-        drawn = made.propose(MIDDLE + SPREAD - 1)
-        assert drawn != own(seed=4).propose(MIDDLE + SPREAD - 1)
+        drawn = made.propose(MIDDLE - 1)
+        assert drawn != own(seed=4).propose(MIDDLE - 1)
         for place in drawn:
             made.learn(place, None)
-        assert (
-            made.propose(1) == own(seed=3).propose(MIDDLE + SPREAD)[-1:]
-        )  # failures are no values
+        assert made.propose(1) == own(seed=3).propose(MIDDLE)[-1:]  # failures are no values
 
-    def test_failures_count_once_a_few_have_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Enough points are known: two values are too few to go by, three are not."""
+    def test_failures_count_once_one_has_a_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rated: list[int] = []
         monkeypatch.setattr(AutoProposer, "_expected_best", lambda _: rated.append(values))
-        for values in (LEAST_KNOWN - 1, LEAST_KNOWN):
+        for values in (0, 1):
             made = own()
-            for number, place in enumerate(PLACES[: MIDDLE + SPREAD]):
+            for number, place in enumerate(PLACES[:MIDDLE]):
                 made.learn(place, bowl(place) if number < values else None)
             assert len(made.propose(1)) == 1
-        assert rated == [LEAST_KNOWN]
+        assert rated == [1]
 
     def test_the_best_guesses_come_first_and_those_without_one_last(self) -> None:
         guesses = [None if place[0] == 5 else bowl(place) for place in PLACES]
@@ -271,17 +268,23 @@ class TestAuto:
         assert gain[8] > 5
         assert gain[8] > 2 * gain[32]
 
-    def test_it_starts_in_the_middle_then_far_apart_or_with_likely_points(self) -> None:
+    def test_it_starts_in_the_middle_or_with_likely_points(self) -> None:
         for seed in range(5):
             likely = own(seed=seed, likely_first=True).propose(4)
             assert max(map(PLACES.index, likely)) < len(PLACES) * auto.LIKELY
-            drawn = own(seed=seed).propose(MIDDLE + SPREAD)
-            assert all(2 <= x <= 5 and 2 <= y <= 5 for x, y in drawn[:MIDDLE])
-            apart = [[abs(a[0] - b[0]) + abs(a[1] - b[1]) for a in drawn[:at]]
-                     for at, b in enumerate(drawn)]  # fmt: skip
-            assert all(min(gaps) >= 2 for gaps in apart[MIDDLE:])
+            drawn = own(seed=seed).propose(MIDDLE)
+            assert all(2 <= x <= 5 and 2 <= y <= 5 for x, y in drawn)
 
-    @pytest.mark.parametrize(("size", "count"), [(9, START), (32, 8), (64, MIDDLE + SPREAD)])
+    def test_where_the_order_is_wrong_it_starts_in_the_middle_too(self) -> None:
+        for value in (None, 20.0):
+            made = own(likely_first=True)
+            for number in range(START + MIDDLE):
+                (place,) = made.propose(1)
+                likely = PLACES.index(place) < len(PLACES) * auto.LIKELY
+                assert likely == (number < START)
+                made.learn(place, value and value - PLACES.index(place))
+
+    @pytest.mark.parametrize(("size", "count"), [(9, START), (28, 7), (64, MIDDLE)])
     def test_a_small_space_has_a_short_start(
         self, size: int, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -432,7 +435,7 @@ class TestProduct:
             [{"x": x, "y": y, "z": x % 3} for x in range(size) for y in range(size)]
         )
         made = AutoProposer(space, Method())
-        for number in range(MIDDLE + SPREAD):
+        for number in range(MIDDLE):
             made.learn(number * 6, 1.0 + number)
         made.propose(8)
         assert len(rated) == 8
