@@ -10,131 +10,146 @@ of its config.
 ARCH = "sm_120"
 
 ROWS = {
-    "untimed": """
-fwd_bf16_d64 1 br128_bc64_w8_s3_fa2_tma - - - -
-fwd_bf16_d64_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
-fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
-fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
-fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_ptr_lpt -
-fwd_bf16_d96 1 br128_bc128_w8_s2_fa2_tma - - - -
-fwd_bf16_d96_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
-fwd_bf16_d128 1 br128_bc128_w8_s2_fa2_tma - - - -
-fwd_bf16_d128_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
-fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_fa2_tma_lpt - -
-fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
-fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows - - - -
-fwd_bf16_d192_causal 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows - - - -
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows - - - -
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - - -
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - -
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - - -
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - -
-fwd_bf16_d512_causal 1 br16_bc16_w2_s2_fa2_ptr_v4 - - - -
-fwd_bf16_d512_causal_varlen 1 br16_bc16_w2_s2_fa2_ptr_v4 - - - -
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr_v4 - - - -
-fwd_fp16_d64 1 br128_bc64_w8_s3_fa2_tma - - - -
-fwd_fp16_d64_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
-fwd_fp16_d96 1 br128_bc128_w8_s2_fa2_tma - - - -
-fwd_fp16_d96_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
-fwd_fp16_d128 1 br128_bc128_w8_s2_fa2_tma - - - -
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
-fwd_fp16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows - - - -
-fwd_fp16_d192_causal 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows - - - -
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows - - - -
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows - - - -
-bwd_delta_bf16_d64 1 br128_bc16_w4_s1_fa2_ptr -
-bwd_delta_bf16_d64 1024 br256_bc16_w4_s1_fa2_ptr -
-bwd_delta_bf16_d64 4096 br128_bc16_w4_s1_fa2_ptr - -
-bwd_delta_bf16_d96 1 br128_bc16_w8_s1_fa2_ptr - - - -
-bwd_delta_bf16_d128 1 br128_bc16_w4_s1_fa2_ptr - - - -
-bwd_delta_bf16_d192 1 br128_bc16_w8_s1_fa2_ptr - - - -
-bwd_delta_bf16_d256 1 br128_bc16_w8_s1_fa2_ptr - - - -
-bwd_delta_bf16_d512 1 br64_bc16_w8_s1_fa2_ptr - - - -
-bwd_delta_fp16_d64 1 br128_bc16_w4_s1_fa2_ptr - - - -
-bwd_delta_fp16_d96 1 br128_bc16_w4_s1_fa2_ptr - - - -
-bwd_delta_fp16_d128 1 br128_bc16_w4_s1_fa2_ptr - - - -
-bwd_delta_fp16_d192 1 br128_bc16_w8_s1_fa2_ptr - - - -
-bwd_delta_fp16_d256 1 br128_bc16_w8_s1_fa2_ptr - - - -
-bwd_dkv_bf16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr -
-bwd_dkv_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr - - - -
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr - - - -
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d192 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr - - - -
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr - - - -
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d192 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
-bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
-bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
-bwd_dq_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_ptr_lpt -
-bwd_dq_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_bf16_d192 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_bf16_d192_causal 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_bf16_d256 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_bf16_d256_causal 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr - - - -
-bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
-bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
-bwd_dq_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_fp16_d128 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
-bwd_dq_fp16_d192 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_fp16_d192_causal 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_fp16_d256 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_dq_fp16_d256_causal 1 br32_bc16_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d64 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr -
-bwd_fused_bf16_d96 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d96_causal 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d128 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d192 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d192_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d256 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d256_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d64 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d96 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d96_causal 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d128 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d192 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d192_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d256 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d256_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr - - - -
-decode_bf16_d64_sink_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr - - - -
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr - -
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr - - - -
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr - - -
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr - - -
-decode_bf16_d512 1 br16_bc64_w4_s2_fa2_ptr_v4 - - - -
-decode_bf16_d512_paged 1 br16_bc64_w2_s4_fa2_ptr_v4 - - - -
+    "estimated": """
+fwd_bf16_d64 1 br128_bc64_w8_s3_fa2_tma 369.32 1406.0
+fwd_bf16_d64 4096 br64_bc32_w4_s3_fa2_ptr 5548.2 11062.1
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 230.37 768.81
+fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.2 5674.7
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 231.47 769.88
+fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.3 5674.8
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 236.69 768.43 2154.7 2489.9
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 412.57
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 518.55 1973.7 7794.5 15555.6
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 296.39
+fwd_bf16_d96_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 993.94 3695.0 7318.1
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
+fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
+fwd_bf16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2888.6 2888.6
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 233.1 782.48 2190.7 2519.2
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 212.92 692.17 2538.1 4877.2
+fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 373.2 1449.3 5753.5 11492.5
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
+fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 287.1
+fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 991.44 3678.7
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.33 919.98
+fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2521.3 2918.5
+fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 293.26
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 992.71 2653.0
+fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 958.58 3516.6 13694.5 27203.5
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr_v2 1684.0 6202.9 24214.5 48185.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr_v2 918.6 3383.4 13171.6 26176.4
+fwd_fp16_d64 1 br128_bc64_w8_s3_fa2_tma 369.32 1406.0 5552.5 11081.2
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 230.37 768.81
+fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.2 5674.7
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 518.55 1973.7 7794.5 15555.6
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 297.52 993.94 3695.0 7318.1
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
+fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
+fwd_fp16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
+fwd_fp16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 373.2 1449.3 5753.5 11492.5
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
+bwd_delta_bf16_d64 1 br128_bc16_w4_s1_fa2_ptr 79.069 79.069 79.069 79.069
+bwd_delta_bf16_d96 1 br128_bc16_w8_s1_fa2_ptr 77.496 77.496 77.496 77.496
+bwd_delta_bf16_d128 1 br128_bc16_w4_s1_fa2_ptr 78.483 78.483 78.483 78.483
+bwd_delta_bf16_d192 1 br128_bc16_w8_s1_fa2_ptr 73.583 73.583 73.583 73.583
+bwd_delta_bf16_d256 1 br128_bc16_w8_s1_fa2_ptr 78.191 78.191 78.191 78.191
+bwd_delta_bf16_d512 1 br64_bc16_w8_s1_fa2_ptr 153.09 153.09 153.09 153.09
+bwd_delta_fp16_d64 1 br128_bc16_w4_s1_fa2_ptr 79.069 79.069 79.069 79.069
+bwd_delta_fp16_d96 1 br128_bc16_w4_s1_fa2_ptr 77.496 77.496 77.496 77.496
+bwd_delta_fp16_d128 1 br128_bc16_w4_s1_fa2_ptr 78.483 78.483 78.483 78.483
+bwd_delta_fp16_d192 1 br128_bc16_w8_s1_fa2_ptr 73.583 73.583 73.583 73.583
+bwd_delta_fp16_d256 1 br128_bc16_w8_s1_fa2_ptr 78.191 78.191 78.191 78.191
+bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 918.24
+bwd_dkv_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr 1029.5 3960.0 15673.9 31292.2
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 582.83 2057.0 7879.7 15429.9
+bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr 786.91 3012.9 11919.8 23795.7
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 514.91
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1771.6 6587.3 12807.7
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1040.8 4004.4 15859.0 31665.0
+bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1500.7 5535.0 21229.5 41948.9
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
+bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr 2132.0 7766.2 27470.8 54830.0
+bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
+bwd_dkv_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr 1029.5 3960.0 15673.9 31292.2
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 582.83 2057.0 7879.7 15429.9
+bwd_dkv_fp16_d128 1 br32_bc32_w4_s2_fa2_ptr 786.91 3012.9 11919.8 23795.7
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 514.91
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1771.6 6587.3 12807.7
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1040.8 4004.4 15859.0 31665.0
+bwd_dkv_fp16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1500.7 5535.0 21229.5 41948.9
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
+bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
+bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 614.24
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 746.32 2864.9 11356.6 22688.2
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 482.28 1581.4 5920.6 11552.7
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 634.75 2427.7 9617.5 19214.3
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 413.35 1326.9 4919.2 9562.3
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1126.7 4371.7 17377.7 34719.0
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647.2
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1130.8 4173.9 16142.1 32162.8
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
+bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 746.32 2864.9 11356.6 22688.2
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 482.28 1581.4 5920.6 11552.7
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 634.75 2427.7 9617.5 19214.3
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 413.35 1326.9 4919.2 9562.3
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1126.7 4371.7 17377.7 34719.0
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647.2
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 940.85 3648.8 14480.7 28923.3
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 545.4 1883.8 7170.6 14242.6
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1232.1
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1459.4 5678.8 22556.3 45059.6
+bwd_fused_bf16_d96_causal 1 br32_bc32_w4_s1_fa2_ptr 1094.5 3988.2 15362.6 30260.3
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1090.1 4235.5 16816.8 33591.8
+bwd_fused_bf16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08 3231.0 12535.2 24576.9
+bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 3193.4 12580.0 50239.8 100452.8
+bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1495.2 5481.3 20984.6 41454.5
+bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 2397.0 9474.0 37828.9 75635.4
+bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280.4
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 940.85 3648.8 14480.7 28923.3
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 545.4 1883.8 7170.6 14242.6
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1459.4 5678.8 22556.3 45059.6
+bwd_fused_fp16_d96_causal 1 br32_bc32_w4_s1_fa2_ptr 1094.5 3988.2 15362.6 30260.3
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1090.1 4235.5 16816.8 33591.8
+bwd_fused_fp16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08 3231.0 12535.2 24576.9
+bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 3193.4 12580.0 50239.8 100452.8
+bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1495.2 5481.3 20984.6 41454.5
+bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 2397.0 9474.0 37828.9 75635.4
+bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280.4
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 49.032
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 184.38 725.05 1445.9
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 26.352 93.957 364.4 724.99
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 26.419 94.093
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_split256 180.87 180.87
+decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 94.362 364.7 1446.0 2887.8
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 94.465 364.78 1446.1 2887.8
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 94.575 364.89 725.48 725.48
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1079.2 1079.2
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 441.36 1749.1 6980.0 13954.5
+decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 362.86 1433.9 5717.8 11429.8
+decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 357.57 1361.1 5375.3 10742.7
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 354.8
+decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1361.2 5375.4
+decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 362.42 1430.2 2854.7 2854.7
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 355.62 1403.3 2800.9
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 204.09 795.12 3159.3 6311.5
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 201.95 785.98 3122.2 6237.1
 """,
 }
