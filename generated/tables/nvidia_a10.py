@@ -33,7 +33,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 538.03 1759.3 6
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 499.2 1606.1 4415.5 5103.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 542.99 1762.5 4851.5
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2904.5 10717.0 41866.3 83421.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1439.6 5249.7 20398.8 40618.8
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1386.9 5002.8 19389.4 38599.4
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1489.4 5480.1 21340.9 42512.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 628.99 2310.9 9038.5 18008.6
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8

@@ -33,8 +33,9 @@ fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 324.62 1044.1 3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 320.12 1078.5 3024.2 3525.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 328.06 1032.7 2764.9
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr_v2 2345.5 8322.5 32177.1 64030.5
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s2_fa2_ptr_v2 1205.5 4239.5 16326.4 32474.7
-fwd_bf16_d512_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_v2 1023.5 3418.5 12615.9 24963.4
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08 3557.3
+fwd_bf16_d512_causal_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_v2 12615.9 24963.4
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2

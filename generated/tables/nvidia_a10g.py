@@ -35,7 +35,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 750.58
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2552.2 7076.9 8189.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 802.38 2686.4 7453.1
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3201.3 11910.8 46623.7 92926.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1528.1 5608.0 21805.3 43419.5
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1467.8 5359.1 20822.3 41461.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1593.2 5908.9 23047.6 45920.3
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1057.5 4046.9 16004.3 31947.6
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52

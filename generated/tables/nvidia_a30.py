@@ -35,7 +35,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 617.51
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2048.1 5636.2 6490.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 629.29 2029.6 5589.0
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3132.5 11406.5 44424.0 88496.7
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1604.0 5807.6 22544.6 44905.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 938.34 3302.0 12782.5 25437.5
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1794.8
 fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 6273.7 23674.2 46891.2
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 712.13 2488.6 9594.7 19069.4

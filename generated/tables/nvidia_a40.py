@@ -32,7 +32,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 453.63 1489.8 5
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 420.23 1360.0 3715.7 4315.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 457.46 1492.5 4083.2
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2433.2 8984.6 35090.6 69868.0
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1210.7 4419.1 17162.2 34122.0
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1166.2 4210.5 16318.1 32434.8
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1252.0 4612.2 17954.2 35711.1
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 528.69 1941.1 7590.8 15123.6
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7

@@ -35,7 +35,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 875.69
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2962.1 8213.1 9561.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 939.61 3116.7 8649.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3751.4 13956.2 54680.0 108975.4
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1785.2 6542.9 25499.0 50769.6
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1714.8 6252.5 24345.1 48471.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1860.2 6896.0 26955.3 53691.9
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1260.3 4824.6 19081.5 38090.8
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8

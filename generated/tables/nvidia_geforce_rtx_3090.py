@@ -35,7 +35,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 738.81
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2512.5 6950.1 8087.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 800.06 2644.4 7319.2
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3153.5 11730.4 45928.0 91511.2
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1504.9 5523.8 21497.4 42780.7
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1445.6 5278.7 20528.8 40852.8
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1569.7 5821.8 22725.4 45239.7
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1025.9 3925.8 15525.1 30990.8
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3

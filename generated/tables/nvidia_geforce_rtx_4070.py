@@ -36,7 +36,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 942.73 3116.0 1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 900.67 2969.0 8401.6 9735.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 948.17 3133.2 8874.1
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3820.9 14211.5 55717.1 111064.0
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1806.2 6624.5 25849.0 51477.8
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1741.4 6355.5 24770.2 49329.1
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1882.8 6980.6 27315.1 54431.0
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1278.6 4896.9 19370.2 38667.9
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 792.75

@@ -36,7 +36,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.89 1931.0 7
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.07 1839.2 5100.2 5833.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 582.21 1941.5 5387.1
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2306.3 8577.4 33558.4 66933.4
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1100.2 4034.0 15673.2 31261.5
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1060.8 3870.2 15025.7 29969.8
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1146.6 4250.3 16564.4 33055.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 759.17 2904.2 11484.2 22924.1
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9

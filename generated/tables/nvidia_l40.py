@@ -38,7 +38,7 @@ fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 309.49
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1063.4 2863.4 3278.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 330.12 1122.3 3024.5
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1267.3 4714.3 18408.6 36644.2
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 616.18 2260.7 8753.1 17388.4
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 594.16 2169.5 8399.6 16686.0
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 642.45 2382.2 9250.5 18385.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 415.1 1582.4 6251.4 12476.9
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 355.12 875.13 3300.3 6464.4

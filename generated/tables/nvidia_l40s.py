@@ -42,7 +42,7 @@ fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5
 fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 272.25
 fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 635.37 1696.3
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1016.2 3752.2 14620.4 29094.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 514.58 1877.5 7259.6 14417.8
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 498.07 1797.7 6942.1 13784.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 532.34 1959.1 7592.7 15086.2
 fwd_fp16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 810.07 3163.1 6300.4

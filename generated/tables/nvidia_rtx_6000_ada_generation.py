@@ -39,7 +39,7 @@ fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.14 1623.1
 fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 246.35
 fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 639.15 1706.4
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1022.3 3774.7 14708.0 29268.3
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 517.64 1888.7 7303.0 14504.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 501.03 1808.5 6983.7 13867.1
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 535.51 1970.8 7638.2 15176.5
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 317.79
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 814.9 3182.0 6338.1

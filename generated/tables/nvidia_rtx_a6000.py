@@ -33,7 +33,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 438.61 1440.3 5
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 406.33 1314.8 3592.0 4171.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 442.31 1442.8 3947.2
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2352.2 8685.2 33921.0 67539.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1170.4 4271.9 16590.2 32984.7
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1127.4 4070.2 15774.3 31353.7
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1210.3 4458.5 17355.8 34520.8
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 511.17 1876.5 7337.8 14619.6
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
