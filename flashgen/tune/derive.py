@@ -21,6 +21,7 @@ from flashgen.errors import FlashgenError
 from flashgen.estimate.estimate import estimable
 from flashgen.evaluate.evaluator import SLOW, Evaluator
 from flashgen.search.decide import by_facts, median_us
+from flashgen.search.goal import RUNNERS_UP
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -38,6 +39,7 @@ from flashgen.table.entry import (
     speedup,
 )
 from flashgen.table.table import Table
+from flashgen.tune.progress import runner_up_of
 
 DEFAULT = "default"
 """The donor of an entry whose config is the default, which no table had for its spec."""
@@ -144,7 +146,8 @@ class _Choice:
                 if floors is not None:
                     donor = self._donors.get(outcome.config)
                     default = outcomes[self._default]
-                    entry = self._entry(bucket, problem, outcome, default, floors)
+                    losers = [other for other in ranked if other is not outcome][:RUNNERS_UP]
+                    entry = self._entry(bucket, problem, outcome, default, floors, losers)
                     return entry, None if donor is None else donor.gpu.slug
         return None
 
@@ -172,7 +175,13 @@ class _Choice:
         return checked.check.floors if checked.ok and checked.check else None
 
     def _entry(
-        self, bucket: Bucket, problem: Problem, best: Outcome, default: Outcome, floors: float
+        self,
+        bucket: Bucket,
+        problem: Problem,
+        best: Outcome,
+        default: Outcome,
+        floors: float,
+        losers: Sequence[Outcome],
     ) -> Entry:
         timing = best.timing
         us = None if timing is None else timing.median_us
@@ -195,6 +204,7 @@ class _Choice:
                 default_us=default_us,
                 low_us=None if timing is None else timing.low_us,
                 high_us=None if timing is None else timing.high_us,
+                runners_up=tuple(map(runner_up_of, losers)),
             ),
         )
 

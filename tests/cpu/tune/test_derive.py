@@ -64,6 +64,7 @@ def test_the_least_estimate_of_what_any_table_chose() -> None:
         assert entry.result.max_abs_err_floors == 0.75  # of the nearest GPU that has the kernel
         assert entry.evidence.digest == short_digest(digest_of(SPEC, LARGE))
         assert is_derived(found, entry)
+        assert [other.config for other in entry.evidence.runners_up] == [SMALL, DEFAULTS]
     assert [run.donor for run in found.runs] == ["nvidia_l4"]
     assert fake.configs("check") == []
 
