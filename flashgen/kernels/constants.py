@@ -54,7 +54,10 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
     if config.schedule == "hopper":
         computes, loads = config.register_split
         found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
-    if config.schedule == "blackwell":
+    if config.schedule == "blackwell" and spec.direction != "forward":
+        found |= {"COMPUTE_REGISTERS": 224, "OTHER_REGISTERS": 48}
+        found |= {"EXP2_BY_FMA": config.exp2_by_fma}
+    elif config.schedule == "blackwell":
         softmax, others = SOFTMAX_SPLIT[config.row_tiles, k_pieces(spec)]
         found |= {"SOFTMAX_REGISTERS": softmax, "OTHER_REGISTERS": others}
         # Columns of O that are rescaled at a time: with 64 of two tiles of 128, the warp's number
