@@ -175,7 +175,7 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "few_regs": structure.few_registers,
         "lane_sums": structure.sums_a_lane and not structure.few_registers,
         "three": config.consumers == 3,
-        "one_tile": structure.row_tiles == 1,
+        "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
