@@ -357,6 +357,15 @@ def k_pieces(spec: AttentionSpec) -> int:
     return 3 if spec.direction == "forward" and 128 < spec.head_dim <= 192 else 1
 
 
+def s_places(spec: AttentionSpec) -> int:
+    """How many tiles of S the backward of schedule blackwell has in tensor memory: two where they
+    fit beside dP and what it sums, so that a product runs ahead; else one.
+    """
+    sums = padded(spec.head_dim)
+    sums += padded(spec.head_dim_v) if spec.direction in BY_KEYS else 0
+    return 2 if sums + 3 * TENSOR_ROWS <= TENSOR_COLUMNS else 1
+
+
 def shares_keys(spec: AttentionSpec) -> bool:
     """Whether both consumers of schedule hopper's dK and dV share 64 keys, each with half of the
     columns of dK and dV: where a head dim is padded to 256, these of 64 keys do not fit one.
