@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from benchmarks.machine_code_sm100 import Part, Row, Shape, part_of, row_of, ste
 from flashgen.compile.sass import Listing
 from flashgen.errors import ToolchainError
 from tests.listings import listing
+from tests.makers import make_config, make_spec
 
 SHAPE = Shape(tile=(256, 128), softmax=8, products=2)
 CELL = ("forward", 64, "none")
@@ -138,6 +141,23 @@ def part(**loops: int) -> Part:
 
 def row(count: int, **more: object) -> Row:
     return row_of([part(softmax=count)], CELL, "whose", **more)
+
+
+def test_products_of_a_tile_of_ours() -> None:
+    way: dict[str, Any] = {"num_warps": 8, "schedule": "blackwell", "loads": "descriptor"}
+    halves = make_config(128, 128, **way)
+    forward = make_spec("bfloat16", 128)
+    assert duel.products_of(forward, make_config(256, 128, **way)) == 32
+    assert duel.products_of(forward.for_direction("backward_dkv"), halves) == 32
+    assert duel.products_of(forward.for_direction("backward_dq"), halves) == 24
+
+
+def test_the_peers_lines_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(64), row(48, configs="a", ships=True)]
+    kept = duel.kept_peers({"rows": [asdict(each) for each in rows]})
+    assert kept == {("forward", 64, "none"): rows[0]}
+    monkeypatch.setattr(duel, "ours", lambda cell: [])
+    assert duel.compare(CELL, Path("nowhere"), kept[CELL]) == rows[:1]
 
 
 def test_two_kernels_of_a_backward_are_added() -> None:
