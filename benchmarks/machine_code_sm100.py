@@ -299,8 +299,8 @@ def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
 
 
 def products_of(spec: AttentionSpec, config: KernelConfig) -> int:
-    """Matrix instructions of schedule blackwell for a tile: of 128 rows of the result, or keys, each
-    adds up 16 columns of Q, V or dO, or 16 keys, or rows.
+    """Matrix instructions of schedule blackwell for a tile: each is of 128 rows of a result, or
+    keys, and adds up 16 columns of Q, V or dO, or 16 keys, or rows.
     """
     depth = {
         "forward": spec.head_dim + config.bc,  # S, O

@@ -506,8 +506,8 @@ def _blackwell_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None
     sides = (TENSOR_ROWS, TENSOR_ROWS)
     if (config.br, config.bc) != sides or config.num_warps != 2 * WARPGROUP:
         return (
-            f"schedule blackwell has tiles of {TENSOR_ROWS}x{TENSOR_ROWS} and {2 * WARPGROUP} warps "
-            f"that compute in {spec.direction}: got {config.br}x{config.bc} and "
+            f"schedule blackwell has tiles of {TENSOR_ROWS}x{TENSOR_ROWS} and {2 * WARPGROUP} "
+            f"warps that compute in {spec.direction}: got {config.br}x{config.bc} and "
             f"num_warps={config.num_warps}"
         )
     # dK and dV, S and dP; or dQ, dP and two of S.

@@ -40,9 +40,9 @@ class Structure:
     more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
     arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
-    dim 128. row_tiles, k_pieces, s_places: of schedule blackwell, as spec/config.py says. q_again: they
-    compute the matrix descriptors of Q for every tile. lse_first: they read LSE, which comes with
-    Q, before dO is awaited.
+    dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
+    LSE, which comes with Q, before dO is awaited. row_tiles, k_pieces, s_places: of schedule
+    blackwell, as spec/config.py says.
     """
 
     pads_k: bool
