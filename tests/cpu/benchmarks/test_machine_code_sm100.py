@@ -218,3 +218,21 @@ def test_the_documented_figures_are_those_of_the_results() -> None:
         by_fma = round((1 - each.mufu) * 128) + 1  # one more exp2 is of the factor of O
         line = f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} | {by_fma} |"
         assert line in text
+
+
+def test_the_documented_figures_of_the_backward_are_those_of_the_results() -> None:
+    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
+    text = (duel.ROOT / "docs" / "kernels.md").read_text()
+    rows = [Row(**row) for row in record["rows"]]
+    shown = [
+        each
+        for each in rows
+        if (each.direction, each.head_dim <= 128) == ("backward", True)
+        and not each.whose.endswith("plain")
+    ]
+    assert len(shown) == 8
+    for each in shown:
+        roles = ("softmax", "reduction", "products", "loads")
+        loops = " | ".join(each.loops.get(role, "") or "-" for role in roles)
+        whose = "blackwell" if each.ships else "FlashAttention-4"
+        assert f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} |" in text

@@ -197,7 +197,8 @@ OF_KEYS = {
     "Q is not awaited": ("            " + WAIT_Q + "\n            q =", "            q ="),
     "dO is not awaited": ("            " + WAIT_DO + "\n            do =", "            do ="),
     "the first dO is not awaited": ("\n    " + WAIT_DO, "\n    pass"),
-    "S is not announced": ("            tcgen05_commit(s_full.index(0))", "            pass"),
+    "S is not announced": ("            tcgen05_commit(s_full.index((i + 1) & 1))", "            pass"),
+    "S in the place of P": ("s_tmem.index((i + 1) & 1)", "s_tmem.index(i & 1)"),
     "dP is not announced": ("            tcgen05_commit(dp_full.index(0))", "            pass"),
     "Q and dO are given back before they are read": (
         "tcgen05_commit(empty.index(this))", "mbarrier.arrive(empty.index(this), count=1)"),
@@ -206,12 +207,10 @@ OF_KEYS = {
     "one warpgroup's P is enough": ("mbarrier.init(p_full.index(place), count=2)", "mbarrier.init(p_full.index(place), count=1)"),
     "dS is multiplied before it is whole": ("mbarrier.wait(ds_full.index(0), i & 1)", "pass"),
     "dS of the tile before": ("mbarrier.wait(ds_full.index(0), i & 1)", "mbarrier.wait(ds_full.index(0), i & 1 ^ 1)"),
-    "S is read before it is there": ("mbarrier.wait(s_full.index(0), i & 1)", "pass"),
+    "S is read before it is there": ("mbarrier.wait(s_full.index(i & 1), (i >> 1) & 1)", "pass"),
     "dP is read before it is there": ("mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
     "P of both halves in one": ("operand.slice(BR * w, HALF)", "operand.slice(0, HALF)"),
-    "P of one half in the other's S": (
-        "p_place = reinterpret(s_tmem, DTYPE, [128, 2 * BR], OPERAND).slice(BR * w, HALF)",
-        "p_place = reinterpret(s_tmem, DTYPE, [128, 2 * BR], OPERAND).slice(HALF * w, HALF)"),
+    "P of one half in the other's S": ("p_tmem.slice(BR * w, HALF)", "p_tmem.slice(HALF * w, HALF)"),
     "rows of the other half": ("do.slice(HALF * w, HALF, 0)", "do.slice(HALF * (1 - w), HALF, 0)"),
     "dK begins anew": ("q.slice(HALF * w, HALF, 0), dk_tmem, use_acc=(i > 0) | (w > 0)", "q.slice(HALF * w, HALF, 0), dk_tmem, use_acc=w > 0"),
     "dV does not begin": ("do.slice(HALF * w, HALF, 0), dv_tmem, use_acc=(i > 0) | (w > 0)", "do.slice(HALF * w, HALF, 0), dv_tmem, use_acc=True"),
@@ -225,7 +224,7 @@ OF_KEYS = {
     "rows that see keys are passed over": ("gl.maximum(key_start - diagonal, 0) // BR * BR", "gl.maximum(key_start + BR - diagonal, 0) // BR * BR"),
     "no tile of rows": ("// BR * BR, last_tile)", "// BR * BR, seq_q)"),
     "dK without its scale": ("load(PART_REGS) * scale", "load(PART_REGS)"),
-    "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), 0.0, lse'),
+    "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), -lse, lse'),
 }  # fmt: skip
 OF_ROWS = {
     "nothing waits for its place": ("mbarrier.wait(empty.index(stage), parity ^ 1)", "pass"),
@@ -247,11 +246,10 @@ OF_ROWS = {
     "dQ of the other half": ("dq_tmem.slice(DIMS // 2 * w,", "dq_tmem.slice(DIMS // 2 * (1 - w),"),
     "the diagonal is not seen": (" <= gl.expand_dims(last_keys", " < gl.expand_dims(last_keys"),
     "the mask of the other half": ("seq_k - 1) - HALF * w", "seq_k - 1)"),
-    "the ragged end is seen": ("gl.minimum(rows + diagonal, seq_k - 1)", "(rows + diagonal)"),
     "a masked tile too few": ("row_start + diagonal + 1, 0), seq_k) // BC", "row_start + diagonal + BC, 0), seq_k) // BC"),
     "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
     "dQ without its scale": ("load(DQ_REGS) * scale", "load(DQ_REGS)"),
-    "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), 0.0, lse'),
+    "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), -lse, lse'),
 }  # fmt: skip
 MUTANTS = [("backward_dkv", name) for name in OF_KEYS] + [("backward_dq", name) for name in OF_ROWS]
 
