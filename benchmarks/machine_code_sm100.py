@@ -2,6 +2,7 @@
 
     make duel           fetch and compile FlashAttention-4, write results/machine_code_sm100.*
     python benchmarks/machine_code_sm100.py --check         whether they name what ships now
+    python benchmarks/machine_code_sm100.py --keep-peer     only ours anew: no download
 
 pip fetches FlashAttention-4 into a folder that git ignores, and compile_fa4.py compiles it there.
 Ours are the kernels that the B200's table serves: its entries ("plain") and its list `executed`.
@@ -291,10 +292,22 @@ def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     memory = {"shared_bytes": built.shared_bytes, "tensor_columns": built.tensor_columns}
     if config.schedule != "blackwell":
         return plain_part(listing, config, **memory)
-    # Products of 128 rows, and 16 columns of Q and K or 16 keys.
-    products = config.br // 128 * (spec.head_dim + config.bc) // 16
-    shape = Shape(tile=(config.br, config.bc), softmax=config.num_warps, products=products)
+    shape = Shape(
+        tile=(config.br, config.bc), softmax=config.num_warps, products=products_of(spec, config)
+    )
     return part_of(listing, shape, **memory)
+
+
+def products_of(spec: AttentionSpec, config: KernelConfig) -> int:
+    """Matrix instructions of schedule blackwell for a tile: each is of 128 rows of a result, or
+    keys, and adds up 16 columns of Q, V or dO, or 16 keys, or rows.
+    """
+    depth = {
+        "forward": spec.head_dim + config.bc,  # S, O
+        "backward_dkv": spec.head_dim + spec.head_dim_v + 2 * config.br,  # S, dP, dV, dK
+        "backward_dq": spec.head_dim + spec.head_dim_v + config.bc,  # S, dP, dQ
+    }[spec.direction]
+    return config.br // 128 * depth // 16
 
 
 def row_of(parts: Sequence[Part], cell: tuple[str, int, Mask], whose: str, **more: Any) -> Row:
@@ -405,9 +418,15 @@ def ours(cell: tuple[str, int, Mask]) -> list[tuple[str, Kernels, bool]]:
     return [each for each in found if each[1]]
 
 
-def compare(cell: tuple[str, int, Mask], folder: Path) -> list[Row]:
-    """The lines of a cell, the peer's first."""
-    rows = [row_of(peer_parts(cell, folder), cell, "FlashAttention-4")]
+def kept_peers(record: dict[str, Any]) -> dict[tuple[str, int, Mask], Row]:
+    """The peer's line of each cell of committed results."""
+    rows = (Row(**each) for each in record["rows"] if not each["configs"])
+    return {(row.direction, row.head_dim, row.mask): row for row in rows}  # type: ignore[misc]
+
+
+def compare(cell: tuple[str, int, Mask], folder: Path, kept: Row | None = None) -> list[Row]:
+    """The lines of a cell, the peer's first, which is `kept` or compiled."""
+    rows = [kept or row_of(peer_parts(cell, folder), cell, "FlashAttention-4")]
     for name, kernels, ships in ours(cell):
         parts = [our_part(spec, config, folder / "compiled") for spec, config in kernels]
         more = {"configs": labels(kernels), "ships": ships}
@@ -480,6 +499,7 @@ def main(arguments: Sequence[str]) -> int:
     """Compare, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare the committed results")
+    parser.add_argument("--keep-peer", action="store_true", help="take theirs of the results")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of packages and cubins")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args(arguments)
@@ -487,7 +507,10 @@ def main(arguments: Sequence[str]) -> int:
         old = outdated(json.loads(asked.out.with_suffix(".json").read_text()), gpu=B200)
         print("\n".join([*old, "run make duel"]) if old else "the results name what ships")
         return int(bool(old))
-    rows = [row for cell in CELLS for row in compare(cell, asked.folder)]
+    peers: dict[tuple[str, int, Mask], Row] = {}
+    if asked.keep_peer:
+        peers = kept_peers(json.loads(asked.out.with_suffix(".json").read_text()))
+    rows = [row for cell in CELLS for row in compare(cell, asked.folder, peers.get(cell))]
     record = {
         "triton": triton.__version__,
         "packages": PACKAGES,

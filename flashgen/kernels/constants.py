@@ -18,6 +18,9 @@ SOFTMAX_SPLIT = {(2, 1): (184, 48), (2, 3): (184, 56), (1, 1): (232, 48)}
 """Registers of a thread of schedule blackwell, of softmax and of the warps that multiply and load,
 by row tiles and pieces of Q and K; the warps that rescale O take what is left. Others were seen to
 spill in loops over keys (Triton 3.7.1, sm_100)."""
+HALVES_SPLIT = (224, 48)
+"""The same of its backward: the first of the two warpgroups that compute takes what is left. With
+184 the second spills."""
 
 
 def constants_of(
@@ -54,7 +57,11 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
     if config.schedule == "hopper":
         computes, loads = config.register_split
         found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
-    if config.schedule == "blackwell":
+    if config.schedule == "blackwell" and spec.direction != "forward":
+        computes, others = HALVES_SPLIT
+        found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
+        found["EXP2_BY_FMA"] = config.exp2_by_fma
+    elif config.schedule == "blackwell":
         softmax, others = SOFTMAX_SPLIT[config.row_tiles, k_pieces(spec)]
         found |= {"SOFTMAX_REGISTERS": softmax, "OTHER_REGISTERS": others}
         # Columns of O that are rescaled at a time: with 64 of two tiles of 128, the warp's number

@@ -54,8 +54,11 @@ RESCALE_LOG2 = (0, 8)
 row is 2^8 at most then: far below float16's 65,504, and rounded to as many bits as below 1."""
 SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
-TENSOR_ROWS = 128
-"""Lanes of tensor memory: rows of a tile of S and O of schedule blackwell, one a thread."""
+TENSOR_ROWS, TENSOR_COLUMNS = 128, 512
+"""Lanes of tensor memory, which are rows of a tile of S and O of schedule blackwell, one a thread
+(keys, where programs own keys); and its columns of 32 bits."""
+WARP_ROWS = 32
+"""Lanes of tensor memory that a warp reaches."""
 REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's thread and of the producer's in schedule hopper, by the number of
 consumers: multiples of 8, all warpgroups' together 65,536 at most."""
@@ -79,7 +82,8 @@ class KernelConfig:
     warps that compute; ampere (Gluon) is fa2 for mma.sync, 16 rows a warp, its layouts written
     down, of one stage; hopper (Gluon) has a warp that loads beside num_warps that compute, in
     warpgroups of 64 rows, or 64 keys where programs own keys; blackwell (Gluon) has warps that
-    load, multiply and rescale O beside num_warps of softmax, 32 rows a warp.
+    load, multiply and rescale O beside num_warps of softmax, 32 rows a warp; in the backward none
+    that rescale, and two warpgroups for a tile of 128 rows, or keys.
 
     Orders: plain; longest_first within a head; head_reversal, so in every second head, which puts a
     long tile after a short one; grouped, longest first over heads whose K and V fit in L2 together.
@@ -214,6 +218,13 @@ class KernelConfig:
         """Tiles of 128 rows of a block of schedule blackwell; 0 in all others."""
         return self.br // TENSOR_ROWS if self.schedule == "blackwell" else 0
 
+    @property
+    def halves(self) -> bool:
+        """Whether two warpgroups share a tile, half of its columns each: schedule blackwell's
+        backward.
+        """
+        return self.schedule == "blackwell" and WARP_ROWS * self.num_warps > self.br
+
     def launch_options(self, spec: AttentionSpec) -> dict[str, int]:
         """The options of Triton besides the arguments of a kernel, for compiling and launching.
 
@@ -230,12 +241,14 @@ class KernelConfig:
     @property
     def block_warps(self) -> int:
         """Warps of a block: in schedule hopper those that compute, and four of which one loads
-        (registers are handed over by whole warpgroups); in schedule blackwell four more, which
-        rescale O; in schedule auto as Triton adds them.
+        (registers are handed over by whole warpgroups); in schedule blackwell two of these four
+        multiply or load, and the forward has four more, which rescale O; in schedule auto as Triton
+        adds them.
         """
         if self.schedule == "auto":
             return AUTO_BLOCK_WARPS
-        return self.num_warps + {"hopper": 1, "blackwell": 2}.get(self.schedule, 0) * WARPGROUP
+        more = {"hopper": 1, "blackwell": 1 if self.halves else 2}.get(self.schedule, 0)
+        return self.num_warps + more * WARPGROUP
 
     @property
     def register_split(self) -> tuple[int, int]:
@@ -264,6 +277,7 @@ class KernelConfig:
             plain: dict[str, int] = {"num_warps": 8, "num_stages": 2, "next_s": False}
             plain |= {"exp2_by_fma": 0, "rescale_log2": 0}
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in PLAIN_SIDES}
+            plain |= {"br": 64} if self.halves else {}  # S and dP are in registers there
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)
@@ -337,10 +351,19 @@ def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def k_pieces(spec: AttentionSpec) -> int:
-    """In how many tiles of 64 columns schedule blackwell has Q and K: 3 where they would be padded
-    from 192 to 256, else 1 of all columns.
+    """In how many tiles of 64 columns schedule blackwell's forward has Q and K: 3 where they would
+    be padded from 192 to 256, else 1 of all columns.
     """
-    return 3 if 128 < spec.head_dim <= 192 else 1
+    return 3 if spec.direction == "forward" and 128 < spec.head_dim <= 192 else 1
+
+
+def s_places(spec: AttentionSpec) -> int:
+    """How many tiles of S the backward of schedule blackwell has in tensor memory: two where they
+    fit beside dP and what it sums, so that a product runs ahead; else one.
+    """
+    sums = padded(spec.head_dim)
+    sums += padded(spec.head_dim_v) if spec.direction in BY_KEYS else 0
+    return 2 if sums + 3 * TENSOR_ROWS <= TENSOR_COLUMNS else 1
 
 
 def shares_keys(spec: AttentionSpec) -> bool:

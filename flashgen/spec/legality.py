@@ -15,6 +15,7 @@ from flashgen.spec.config import (
     AUTO_WARPS,
     BY_KEYS,
     FP8_DEPTH,
+    TENSOR_COLUMNS,
     TENSOR_ROWS,
     TILES,
     WARPGROUP,
@@ -67,10 +68,13 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
             config.br * spec.head_dim * spec.element_bytes
             + config.bc * (spec.head_dim + spec.head_dim_v) * spec.element_bytes
         )
-    if config.schedule == "blackwell":  # one ring, in which K and V take turns
+    if config.schedule == "blackwell" and spec.direction == "forward":
+        # One ring, in which K and V take turns.
         if k_pieces(spec) > 1:
             of_q, of_k = (each // dims[0] * 64 * k_pieces(spec) for each in (of_q, of_k))
         return of_q + config.num_stages * of_k + of_do * o_apart(spec, config)
+    if config.schedule == "blackwell":
+        return held + config.num_stages * sum(walked)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
         of_p = config.br * config.bc * spec.element_bytes
@@ -358,6 +362,13 @@ def _fp8(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+_SCHEDULES = {
+    **dict.fromkeys(AHEAD, ("s_ahead", "hopper")),
+    **dict.fromkeys(("backward_dkv", "backward_dq"), ("s_ahead", "hopper", "blackwell")),
+}
+"""The schedules of gradients besides fa2."""
+
+
 def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Which directions and features have which schedule."""
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
@@ -374,10 +385,10 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule == "fa2":
         return None
     if spec.direction != "forward":
-        ahead = spec.direction in AHEAD
-        if not ahead or config.schedule not in ("s_ahead", "hopper"):
-            has = "schedules fa2, s_ahead and hopper" if ahead else "schedule fa2"
-            return f"direction {spec.direction} has {has} alone: got {config.schedule}"
+        has = ("fa2", *_SCHEDULES.get(spec.direction, ()))
+        if config.schedule not in has:
+            listed = f"schedules {', '.join(has[:-1])} and {has[-1]}" if has[1:] else "schedule fa2"
+            return f"direction {spec.direction} has {listed} alone: got {config.schedule}"
     packed = spec.varlen and spec.direction != "forward"
     if spec.scores_featured or spec.block_mask or packed:
         words = (word for word in spec.feature_words if packed or word != "varlen")
@@ -467,6 +478,10 @@ def _blackwell(spec: AttentionSpec, config: KernelConfig) -> str | None:
     dims = f"{spec.head_dim} and {spec.head_dim_v}"
     if min(spec.head_dim, spec.head_dim_v) < 33:
         return f"schedule blackwell has head dims padded to 64 and more: got {dims}"
+    if config.num_stages < 2:
+        return "schedule blackwell needs num_stages 2 at least: loads run ahead of products"
+    if spec.direction != "forward":
+        return _blackwell_gradient(spec, config)
     wide, pieces = padded(spec.head_dim_v) > TENSOR_ROWS, k_pieces(spec) > 1
     if pieces and wide:
         return f"schedule blackwell has head dim 129 to 192 with V up to 128: got {dims}"
@@ -481,8 +496,29 @@ def _blackwell(spec: AttentionSpec, config: KernelConfig) -> str | None:
         )
     if config.bc not in (64, 128):
         return f"schedule blackwell has tiles of 64 or 128 keys: got bc={config.bc}"
-    if config.num_stages < 2:
-        return "schedule blackwell needs num_stages 2 at least: K and V take turns in its ring"
+    return None
+
+
+def _blackwell_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What the backward of schedule blackwell does not have."""
+    if config.rescale_log2:
+        return f"rescale_log2 needs direction forward: got {spec.direction}"
+    sides = (TENSOR_ROWS, TENSOR_ROWS)
+    if (config.br, config.bc) != sides or config.num_warps != 2 * WARPGROUP:
+        return (
+            f"schedule blackwell has tiles of {TENSOR_ROWS}x{TENSOR_ROWS} and {2 * WARPGROUP} "
+            f"warps that compute in {spec.direction}: got {config.br}x{config.bc} and "
+            f"num_warps={config.num_warps}"
+        )
+    # dK and dV, S and dP; or dQ, dP and two of S.
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    by_keys = spec.direction in BY_KEYS
+    columns = dim + dim_v + 2 * TENSOR_ROWS if by_keys else dim + 3 * TENSOR_ROWS
+    if columns > TENSOR_COLUMNS:
+        return (
+            f"head dims {spec.head_dim} and {spec.head_dim_v} take {columns} columns of tensor "
+            f"memory in {spec.direction}, which has {TENSOR_COLUMNS}"
+        )
     return None
 
 

@@ -151,17 +151,25 @@ and measures."""
 HOPPER_SEEDS = 4
 """Of these, the first that are legal are tried first."""
 
-BLACKWELL_TILES = (
-    (256, 128, 8, 4),
-    (256, 128, 8, 3),
-    (256, 128, 8, 2),
-    (128, 128, 4, 2),
-    (128, 64, 4, 4),
-    (256, 64, 8, 4),
-    (128, 64, 4, 3),
-)
-"""br, bc, num_warps, num_stages of the forward of schedule blackwell, as HOPPER_TILES."""
-BLACKWELL_WAYS = ((4, 8), (8, 8), (0, 8), (6, 8), (4, 0))
+BLACKWELL_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "forward": (
+        (256, 128, 8, 4),
+        (256, 128, 8, 3),
+        (256, 128, 8, 2),
+        (128, 128, 4, 2),
+        (128, 64, 4, 4),
+        (256, 64, 8, 4),
+        (128, 64, 4, 3),
+    ),
+    **dict.fromkeys(
+        ("backward_dkv", "backward_dq"), ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2))
+    ),
+}
+"""br, bc, num_warps, num_stages of schedule blackwell by direction, as HOPPER_TILES."""
+BLACKWELL_WAYS = {
+    "forward": ((4, 8), (8, 8), (0, 8), (6, 8), (4, 0)),
+    **dict.fromkeys(("backward_dkv", "backward_dq"), ((0, 0), (4, 0), (8, 0))),
+}
 """exp2_by_fma and rescale_log2 that are tried."""
 
 AUTO_TILES = ((128, 128, 2), (128, 64, 3), (128, 64, 2), (64, 128, 2), (64, 64, 3), (64, 64, 2))
@@ -217,7 +225,7 @@ def legal_configs(
         in_whole_rows(spec, config, gpu)
         for config in (
             *(_hopper_grid(spec.direction) if on_gpu else ()),
-            *(_blackwell_grid() if on_gpu and spec.direction == "forward" else ()),
+            *(_blackwell_grid(spec.direction) if on_gpu else ()),
             *(_auto_grid() if on_gpu else ()),
             *_ampere_grid(),
             *in_parts(spec, _grid(spec.direction in BY_KEYS, _rows_of_a_warp(spec))),
@@ -321,17 +329,19 @@ def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
 
 
 @functools.cache
-def _blackwell_grid() -> tuple[KernelConfig, ...]:
+def _blackwell_grid(direction: str) -> tuple[KernelConfig, ...]:
     """Schedule blackwell in all its tiles, ways and orders, the longest tiles of Q first where
     causal: first a tile a program, then the others.
     """
+    tiles = BLACKWELL_TILES.get(direction, ())
     blackwell: Choice = {"schedule": "blackwell", "loads": "descriptor"}
     ways: list[Choice] = [
-        {"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in BLACKWELL_WAYS
+        {"exp2_by_fma": by_fma, "rescale_log2": lazy}
+        for by_fma, lazy in BLACKWELL_WAYS.get(direction, ())
     ]
     return (
-        *_configs(BLACKWELL_TILES, [blackwell], ways, _ordered(reversed(ORDERS))),
-        *_configs(BLACKWELL_TILES, [blackwell], ways[:1], _GPU_ORDERS),
+        *_configs(tiles, [blackwell], ways, _ordered(reversed(ORDERS))),
+        *_configs(tiles, [blackwell], ways[:1], _GPU_ORDERS),
     )
 
 
@@ -351,7 +361,7 @@ def seed_configs(
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
-    specialized = (*_hopper_grid(spec.direction), *_blackwell_grid())
+    specialized = (*_hopper_grid(spec.direction), *_blackwell_grid(spec.direction))
     hopper = (
         config
         for config in specialized

@@ -18,6 +18,7 @@ from flashgen.spec.config import (
     k_pieces,
     o_apart,
     rows_of_eight,
+    s_places,
     shares_keys,
 )
 from flashgen.spec.features import Feature, features_on
@@ -39,9 +40,9 @@ class Structure:
     more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
     arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
-    dim 128. row_tiles, k_pieces: of schedule blackwell, as spec/config.py says. q_again: they
-    compute the matrix descriptors of Q for every tile. lse_first: they read LSE, which comes with
-    Q, before dO is awaited.
+    dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
+    LSE, which comes with Q, before dO is awaited. row_tiles, k_pieces, s_places: of schedule
+    blackwell, as spec/config.py says.
     """
 
     pads_k: bool
@@ -59,6 +60,7 @@ class Structure:
     turns: bool
     row_tiles: int
     k_pieces: int
+    s_places: int
     q_again: bool
     lse_first: bool
 
@@ -96,6 +98,7 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         turns=hopper and dim_v <= 128,
         row_tiles=config.row_tiles,
         k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
+        s_places=s_places(spec) if config.halves else 1,
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
         # the loop, a warp has too few uniform registers for them, and moving them takes twice the
         # instructions of computing them again.
@@ -175,8 +178,9 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "few_regs": structure.few_registers,
         "lane_sums": structure.sums_a_lane and not structure.few_registers,
         "three": config.consumers == 3,
-        "one_tile": structure.row_tiles == 1,
+        "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,
+        "two_s": spec.direction == "backward_dkv" and structure.s_places == 2,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,

@@ -159,6 +159,18 @@ fwd_fp16_d128 1 br256_bc128_w8_s4_blackwell_tma_fma4_lazy8 - - - -
 fwd_fp16_d128_causal 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_fp16_d256 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
 fwd_fp16_d256_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s4_blackwell_tma - - - -
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma - - - -
+bwd_dkv_bf16_d96 1 br128_bc128_w8_s2_blackwell_tma - - - -
+bwd_dkv_bf16_d96_causal 1 br128_bc128_w8_s2_blackwell_tma - - - -
+bwd_dkv_bf16_d128 1 br128_bc128_w8_s2_blackwell_tma - - - -
+bwd_dkv_bf16_d128_causal 1 br128_bc128_w8_s2_blackwell_tma - - - -
+bwd_dq_bf16_d64 1 br128_bc128_w8_s4_blackwell_tma - - - -
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma_lpt - - - -
+bwd_dq_bf16_d96 1 br128_bc128_w8_s2_blackwell_tma - - - -
+bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_blackwell_tma_lpt - - - -
+bwd_dq_bf16_d128 1 br128_bc128_w8_s2_blackwell_tma - - - -
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_blackwell_tma_lpt - - - -
 """,
     "3.7": """
 fwd_bf16_d192v128_causal 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4_lazy8 - - - -

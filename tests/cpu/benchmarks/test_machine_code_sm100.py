@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from benchmarks.machine_code_sm100 import Part, Row, Shape, part_of, row_of, ste
 from flashgen.compile.sass import Listing
 from flashgen.errors import ToolchainError
 from tests.listings import listing
+from tests.makers import make_config, make_spec
 
 SHAPE = Shape(tile=(256, 128), softmax=8, products=2)
 CELL = ("forward", 64, "none")
@@ -140,6 +143,23 @@ def row(count: int, **more: object) -> Row:
     return row_of([part(softmax=count)], CELL, "whose", **more)
 
 
+def test_products_of_a_tile_of_ours() -> None:
+    way: dict[str, Any] = {"num_warps": 8, "schedule": "blackwell", "loads": "descriptor"}
+    halves = make_config(128, 128, **way)
+    forward = make_spec("bfloat16", 128)
+    assert duel.products_of(forward, make_config(256, 128, **way)) == 32
+    assert duel.products_of(forward.for_direction("backward_dkv"), halves) == 32
+    assert duel.products_of(forward.for_direction("backward_dq"), halves) == 24
+
+
+def test_the_peers_lines_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(64), row(48, configs="a", ships=True)]
+    kept = duel.kept_peers({"rows": [asdict(each) for each in rows]})
+    assert kept == {("forward", 64, "none"): rows[0]}
+    monkeypatch.setattr(duel, "ours", lambda cell: [])
+    assert duel.compare(CELL, Path("nowhere"), kept[CELL]) == rows[:1]
+
+
 def test_two_kernels_of_a_backward_are_added() -> None:
     found = row_of([part(softmax=64, loads=32), part(softmax=64)], CELL, "flashgen, plain")
     assert (found.tile, found.registers) == ("128x64 + 128x64", "96 + 96")
@@ -198,3 +218,21 @@ def test_the_documented_figures_are_those_of_the_results() -> None:
         by_fma = round((1 - each.mufu) * 128) + 1  # one more exp2 is of the factor of O
         line = f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} | {by_fma} |"
         assert line in text
+
+
+def test_the_documented_figures_of_the_backward_are_those_of_the_results() -> None:
+    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
+    text = (duel.ROOT / "docs" / "kernels.md").read_text()
+    rows = [Row(**row) for row in record["rows"]]
+    shown = [
+        each
+        for each in rows
+        if (each.direction, each.head_dim <= 128) == ("backward", True)
+        and not each.whose.endswith("plain")
+    ]
+    assert len(shown) == 8
+    for each in shown:
+        roles = ("softmax", "reduction", "products", "loads")
+        loops = " | ".join(each.loops.get(role, "") or "-" for role in roles)
+        whose = "blackwell" if each.ships else "FlashAttention-4"
+        assert f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} |" in text

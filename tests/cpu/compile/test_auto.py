@@ -46,7 +46,7 @@ CONFIG = make_config(64, 64, order="longest_first", **AUTO)
         (make_spec(head_dim=32), make_config(64, 64, **AUTO), H200, "head dims padded to 64"),
         (make_spec("float32", 64), make_config(64, 64, **AUTO), H200, "16-bit"),
         (make_spec(window=True), make_config(64, 64, **AUTO), H200, "features (window) need schedule fa2"),
-        (SPEC.for_direction("backward_dq"), make_config(64, 64, **AUTO), H200, "has schedules fa2, s_ahead and hopper alone"),
+        (SPEC.for_direction("backward_dq"), make_config(64, 64, **AUTO), H200, "has schedules fa2, s_ahead, hopper and blackwell alone"),
         (SPEC, make_config(64, 64, persistent=True, **AUTO), H200, "persistent needs"),
     ],
 )  # fmt: skip

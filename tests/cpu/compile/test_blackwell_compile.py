@@ -13,6 +13,8 @@ from flashgen.kernels.render import render
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Status
+from flashgen.spec.vocabulary import Direction, Mask
+from tests.cpu.kernels import test_blackwell_backward as backward
 from tests.cpu.kernels.test_blackwell_forward import blackwell
 from tests.executed import each
 from tests.makers import make_spec
@@ -72,6 +74,47 @@ def test_head_dim_128_is_below_flash_attention_4(tmp_path: Path) -> None:
     found = _roles((128, 128), "causal", blackwell(stages=4), tmp_path)
     per_score = (len(found["softmax"].steady) + len(found["correction"].steady)) / 128
     assert per_score <= (515 + 186) / 128
+
+
+GRADIENTS: list[tuple[Direction, int, Mask, KernelConfig, int, int]] = [
+    # The most instructions of a warp that computes for 128 rows and 64 keys, or 64 rows and 128
+    # keys, and of the warp that multiplies. Both kernels together are compared with
+    # FlashAttention-4's fused one in docs/kernels.md.
+    ("backward_dq", 128, "causal", backward.blackwell(order="longest_first"), 226, 150),
+    ("backward_dkv", 128, "none", backward.blackwell(), 297, 190),
+    ("backward_dkv", 64, "causal", backward.blackwell(4), 306, 170),
+    ("backward_dq", 64, "none", backward.blackwell(4), 226, 140),
+]
+
+
+@pytest.mark.parametrize(
+    ("direction", "dim", "mask", "config", "computes", "multiplies"), each(GRADIENTS, 4)
+)
+def test_instructions_of_gradients(
+    direction: Direction,
+    dim: int,
+    mask: Mask,
+    config: KernelConfig,
+    computes: int,
+    multiplies: int,
+    tmp_path: Path,
+) -> None:
+    spec = make_spec("bfloat16", dim, mask, direction=direction)
+    built = compile_kernel(render(spec, config), spec, config, "sm_100", cache=tmp_path)
+    assert judge(built, spec, config, B200)[0] is Status.OK
+    assert built.tensor_columns == 512
+    code = cache_file(built.digest, "sm_100", built.triton, tmp_path, "cubin").read_bytes()
+    listing = disassemble(code)
+    found = roles(listing, main_bodies(listing))
+    assert sorted(role.task for role in found) == ["loads", "products", "softmax", "softmax"]
+    for role in found:
+        if role.task == "softmax":
+            assert len(role.steady) <= computes
+            assert sum(i.is_exp2 for i in role.steady) == 64
+        if role.task == "products":
+            assert len(role.steady) <= multiplies
+        # The warp's number may be on the stack.
+        assert sum(i.is_spill for i in role.steady) <= 1
 
 
 @pytest.mark.slow("one kernel")

@@ -88,8 +88,14 @@ def ampere_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
 
 
 def blackwell_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
-    """The same of schedule blackwell: two tiles of rows and one, Q and K in pieces."""
-    found = []
+    """The same of schedule blackwell: two tiles of rows and one, Q and K in pieces, and gradients."""
+    halves = make_config(128, 128, num_warps=8, schedule="blackwell", loads="descriptor")
+    found = [
+        (make_spec("bfloat16", d, mask, direction=direction), halves)
+        for d, mask, direction in itertools.product(
+            (64, 128), ("none", "causal"), ("backward_dkv", "backward_dq")
+        )
+    ]
     for mask, order, persistent, (br, d, dv) in itertools.product(
         ("none", "causal"), ("plain", "grouped"), (False, True),
         ((256, 64, 64), (128, 256, 256), (256, 192, 128)),
@@ -244,6 +250,9 @@ GOLDENS = [
     (make_spec("bfloat16", 128, "causal"), make_config(256, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor", order="longest_first", exp2_by_fma=4, rescale_log2=8)),
     (make_spec("bfloat16", 256, "none"), make_config(128, 64, num_warps=4, num_stages=3, schedule="blackwell", loads="descriptor", persistent=True)),
     (make_spec("bfloat16", 192, "none", head_dim_v=128), make_config(256, 128, num_warps=8, schedule="blackwell", loads="descriptor")),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_dkv"), make_config(128, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor")),
+    (make_spec("bfloat16", 128, "none").for_direction("backward_dkv"), make_config(128, 128, num_warps=8, schedule="blackwell", loads="descriptor")),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 128, num_warps=8, schedule="blackwell", loads="descriptor", order="longest_first")),
     (make_spec("bfloat16", 256, "causal"), make_config(128, 64, num_warps=8, num_stages=1, schedule="ampere", order="longest_first")),
     (make_spec("bfloat16", 64, "causal"), make_config(192, 64, num_warps=12, schedule="hopper", loads="descriptor", order="grouped", persistent=True)),
     (make_spec("float16", 96, "none"), make_config(128, 64)),
@@ -348,6 +357,8 @@ def test_no_flag_survives_into_the_kernel(trees: dict[str, ast.Module]) -> None:
                 branches = []
         if "_blackwell_" in name:  # the first tile, the last, a maximum that moved, two Tritons
             tests = ("i == begin", "i + 1 < end", "gl.reduce(moved_smem", "hasattr(")
+            # Of gradients another tile, and which of the two warpgroups it is.
+            tests = (*tests, "i + 1 < row_tiles", "i + 1 < key_tiles", "w == ")
             branches = [b for b in branches if not ast.unparse(b.test).startswith(tests)]
         varlen = re.search("_var(len)?(_|$)", name) is not None  # short in a long name
         assert len(branches) == varlen, name

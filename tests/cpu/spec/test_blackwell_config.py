@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, config_of
+from flashgen.spec.config import KernelConfig, config_of, s_places
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
@@ -21,6 +21,8 @@ CONFIG = make_config(
     exp2_by_fma=4, rescale_log2=8,
 )  # fmt: skip
 ONE = replace(CONFIG, br=128, num_warps=4, num_stages=2)
+HALVES = replace(CONFIG, br=128, num_stages=2, exp2_by_fma=0, rescale_log2=0)
+DKV = SPEC.for_direction("backward_dkv")
 WIDE = make_spec("bfloat16", 256, "causal")
 PIECES = make_spec("bfloat16", 192, head_dim_v=128)
 
@@ -28,7 +30,9 @@ PIECES = make_spec("bfloat16", 192, head_dim_v=128)
 def test_the_label_says_its_knobs() -> None:
     assert CONFIG.label == "br256_bc128_w8_s4_blackwell_tma_fma4_lazy8"
     assert config_of(CONFIG.label) == CONFIG
-    assert (CONFIG.block_warps, ONE.block_warps) == (16, 12)
+    assert (CONFIG.block_warps, ONE.block_warps, HALVES.block_warps) == (16, 12, 12)
+    assert (CONFIG.halves, ONE.halves, HALVES.halves) == (False, False, True)
+    assert HALVES.label == "br128_bc128_w8_s2_blackwell_tma"
 
 
 @pytest.mark.parametrize("gpu", [B200, B300])
@@ -40,6 +44,10 @@ def test_the_label_says_its_knobs() -> None:
         (PIECES, replace(CONFIG, num_stages=2)),
         (make_spec("float16", 40), CONFIG),
         (SPEC, replace(CONFIG, persistent=True, num_stages=3, order="grouped")),
+        (DKV, HALVES),
+        (SPEC.for_direction("backward_dq"), replace(HALVES, order="longest_first", exp2_by_fma=4)),
+        (make_spec("float16", 40, head_dim_v=72, direction="backward_dkv"), HALVES),
+        (make_spec("bfloat16", 64, direction="backward_dq"), replace(HALVES, num_stages=5)),
     ],
 )
 def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> None:
@@ -64,7 +72,18 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (SPEC, replace(CONFIG, persistent=True), B200, "bytes of shared memory"),
         (SPEC, replace(ONE, schedule="fa2", rescale_log2=0), B200, "need schedule blackwell"),
         (make_spec("bfloat16", 128, softcap=True), CONFIG, B200, "softcap"),
-        (SPEC.for_direction("backward_dkv"), CONFIG, B200, "s_ahead and hopper alone"),
+        (SPEC.for_direction("backward_fused"), HALVES, B200, "s_ahead and hopper alone"),
+        (DKV, replace(HALVES, br=256), B200, "128x128 and 8 warps"),
+        (DKV, replace(HALVES, num_warps=4), B200, "128x128 and 8 warps"),
+        (DKV, replace(HALVES, br=64), B200, "128x128 and 8 warps"),
+        (DKV, replace(HALVES, num_stages=1), B200, "num_stages 2"),
+        (DKV, replace(HALVES, num_stages=3), B200, "bytes of shared memory"),
+        (DKV, replace(HALVES, rescale_log2=8), B200, "rescale_log2 needs direction forward"),
+        (DKV, replace(HALVES, order="longest_first"), B200, "order plain alone"),
+        (DKV, replace(HALVES, persistent=True), B200, "persistent needs direction forward"),
+        (PIECES.for_direction("backward_dkv"), HALVES, B200, "take 640 columns"),
+        (WIDE.for_direction("backward_dq"), HALVES, B200, "take 640 columns"),
+        (SPEC.for_direction("backward_dq"), HALVES, H200, "tcgen05"),
     ],
 )
 def test_what_is_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu, word: str) -> None:
@@ -76,11 +95,19 @@ def test_pieces_of_64_columns_take_the_room_of_192() -> None:
     assert shared_bound_bytes(PIECES, config, B200) == 2 * 192 * (256 + 2 * 128)
 
 
-def test_only_a_search_on_a_gpu_tries_it() -> None:
-    found = [c for c in legal_configs(SPEC, B200, on_gpu=True) if c.schedule == "blackwell"]
-    assert CONFIG in found
-    assert seed_configs(SPEC, B200, on_gpu=True)[0].schedule == "blackwell"
-    assert not any(c.schedule == "blackwell" for c in legal_configs(SPEC, B200))
+@pytest.mark.parametrize(("spec", "config"), [(SPEC, CONFIG), (DKV, HALVES)])
+def test_only_a_search_on_a_gpu_tries_it(spec: AttentionSpec, config: KernelConfig) -> None:
+    found = [c for c in legal_configs(spec, B200, on_gpu=True) if c.schedule == "blackwell"]
+    assert config in found
+    assert seed_configs(spec, B200, on_gpu=True)[0].schedule == "blackwell"
+    assert not any(c.schedule == "blackwell" for c in legal_configs(spec, B200))
+
+
+def test_a_second_place_of_s_where_tensor_memory_has_columns() -> None:
+    narrow = make_spec("bfloat16", 64)
+    of_keys = [s_places(x.for_direction("backward_dkv")) for x in (narrow, SPEC)]
+    assert of_keys == [2, 1]
+    assert [s_places(x.for_direction("backward_dq")) for x in (narrow, SPEC)] == [2, 2]
 
 
 def test_four_warps_of_tl_dot_are_a_sign_of_trouble_on_sm_100() -> None:

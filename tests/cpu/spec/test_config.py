@@ -125,7 +125,12 @@ def test_a_bad_field_is_named(field: str) -> None:
         (PLAIN["backward_dkv"], make_config(schedule="s_ahead"), H200, None),
         (PLAIN["backward_dq"], make_config(schedule="s_ahead", loads="descriptor"), H200, None),
         (PLAIN["backward_fused"], make_config(schedule="s_ahead"), A100, None),
-        (PLAIN["backward_dkv"], make_config(schedule="fa1"), H200, "fa2, s_ahead and hopper alone"),
+        (
+            PLAIN["backward_dkv"],
+            make_config(schedule="fa1"),
+            H200,
+            "fa2, s_ahead, hopper and blackwell alone",
+        ),
         (PLAIN["backward_delta"], make_config(schedule="s_ahead"), H200, "fa2 alone"),
         (DKV, make_config(schedule="s_ahead"), H200, "features (bias)"),
         (PACKED, make_config(schedule="s_ahead"), H200, "features (varlen)"),

@@ -1,0 +1,264 @@
+"""Schedule blackwell's backward as Triton compiles it for sm_100: its protocol, its gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from flashgen.evaluate.check import check_loaded
+from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_backward import Backward
+from flashgen.runtime.eager import attention as eager
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import Direction
+from tests.executed import (
+    Load,
+    assert_found,
+    assert_right,
+    case,
+    compiled,
+    each,
+    loads,  # noqa: F401  # a fixture
+)
+from tests.makers import make_config, make_spec
+
+DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
+
+
+def blackwell(stages: int = 2, by_fma: int = 0, order: str = "plain") -> KernelConfig:
+    way = {"schedule": "blackwell", "loads": "descriptor", "order": order, "exp2_by_fma": by_fma}
+    return make_config(128, 128, num_warps=8, num_stages=stages, **way)
+
+
+def spec_of(
+    direction: Direction, mask: str, dims: tuple[int, int] = (64, 64), dtype: str = "bfloat16"
+) -> AttentionSpec:
+    return make_spec(dtype, dims[0], mask, head_dim_v=dims[1], direction=direction)
+
+
+VARIANTS = [
+    ("backward_dkv", "bfloat16", (64, 64), "causal", blackwell(4)),
+    ("backward_dq", "bfloat16", (64, 64), "causal", blackwell(3, order="longest_first")),
+    ("backward_dkv", "bfloat16", (128, 128), "none", blackwell()),
+    ("backward_dq", "bfloat16", (128, 128), "none", blackwell()),
+    ("backward_dkv", "float16", (96, 96), "causal", blackwell(by_fma=8)),
+    ("backward_dq", "float16", (96, 96), "causal", blackwell(by_fma=8)),
+    ("backward_dkv", "float16", (64, 64), "none", blackwell(3)),
+    ("backward_dq", "float16", (64, 64), "none", blackwell(4)),
+    ("backward_dkv", "bfloat16", (40, 72), "none", blackwell(3)),
+    ("backward_dq", "bfloat16", (40, 72), "none", blackwell(3)),
+    ("backward_dkv", "bfloat16", (128, 128), "causal", blackwell()),
+    ("backward_dq", "bfloat16", (128, 128), "causal", blackwell(order="longest_first")),
+]
+
+
+@pytest.mark.parametrize(("direction", "dtype", "dims", "mask", "config"), each(VARIANTS))
+def test_every_variant_is_right(
+    direction: Direction, dtype: str, dims: tuple[int, int], mask: str, config: KernelConfig
+) -> None:
+    spec = spec_of(direction, mask, dims, dtype)
+    assert why_illegal(spec, config, TARGETS["nvidia_b200"]) is None
+    assert_right(spec, config)
+
+
+@pytest.mark.parametrize(("direction", "dtype", "dims", "mask", "config"), each(VARIANTS))
+def test_no_order_of_warps_and_copies_changes_the_result(
+    direction: Direction, dtype: str, dims: tuple[int, int], mask: str, config: KernelConfig
+) -> None:
+    """Ten orders, each with every check; two heads share keys, and tiles are ragged."""
+    spec = spec_of(direction, mask, dims, dtype)
+    kernel, found = compiled(spec, config), set()
+    call = call_of(spec, sq=290, sk=290)
+    for _ in range(10):
+        gradients = bind(kernel, spec, config)(call)
+        found.add(b"".join(x.view(torch.int16).numpy().tobytes() for x in gradients))
+    assert len(found) == 1
+
+
+def call_of(spec: AttentionSpec, sq: int, sk: int) -> Backward:
+    generator = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, spec.dtype)
+    q, k, v, do = (
+        torch.randn(1, heads, length, dim, generator=generator).to(dtype)
+        for heads, length, dim in (
+            (2, sq, spec.head_dim), (1, sk, spec.head_dim), (1, sk, spec.head_dim_v),
+            (2, sq, spec.head_dim_v),
+        )
+    )  # fmt: skip
+    diagonal = sk - sq if spec.causal else None
+    o, lse = eager.attention(q.double(), k.double(), v.double(), scale=0.1, diagonal=diagonal)
+    delta = (o * do).sum(-1).float()
+    return Backward(
+        q=q, k=k, v=v, do=do, lse=lse.float(), delta=delta, scale=0.1, diagonal=diagonal
+    )
+
+
+@pytest.mark.parametrize(
+    ("direction", "mask", "alignment"),
+    each(
+        itertools.chain.from_iterable(
+            [(direction, "causal", "top_left"), (direction, "none", "bottom_right")]
+            for direction in DIRECTIONS
+        )
+    ),
+)
+def test_one_to_four_tiles(direction: Direction, mask: str, alignment: str) -> None:
+    """Every number of uses of a place of the rings, with shared heads."""
+    spec, config = spec_of(direction, mask), blackwell()
+    kernel = compiled(spec, config)
+    for seed, lengths in enumerate([(1, 1), (128, 129), (129, 65), (385, 130), (300, 300)]):
+        sq, sk = lengths[::-1] if direction == "backward_dq" else lengths
+        cases = [case(sq, sk, alignment, heads=2, kv=1)]
+        result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
+        assert result.passed, result
+
+
+def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
+    """Two heads share keys, and the last rows of one are followed by the first of the next."""
+    assert_right(spec_of("backward_dkv", "causal"), blackwell(), [case(256, 256, heads=2, kv=1)])
+    assert walks_of(loads) == [(0, [0, 128] * 2), (128, [128] * 2)]
+
+
+@pytest.mark.parametrize("order", each(["longest_first", "plain"], 2))
+def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(
+    order: str,
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
+    assert_right(spec_of("backward_dq", "causal"), blackwell(order=order), [case(200, 200)])
+    expected = [(0, [0]), (128, [0, 128])]
+    assert walks_of(loads) == (expected[::-1] if order == "longest_first" else expected)
+
+
+def walks_of(loads: dict[int, list[Load]]) -> list[tuple[int, list[int]]]:  # noqa: F811
+    """Of each block, where its own two tiles lie, and those of the two tensors that it walks."""
+    found = []
+    for _, copied in sorted(loads.items()):
+        (first, second), walked = [at[2] for _, _, at in copied[:2]], copied[2:]
+        assert first == second
+        bases = list(dict.fromkeys(base for base, *_ in walked))[:2]  # then what is stored
+        of_one, of_other = ([at[2] for base, _, at in walked if base == x] for x in bases)
+        assert of_one == of_other
+        found.append((first, of_one))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("direction", "mask"), each(itertools.product(DIRECTIONS, ["none", "causal"]))
+)
+def test_scores_far_below_zero(direction: Direction, mask: str) -> None:
+    """Keys and rows past the end have score 0, far above those that a row sees."""
+    spec, config = spec_of(direction, mask), blackwell()
+    for gradient in far_below_zero(compiled(spec, config), spec, config):
+        assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.slow("a kernel")
+def test_a_ragged_end_that_is_not_masked_is_found() -> None:
+    spec, config = spec_of("backward_dq", "none"), blackwell()
+    kernel = compiled(spec, config, 0, "full_tiles = seq_k // BC", "full_tiles = key_tiles")
+    found = far_below_zero(kernel, spec, config)
+    assert not all(bool(gradient.isfinite().all()) for gradient in found)
+
+
+def far_below_zero(
+    kernel: ExecutedKernel, spec: AttentionSpec, config: KernelConfig
+) -> tuple[torch.Tensor, ...]:
+    x = torch.full((1, 1, 70, spec.head_dim), 8.0, dtype=torch.bfloat16)
+    q, k, v, do = x, -x, torch.randn_like(x), torch.randn_like(x)
+    o, lse = eager.attention(q.double(), k.double(), v.double(), scale=0.125, diagonal=0)
+    assert bool((lse < -500).all())
+    call = Backward(
+        q=q, k=k, v=v, do=do, lse=lse.float(), delta=(o * do).sum(-1).float(), scale=0.125,
+        diagonal=0 if spec.causal else None,
+    )  # fmt: skip
+    return bind(kernel, spec, config)(call)
+
+
+# Triton puts a fence where a text lacks it, so texts without one are no mutants. Nor is one in which
+# LSE is not awaited: S was multiplied of the Q that came with it.
+WAIT_Q = "mbarrier.wait(q_full.index(stage), parity)"
+WAIT_DO = "mbarrier.wait(do_full.index(stage), parity)"
+OF_KEYS = {
+    "nothing waits for its place": ("mbarrier.wait(empty.index(stage), parity ^ 1)", "pass"),
+    "statistics before their place is free": (
+        "            mbarrier.wait(empty.index(stage), parity ^ 1)\n            lse_smem.index(stage).store(lse)\n",
+        "            lse_smem.index(stage).store(lse)\n            mbarrier.wait(empty.index(stage), parity ^ 1)\n"),
+    "loads wait for the wrong phase": ("parity ^ 1", "parity"),
+    "V is not counted": ("k_desc.block_type.nbytes + v_desc.block_type.nbytes", "k_desc.block_type.nbytes"),
+    "K and V are not awaited": ("    mbarrier.wait(kv_full.index(0), 0)\n", ""),
+    "Q is not awaited": ("            " + WAIT_Q + "\n            q =", "            q ="),
+    "dO is not awaited": ("            " + WAIT_DO + "\n            do =", "            do ="),
+    "the first dO is not awaited": ("\n    " + WAIT_DO, "\n    pass"),
+    "S is not announced": ("            tcgen05_commit(s_full.index((i + 1) & 1))", "            pass"),
+    "S in the place of P": ("s_tmem.index((i + 1) & 1)", "s_tmem.index(i & 1)"),
+    "dP is not announced": ("            tcgen05_commit(dp_full.index(0))", "            pass"),
+    "Q and dO are given back before they are read": (
+        "tcgen05_commit(empty.index(this))", "mbarrier.arrive(empty.index(this), count=1)"),
+    "Q and dO are never given back": ("tcgen05_commit(empty.index(this))", "pass"),
+    "P is multiplied before it is whole": ("mbarrier.wait(p_full.index(0), i & 1)", "pass"),
+    "one warpgroup's P is enough": ("mbarrier.init(p_full.index(place), count=2)", "mbarrier.init(p_full.index(place), count=1)"),
+    "dS is multiplied before it is whole": ("mbarrier.wait(ds_full.index(0), i & 1)", "pass"),
+    "dS of the tile before": ("mbarrier.wait(ds_full.index(0), i & 1)", "mbarrier.wait(ds_full.index(0), i & 1 ^ 1)"),
+    "S is read before it is there": ("mbarrier.wait(s_full.index(i & 1), (i >> 1) & 1)", "pass"),
+    "dP is read before it is there": ("mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
+    "P of both halves in one": ("operand.slice(BR * w, HALF)", "operand.slice(0, HALF)"),
+    "P of one half in the other's S": ("p_tmem.slice(BR * w, HALF)", "p_tmem.slice(HALF * w, HALF)"),
+    "rows of the other half": ("do.slice(HALF * w, HALF, 0)", "do.slice(HALF * (1 - w), HALF, 0)"),
+    "dK begins anew": ("q.slice(HALF * w, HALF, 0), dk_tmem, use_acc=(i > 0) | (w > 0)", "q.slice(HALF * w, HALF, 0), dk_tmem, use_acc=w > 0"),
+    "dV does not begin": ("do.slice(HALF * w, HALF, 0), dv_tmem, use_acc=(i > 0) | (w > 0)", "do.slice(HALF * w, HALF, 0), dv_tmem, use_acc=True"),
+    "gradients are stored before they are done": ("    mbarrier.wait(done.index(0), 0)\n", ""),
+    "LSE of the other half": ("lse_smem.index(stage).slice(HALF * w", "lse_smem.index(stage).slice(HALF * (1 - w)"),
+    "delta of another place": ("delta_smem.index(stage).slice", "delta_smem.index(0).slice"),
+    "delta with its sign": ("store(-delta)", "store(delta)"),
+    "the diagonal is not seen": ("rows_in_half, 0) >= ", "rows_in_half, 0) > "),
+    "the mask of the other half": ("keys - diagonal - HALF * w", "keys - diagonal"),
+    "a masked tile too few": ("gl.maximum(key_start + BC - 1 - diagonal, 0)", "gl.maximum(key_start - diagonal, 0)"),
+    "rows that see keys are passed over": ("gl.maximum(key_start - diagonal, 0) // BR * BR", "gl.maximum(key_start + BR - diagonal, 0) // BR * BR"),
+    "no tile of rows": ("// BR * BR, last_tile)", "// BR * BR, seq_q)"),
+    "dK without its scale": ("load(PART_REGS) * scale", "load(PART_REGS)"),
+    "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), -lse, lse'),
+}  # fmt: skip
+OF_ROWS = {
+    "nothing waits for its place": ("mbarrier.wait(empty.index(stage), parity ^ 1)", "pass"),
+    "K and V are given back before they are read": ("tcgen05_commit(empty.index(this))", "mbarrier.arrive(empty.index(this), count=1)"),
+    "Q is not awaited": ("    mbarrier.wait(q_full.index(0), 0)\n", ""),
+    "dO is not awaited": ("    mbarrier.wait(do_full.index(0), 0)\n", ""),
+    "K is not awaited": ("            mbarrier.wait(k_full.index(stage), parity)", "            pass"),
+    "V is not awaited": ("            mbarrier.wait(v_full.index(stage), parity)", "            pass"),
+    "S in the place of dS": ("s_tmem.index((i + 1) & 1)", "s_tmem.index(i & 1)"),
+    "S is announced to the wrong tile": ("s_full.index((i + 1) & 1)", "s_full.index(i & 1)"),
+    "dS is multiplied before it is whole": ("mbarrier.wait(ds_full.index(0), i & 1)", "pass"),
+    "one warpgroup's dS is enough": ("mbarrier.init(ds_full.index(place), count=2)", "mbarrier.init(ds_full.index(place), count=1)"),
+    "dP is read before it is there": ("mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
+    "S is read before it is there": ("mbarrier.wait(s_full.index(i & 1), (i >> 1) & 1)", "pass"),
+    "keys of the other half": ("k.slice(HALF * w, HALF, 0)", "k.slice(HALF * (1 - w), HALF, 0)"),
+    "dQ begins anew": ("use_acc=(i > 0) | (w > 0)", "use_acc=w > 0"),
+    "dQ is stored before it is done": ("    mbarrier.wait(done.index(0), 0)\n", ""),
+    "half of dQ is not awaited": ("mbarrier.wait(half_stored.index(0), 0)", "pass"),
+    "dQ of the other half": ("dq_tmem.slice(DIMS // 2 * w,", "dq_tmem.slice(DIMS // 2 * (1 - w),"),
+    "the diagonal is not seen": (" <= gl.expand_dims(last_keys", " < gl.expand_dims(last_keys"),
+    "the mask of the other half": ("seq_k - 1) - HALF * w", "seq_k - 1)"),
+    "a masked tile too few": ("row_start + diagonal + 1, 0), seq_k) // BC", "row_start + diagonal + BC, 0), seq_k) // BC"),
+    "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
+    "dQ without its scale": ("load(DQ_REGS) * scale", "load(DQ_REGS)"),
+    "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), -lse, lse'),
+}  # fmt: skip
+MUTANTS = [("backward_dkv", name) for name in OF_KEYS] + [("backward_dq", name) for name in OF_ROWS]
+
+
+@pytest.mark.parametrize(("direction", "mutant"), each(MUTANTS))
+def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
+    spec, config = spec_of(direction, "causal"), blackwell()
+    if direction == "backward_dkv":
+        broken, cases = OF_KEYS[mutant], [case(390, 200, heads=2), case(70, 200, "top_left")]
+    else:
+        broken, cases = OF_ROWS[mutant], [case(200, 390), case(200, 60)]
+    assert_found(spec, config, broken, cases)
