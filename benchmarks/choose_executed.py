@@ -58,7 +58,8 @@ def candidates(
     """
     if spec.dtype == "float16":
         twin = in_bfloat16(spec)
-        return tuple(dict.fromkeys(entry.config for entry in chosen if entry.spec == twin))
+        held = (*chosen, *table.executed)
+        return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == twin))
     schedule = "hopper" if table.gpu.arch == "sm_90" else "blackwell"
     order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
     found = (
