@@ -114,7 +114,11 @@ def shipped() -> list[Kernel]:
     GPUs of one architecture share a kernel, it is there once.
     """
     files = [path for slug in TARGETS if (path := paths.shipped_table(slug)).exists()]
-    tables = [table for table in map(load, files) if not all(run.derived for run in table.runs)]
+    tables = [
+        table
+        for table in map(load, files)
+        if any(run.donor in (None, table.gpu.slug) for run in table.runs)
+    ]
     found: dict[tuple[str, AttentionSpec, KernelConfig], Kernel] = {}
     for table in sorted(tables, key=lambda table: _version(table.gpu.arch)):
         gpu = TARGETS[table.gpu.slug]
