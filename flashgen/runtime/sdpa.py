@@ -63,8 +63,7 @@ def scaled_dot_product_attention(
         is_causal: the first query sees the first key alone.
         scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
         enable_gqa: the heads of key and value divide those of query.
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md). What torch
-            would serve is refused.
+        invariant: as of attention (docs/invariance.md); what torch would serve is refused.
 
     Returns:
         O (..., seq_q, head_dim_v).

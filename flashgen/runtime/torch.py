@@ -44,8 +44,7 @@ def register(*, invariant: bool = False) -> None:
     activate_flash_attention_impl("flashgen"). Of several registrations the last one counts.
 
     Args:
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md). What torch
-            gives to another backend than flash is not invariant.
+        invariant: as of attention (docs/invariance.md), where torch chooses this backend.
 
     Returns:
         None.
