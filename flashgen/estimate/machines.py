@@ -143,7 +143,7 @@ SUB_PARTITIONS = 4
 def machine_of(gpu: Gpu) -> Machine:
     """The machine of a target. Raises NoEstimate where its architecture or rates are not known."""
     if gpu.arch not in MACHINES:
-        known = ", ".join(MACHINES)
+        known = ", ".join(sorted(MACHINES, key=lambda arch: (len(arch), arch)))
         raise NoEstimate(f"the estimator does not know {gpu.arch}: it knows {known}")
     if gpu.clock_mhz is None or gpu.bandwidth_gbs is None or gpu.matrix_flops_per_clock is None:
         raise NoEstimate(f"clock, bandwidth or matrix rate of {gpu.slug} is not known")
