@@ -109,7 +109,9 @@ def test_the_arguments_are_torchs_in_name_and_order() -> None:
     torchs = functional.scaled_dot_product_attention.__doc__ or ""
     shown = torchs.split("(", 1)[1].split(")", 1)[0].replace("\n", " ")
     names = [word.split("=")[0].strip() for word in shown.split(",")]
-    assert list(inspect.signature(scaled_dot_product_attention).parameters) == names
+    parameters = inspect.signature(scaled_dot_product_attention).parameters
+    assert list(parameters) == [*names, "invariant"]
+    assert parameters["invariant"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_dropout_drops(launched: list[str]) -> None:
