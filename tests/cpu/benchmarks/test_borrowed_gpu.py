@@ -67,6 +67,7 @@ def test_a_run_resumes_from_the_file_and_packs_all_but_what_is_compiled(machine:
     ]  # fmt: skip
 
 
+@pytest.mark.slow("a campaign in a copy of the repository: 7 s")
 def test_newer_results_on_the_machine_are_kept(machine: Path) -> None:
     file = machine.parent / "one.tar.gz"
     run(machine, "run", "9", str(file))

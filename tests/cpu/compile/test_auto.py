@@ -70,6 +70,7 @@ def test_a_table_takes_it_as_measured_alone() -> None:
         made_entry(SPEC, config=CONFIG, source="estimated")
 
 
+@pytest.mark.slow("ten seconds, of a schedule that no table has")
 def test_offline_its_program_is_executed_and_found_at_fault(tmp_path: Path) -> None:
     """Triton 3.7.1 initialises mbarriers again that nobody has invalidated, and has two partitions
     write all of O.

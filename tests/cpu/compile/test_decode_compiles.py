@@ -72,6 +72,7 @@ def featured_jobs(
     return [(spec, default_config(spec), arch) for spec in specs for arch in archs]
 
 
+@pytest.mark.slow("six seconds of compilation")
 def test_defaults_with_features_fit() -> None:
     assert_all_fit(featured_jobs((128,), ("sm_80", "gfx942"), ("bfloat16",))[:4:3])
 

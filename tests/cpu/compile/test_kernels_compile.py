@@ -48,6 +48,7 @@ def assert_defaults_fit(jobs: list[Job]) -> None:
         assert status is Status.OK, (compiled.name, arch, why)
 
 
+@pytest.mark.slow("sixteen seconds; the tables' own kernels are compiled by make check")
 def test_one_default_of_each_kind_fits_everywhere() -> None:
     """One an architecture; the dtypes take turns."""
     jobs = [job for job in default_jobs((64,), list(ONE_OF_EACH_ARCH)) if job[0].causal]
@@ -189,6 +190,7 @@ def assert_backward_fits(jobs: list[Job]) -> None:
         "causal",
     ],
 )
+@pytest.mark.slow("make check compiles kernels of the backward")
 def test_backward_kernels_of_hopper_do_not_spill(mask: str) -> None:
     """Head dim 128: dK and dV take nearly all registers there are, dQ fewer."""
     spec = make_spec("bfloat16", 128, mask)
@@ -221,7 +223,9 @@ AHEAD_BACKWARD = [
 @pytest.mark.parametrize(
     ("mask", "step"),
     [
-        ("causal", 2),
+        pytest.param(
+            "causal", 2, marks=pytest.mark.slow("make check compiles kernels of the backward")
+        ),
         pytest.param("causal", 1, marks=pytest.mark.slow("make test has every other kernel")),
         pytest.param("none", 1, marks=pytest.mark.slow("make test proves a sample of it")),
     ],

@@ -330,6 +330,7 @@ def test_emitted_files_are_clean_and_formatted(emitted: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow("renders every variant: 8 s")
 def test_the_last_function_is_named_as_the_file_and_uses_those_before_it(
     trees: dict[str, ast.Module],
 ) -> None:

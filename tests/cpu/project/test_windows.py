@@ -53,6 +53,7 @@ def run(windows: dict[str, str], folder: Path, *arguments: str, **more: str) -> 
     return done.stdout
 
 
+@pytest.mark.slow("a run of flashgen tune: 20 s")
 def test_tuning_offline_and_the_command_line(windows: dict[str, str], tmp_path: Path) -> None:
     """Children, their limits, the log, the quarantine and the lock."""
     said = run(
