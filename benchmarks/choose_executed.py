@@ -35,6 +35,7 @@ from flashgen.spec.space import legal_configs
 from flashgen.table import emit
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
 from flashgen.table.table import Table, load_with_evidence, save
+from flashgen.tune.derive import measured_on_chip
 from flashgen.tune.run_files import run_now
 
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
@@ -201,7 +202,7 @@ def choose(
     """The table with its executed entries chosen anew, of specs whose names match the pattern;
     others are the tables of other GPUs.
     """
-    alike = [table, *(other for other in others if other.gpu.same_chip(table.gpu))]
+    on_chip = measured_on_chip(table.gpu, [table, *others])
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
@@ -209,12 +210,7 @@ def choose(
         entries = list(group)
         if spec.direction not in DIRECTIONS or spec.featured or not fnmatch(spec.name, specs):
             continue
-        measured = {
-            entry.bucket: entry.config
-            for other in alike
-            for entry in other.entries
-            if entry.spec == in_bfloat16(spec) and entry.result.source == "measured"
-        }
+        measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
         for entry in as_measured(estimated, measured, evaluator, run):
             held = table.executed_for(*entry.key)

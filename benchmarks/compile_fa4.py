@@ -42,7 +42,7 @@ class DataSheet:
 
     def get_l2_cache_size_in_bytes(self) -> int:
         """L2 of the GPU."""
-        return B200.l2_bytes or 0
+        return B200.l2_bytes
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -57,11 +57,10 @@ from flashgen.compile.compiler import (
     overlap,
     residents,
 )
-from flashgen.compile.occupancy import TENSOR_COLUMNS
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, Order, kernel_name
+from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, Order, kernel_name
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask

@@ -19,14 +19,14 @@ from typing import Any
 from flashgen import settings
 from flashgen.compile import sass
 from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
-from flashgen.compile.occupancy import TENSOR_COLUMNS, resident_blocks
+from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.outcome import Status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashgen.spec.config import TENSOR_COLUMNS
 from flashgen.spec.gpu import Gpu
 
 REGISTER_UNIT = 256
@@ -9,10 +10,6 @@ REGISTER_UNIT = 256
 
 RESERVED_SHARED_BYTES = 1024
 """Shared memory the system keeps of every block (CUDA C++ Programming Guide, sm_80 and later)."""
-
-
-TENSOR_COLUMNS = 512
-"""Columns of tensor memory of an SM (PTX ISA, tcgen05: 128 lanes by 512 columns of 32 bits)."""
 
 
 def resident_blocks(

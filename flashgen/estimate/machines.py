@@ -120,21 +120,21 @@ MACHINES: dict[str, Machine] = {
         known=True,
     ),
     "sm_120": Machine(
-        fp32=1.0,  # [guide] 128 a cycle
-        integer=1.0,  # [paper] twice Ada's: the same units as float32
-        half=2.0,  # [guide] 128 halves a cycle
-        l2_bytes=16.0,  # [assumed]
-        l2_burst_bytes=16.0,  # [assumed] no more
-        load_late=520.0,  # [assumed] as sm_89
+        fp32=1.0,  # [paper] 128 a cycle
+        integer=1.0,  # arXiv 2507.10789, on an RTX 5080: the same units as float32
+        half=2.0,  # [assumed] as sm_89, and so are all to copy_late
+        l2_bytes=16.0,
+        l2_burst_bytes=16.0,
+        load_late=520.0,
         copy_late=560.0,
         tma_late=640.0,  # [assumed] as much above a copy as on sm_90
         l1_bytes=128 * KIB,  # [paper]
         known=False,
     ),
 }
-MACHINES["sm_121"] = MACHINES["sm_120"]  # the same SM
 """Machines by architecture. Another one gets no estimate: sm_100 computes on tensor memory, and AMD
 has no control bits, which the replay reads."""
+MACHINES["sm_121"] = MACHINES["sm_120"]  # the same SM
 
 HMMA_FLOPS = 2 * 16 * 8 * 16
 SUB_PARTITIONS = 4

@@ -217,9 +217,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "_flash_attention_forward_no_dropout_inplace": _flash_forward_into,
     "_flash_attention_backward": _flash_backward,
 }
-"""What serves each operator of torch, which documents none. They have no argument
-invariant.
-"""
+"""What serves each operator of torch, which documents none; an argument invariant is ours."""
 
 
 @torch_modes.without_gradients

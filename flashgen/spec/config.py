@@ -56,7 +56,7 @@ SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
 TENSOR_ROWS, TENSOR_COLUMNS = 128, 512
 """Lanes of tensor memory, which are rows of a tile of S and O of schedule blackwell, one a thread
-(keys, where programs own keys); and its columns of 32 bits."""
+(keys, where programs own keys); and its columns of 32 bits (PTX ISA, tcgen05)."""
 WARP_ROWS = 32
 """Lanes of tensor memory that a warp reaches."""
 REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
@@ -361,9 +361,13 @@ def s_places(spec: AttentionSpec) -> int:
     """How many tiles of S the backward of schedule blackwell has in tensor memory: two where they
     fit beside dP and what it sums, so that a product runs ahead; else one.
     """
-    sums = padded(spec.head_dim)
-    sums += padded(spec.head_dim_v) if spec.direction in BY_KEYS else 0
-    return 2 if sums + 3 * TENSOR_ROWS <= TENSOR_COLUMNS else 1
+    return 2 if sum_columns(spec) + 3 * TENSOR_ROWS <= TENSOR_COLUMNS else 1
+
+
+def sum_columns(spec: AttentionSpec) -> int:
+    """Columns of tensor memory of what its backward sums: dK and dV, or dQ."""
+    of_v = padded(spec.head_dim_v) if spec.direction in BY_KEYS else 0
+    return padded(spec.head_dim) + of_v
 
 
 def shares_keys(spec: AttentionSpec) -> bool:

@@ -24,6 +24,7 @@ from flashgen.spec.config import (
     k_pieces,
     o_apart,
     shares_keys,
+    sum_columns,
 )
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.numeric_class import why_other_class, why_other_products
@@ -510,10 +511,8 @@ def _blackwell_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None
             f"warps that compute in {spec.direction}: got {config.br}x{config.bc} and "
             f"num_warps={config.num_warps}"
         )
-    # dK and dV, S and dP; or dQ, dP and two of S.
-    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-    by_keys = spec.direction in BY_KEYS
-    columns = dim + dim_v + 2 * TENSOR_ROWS if by_keys else dim + 3 * TENSOR_ROWS
+    # Beside the sums, dP and S; of dQ two of S.
+    columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * TENSOR_ROWS
     if columns > TENSOR_COLUMNS:
         return (
             f"head dims {spec.head_dim} and {spec.head_dim_v} take {columns} columns of tensor "

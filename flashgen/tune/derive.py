@@ -56,6 +56,17 @@ class Donor:
 Key = tuple[AttentionSpec, Bucket]
 
 
+def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfig]:
+    """What GPUs with the chip of `gpu`, itself too, were measured with, by spec and bucket."""
+    return {
+        entry.key: entry.config
+        for table in tables
+        if table.gpu.same_chip(gpu)
+        for entry in table.entries
+        if entry.result.source == "measured"
+    }
+
+
 def derive(
     gpu: Gpu, tables: Iterable[Table], evaluator: Evaluator, run: Run, settled: Collection[Key] = ()
 ) -> Iterator[tuple[Entry, Run]]:
@@ -78,6 +89,7 @@ def derive(
     nearest = sorted(
         tables, key=lambda table: (table.gpu.arch != gpu.arch, abs(table.gpu.sms - gpu.sms))
     )
+    measured = measured_on_chip(gpu, nearest)
     runs: dict[str | None, Run] = {}
     specs = dict.fromkeys(entry.spec for table in nearest for entry in table.entries)
     for spec in sorted(specs, key=lambda spec: spec.sort_key):
@@ -96,7 +108,7 @@ def derive(
             continue
         choice = _Choice(spec, gpu, donors, evaluator)
         for bucket, problem in sorted(problems.items(), key=lambda item: item[0].low):
-            found = choice.entry(bucket, problem)
+            found = choice.entry(bucket, problem, measured.get((spec, bucket)))
             if found is None:
                 continue
             entry, slug = found
@@ -126,20 +138,18 @@ class _Choice:
             if why_illegal(spec, config, gpu) is None and not must_have_run(config)
         ]
         self._configs = tuple(dict.fromkeys((*legal, self._default)))
-        self._measured = {
-            donor.entry.bucket: donor.entry.config
-            for donor in donors
-            if donor.entry.result.source == "measured" and donor.gpu.same_chip(gpu)
-        }
 
-    def entry(self, bucket: Bucket, problem: Problem) -> tuple[Entry, str | None] | None:
-        """The entry of a bucket, without a run, and its donor; None where nothing is right."""
+    def entry(
+        self, bucket: Bucket, problem: Problem, first: KernelConfig | None
+    ) -> tuple[Entry, str | None] | None:
+        """The entry of a bucket, without a run, and its donor; None where nothing is right. The
+        config `first` comes before estimates.
+        """
         outcomes = self._ask("timed", problem, self._configs)
         usable = [o for o in outcomes.values() if o.ok or o.status is Status.NO_ESTIMATE]
         timed = [outcome for outcome in usable if outcome.timing is not None]
         ranked = sorted(timed, key=lambda o: median_us(o.timing)) if timed else by_facts(usable)
-        measured = self._measured.get(bucket)
-        ranked = sorted(ranked, key=lambda outcome: outcome.config != measured)
+        ranked = sorted(ranked, key=lambda outcome: outcome.config != first)
         for outcome in ranked:
             if self._twin_serves(outcome.config, problem):
                 floors = self._floors(outcome, problem)
@@ -213,8 +223,8 @@ def derived_table(held: Table, tables: Iterable[Table], evaluator: Evaluator, ru
     """The table of a GPU with derived entries wherever nobody tuned.
 
     held: what there is; its tuned entries stay, and derived ones are made anew. So are estimated
-    ones of which the same chip has a measurement, and untimed ones where there are estimates; the
-    configs of these are among the candidates.
+    ones of which the same chip has a measurement; and untimed ones where there are estimates, whose
+    configs are among the candidates.
 
     Raises:
         FlashgenError: if no kernel of the tables fits the GPU.
@@ -228,24 +238,21 @@ def derived_table(held: Table, tables: Iterable[Table], evaluator: Evaluator, ru
         for other in tables
         if other.gpu.slug != held.gpu.slug
     ]
-    better = {
-        entry.key: entry.config
-        for other in donors
-        if other.gpu.same_chip(held.gpu)
-        for entry in other.entries
-        if entry.result.source == "measured" and not must_have_run(entry.config)
-    }
     untimed = [
         entry
         for entry in table.entries
         if entry.result.source == "untimed" and estimable(held.gpu.arch)
     ]
-    settled = {
-        entry.key
+    measured = measured_on_chip(held.gpu, donors)
+    outdone = [
+        entry
         for entry in table.entries
-        if entry.result.source == "measured"
-        or (better.get(entry.key, entry.config) == entry.config and entry not in untimed)
-    }
+        if entry.result.source != "measured"
+        and (config := measured.get(entry.key, entry.config)) != entry.config
+        and not must_have_run(config)
+    ]
+    anew = {entry.key for entry in (*untimed, *outdone)}
+    settled = {entry.key for entry in table.entries} - anew
     donors.append(replace(table, entries=tuple(untimed)))
     for entry, own in derive(held.gpu, donors, evaluator, run, settled):
         table = table.with_entry(entry, own)

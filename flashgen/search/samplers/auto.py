@@ -127,7 +127,8 @@ class AutoProposer(Proposer):
     def _next(self) -> tuple[int, float | None] | None:
         """A new point, with the height that is expected of it if any is; None if there is none."""
         known = any(value is not None for value in self._learnt.values())
-        if not known or self._start() > len(self._learnt) + len(self._pending):
+        seen = len(self._learnt) + len(self._pending)
+        if not known or (seen < START + MIDDLE and seen < self._start()):
             found = self._first()
         else:
             found = self._expected_best()

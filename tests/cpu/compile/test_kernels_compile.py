@@ -48,7 +48,7 @@ def assert_defaults_fit(jobs: list[Job]) -> None:
         assert status is Status.OK, (compiled.name, arch, why)
 
 
-@pytest.mark.slow("sixteen seconds; the tables' own kernels are compiled by make check")
+@pytest.mark.slow("sixteen seconds of compilation")
 def test_one_default_of_each_kind_fits_everywhere() -> None:
     """One an architecture; the dtypes take turns."""
     jobs = [job for job in default_jobs((64,), list(ONE_OF_EACH_ARCH)) if job[0].causal]
