@@ -35,8 +35,8 @@ from flashgen.spec.space import legal_configs
 from flashgen.table import emit
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
 from flashgen.table.table import Table, load_with_evidence, save
-from flashgen.tune.derive import measured_on_chip
 from flashgen.tune.run_files import run_now
+from flashgen.tune.transfer import measured_on_chip
 
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
 """The fused backward is left out: its additions are in no fixed order."""

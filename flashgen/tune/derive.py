@@ -40,6 +40,7 @@ from flashgen.table.entry import (
 )
 from flashgen.table.table import Table
 from flashgen.tune.progress import runner_up_of
+from flashgen.tune.transfer import Key, measured_on_chip
 
 DEFAULT = "default"
 """The donor of an entry whose config is the default, which no table had for its spec."""
@@ -51,20 +52,6 @@ class Donor:
 
     gpu: Gpu
     entry: Entry
-
-
-Key = tuple[AttentionSpec, Bucket]
-
-
-def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfig]:
-    """What GPUs with the chip of `gpu`, itself too, were measured with, by spec and bucket."""
-    return {
-        entry.key: entry.config
-        for table in tables
-        if table.gpu.same_chip(gpu)
-        for entry in table.entries
-        if entry.result.source == "measured"
-    }
 
 
 def derive(

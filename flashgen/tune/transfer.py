@@ -14,6 +14,8 @@ from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 
+Key = tuple[AttentionSpec, Bucket]
+
 
 def neighbours(
     table: Table,
@@ -58,6 +60,17 @@ def elsewhere(
     found.sort(key=lambda each: each[:2])
     legal = [config for *_, config in found if why_illegal(spec, config, gpu) is None]
     return tuple(dict.fromkeys(legal))
+
+
+def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfig]:
+    """What GPUs with the chip of `gpu`, itself too, were measured with, by spec and bucket."""
+    return {
+        entry.key: entry.config
+        for table in tables
+        if table.gpu.same_chip(gpu)
+        for entry in table.entries
+        if entry.result.source == "measured"
+    }
 
 
 def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:

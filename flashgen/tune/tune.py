@@ -23,7 +23,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Outcome, Source, Stage
-from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
+from flashgen.spec.problem import Problem, bucket_of, workload
 from flashgen.table import emit as generate
 from flashgen.table.entry import Entry
 from flashgen.table.evidence import evidence_text
@@ -45,11 +45,10 @@ from flashgen.tune.progress import (
 )
 from flashgen.tune.run_files import Session, run_now, with_conditions
 from flashgen.tune.share_kernels import MAX_REGRET, consolidate
-from flashgen.tune.transfer import elsewhere, neighbours
+from flashgen.tune.transfer import Key, elsewhere, measured_on_chip, neighbours
 
 WINDING_DOWN = "Interrupted: saving the best results so far. Press Ctrl-C again to end at once."
 
-Key = tuple[AttentionSpec, Bucket]
 Piece = tuple[AttentionSpec, Problem]
 
 DEFAULT_SEQ = 4096
@@ -334,7 +333,11 @@ class _Story:
         spec = piece[0]
         if self.options.improve_only or spec in [other for other, _ in self._left]:
             return []
-        entries = [entry for entry in self._walked.entries if entry.spec == spec]
+        entries = [
+            entry
+            for entry in self._walked.entries
+            if entry.spec == spec and not self._measured_elsewhere(entry)
+        ]
         return [
             Job(
                 run=partial(self._share_kernels, entries),
@@ -343,8 +346,16 @@ class _Story:
             )
         ]
 
+    def _measured_elsewhere(self, entry: Entry) -> bool:
+        """Whether this run estimates, and a GPU with the same chip was measured with the entry."""
+        if self.evaluator.source == "measured":
+            return False
+        found = measured_on_chip(self.evaluator.gpu, self.tables)
+        return found.get(entry.key) == entry.config
+
     def _share_kernels(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-        executed = [e.config for e in self._walked.executed if e.spec == entries[0].spec]
+        specs = {entry.spec for entry in entries}
+        executed = [e.config for e in self._walked.executed if e.spec in specs]
         return consolidate(
             entries,
             Interruptible(self.evaluator, self._stop),
@@ -423,6 +434,8 @@ class _Story:
         old, new = held.result.source, entry.result.source
         if STRENGTH[new] < STRENGTH[old]:
             return f"it is {old}, and {new} never replaces that"
+        if self._measured_elsewhere(held):
+            return f"the same chip was measured with it, and {new} never replaces that"
         if found.incumbent is not None and found.incumbent.undecided:
             return f"it has no verdict ({found.incumbent.status})"
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:

@@ -238,6 +238,37 @@ class TestOtherGpus:
         run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=2))
         assert self.TILE in evaluator.configs("timed")
 
+    @pytest.mark.parametrize("seqs", [(512,), (4096,)], ids=["it is searched", "another bucket is"])
+    @pytest.mark.parametrize(
+        ("slug", "stays"), [("nvidia_h100_80gb_hbm3", True), ("nvidia_h100_pcie", False)]
+    )
+    def test_no_estimate_replaces_what_the_same_chip_was_measured_with(
+        self,
+        tmp_path: Path,
+        monkeypatch: Patch,
+        emitted: Emitted,
+        seqs: tuple[int, ...],
+        slug: str,
+        stays: bool,
+    ) -> None:
+        """An H100 has the chip of an H200; its PCIe card has fewer SMs. Every config is faster by
+        estimate than this one.
+        """
+        slow = KernelConfig(br=64, bc=32, num_warps=4, num_stages=2)
+        gpu = TARGETS[slug]
+        measured = made_entry(SPEC, BUCKETS[0], slow, source="measured")
+        there = Table(gpu=H200).with_entry(measured, made_run(source="measured"))
+        held = Table(gpu=gpu).with_entry(made_entry(SPEC, BUCKETS[0], slow), made_run())
+        held = held.with_entry(made_entry(SPEC, BUCKETS[2], tuned_default(SPEC)), made_run())
+        for table in (there, held):
+            save(table, tmp_path / "configs" / f"{table.gpu.slug}.yaml")
+        quick = Served(us=us, gpu=gpu, source="estimated")
+        table, printed = run(monkeypatch, tmp_path, quick, seqs=seqs)
+        found = table.find(SPEC, BUCKETS[0])
+        assert found is not None
+        assert (found.config == slow) is stays
+        assert ("the same chip was measured with it" in printed) is (stays and seqs == (512,))
+
 
 class TestNeighbours:
     """Offline, all that lies in a tie goes to what was chosen before for what is alike."""
