@@ -109,7 +109,8 @@ def _by_rows(
     window has masked ones before them, too.
 
     The forward's s_ahead runs its last tile after the loops. To close a segment of an invariant
-    forward, and to fill the pipeline again, counts as a trip, in s_ahead as the one that it lacks.
+    forward, and to fill the pipeline again, counts as a trip, in s_ahead and hopper as the one that
+    it lacks.
     """
     if spec.hides_first_keys:
         return _by_rows_of_window(spec, config, problem, loops)
@@ -121,8 +122,8 @@ def _by_rows(
             end = min(max(start + config.br + shift, 0), end)
             whole = min(max(start + shift + 1, 0), whole)
         tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
-        ahead = (spec.direction, config.schedule) == ("forward", "s_ahead")
-        if ahead and not spec.invariant:
+        ahead = spec.direction == "forward" and config.schedule in ("s_ahead", "hopper")
+        if config.schedule == "s_ahead" and ahead and not spec.invariant:
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
         closed = _closed(spec, 0, end) * (not ahead)

@@ -28,6 +28,7 @@ from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.features import Features
 from flashgen.spec.from_call import check_scale
+from flashgen.spec.numeric_class import SEGMENT
 from flashgen.spec.packed import Sequences, from_bounds
 from flashgen.spec.problem import Problem
 
@@ -46,6 +47,7 @@ def attention_cases(
         *tile_cases(spec, config),
         *walking_cases(spec, config, device),
         *sampled_cases(spec, device),
+        *segment_cases(spec, config),
     )
 
 
@@ -101,6 +103,13 @@ def walking_cases(spec: AttentionSpec, config: KernelConfig, device: str) -> tup
     kv_heads = -(-3 * programs // 6)  # two heads each, three tiles per head
     sq, sk = 2 * config.br + 1, 2 * config.br + config.bc + 7
     return (case(sq, sk, heads=2 * kv_heads, kv=kv_heads, alignment="top_left"),)
+
+
+def segment_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCase, ...]:
+    """Of an invariant forward, more keys than the segment after which it closes its sums."""
+    if not spec.invariant or spec.direction != "forward":
+        return ()
+    return (case(config.br, SEGMENT + config.bc + 7),)
 
 
 def block_mask_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCase, ...]:
@@ -233,6 +242,7 @@ def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase,
         packed_case([(3, 5 * bc + 1), (1, 2 * bc)], heads=2, scores="falling"),
         packed_case([(br, 3 * bc + 1)], scores="growing"),
         packed_case([long_side(spec, config)], alignment=alignment),
+        *(packed_case([(3, 5), (br, each.problem.seq_k)]) for each in segment_cases(spec, config)),
     )
 
 

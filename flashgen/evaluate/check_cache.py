@@ -7,6 +7,7 @@ kernel, what it writes is compared in floors, and what it must not write has to 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from flashgen.spec.cache import Cache
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import Features
 from flashgen.spec.from_call import check_scale
+from flashgen.spec.numeric_class import SEGMENT
 from flashgen.spec.problem import Problem
 
 SPARE_PAGES = 3
@@ -67,7 +69,7 @@ def cache_cases(
     """The cases every candidate must pass: no key, one, a tile and its neighbours, primes; pages
     smaller than a tile, as large and larger; rows that fill a tile and more; splits without a key;
     a split whose tiles fill the ring of loads twice, at a place where seed 0 draws a window of all
-    keys.
+    keys; of an invariant decode two segments.
     """
     bc, br = config.bc, config.br
     ring = (2 * config.num_stages + 2) * bc
@@ -86,6 +88,9 @@ def cache_cases(
         )
     edges = (0, 1, bc - 1, bc, bc + 1)
     queries = 1 if not spec.causal else 5
+    two_segments = DecodeCase(
+        lengths=(SEGMENT + bc + 5, 3), capacity=SEGMENT + 2 * bc, seq_q=queries, group=4
+    )
     return (
         DecodeCase(lengths=edges, capacity=2 * bc, seq_q=queries, kv_heads=2, group=3, splits=2),
         DecodeCase(
@@ -102,6 +107,7 @@ def cache_cases(
         DecodeCase(lengths=(3 * bc + 1,), capacity=4 * bc, group=4, scores="growing"),
         DecodeCase(lengths=(ring + 5,), capacity=ring + bc, group=12),
         DecodeCase(lengths=(3 * bc + 1,), capacity=4 * bc, group=4, scores="falling"),
+        *((two_segments,) if spec.invariant else ()),
     )  # fmt: skip
 
 
@@ -126,10 +132,16 @@ def cache_trial(
 
 
 def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """O of `dtype` and LSE of all parts, merged in float64 over the parts that have keys."""
+    """O of `dtype` and LSE of all parts, merged in float64 over the parts that have keys. A part of
+    an invariant decode is a sum not yet divided, with its maximum, in units of log2, and weight.
+    """
     if parts.whole:
         return parts.o, parts.lse
-    o, lse = reference.merge(parts.o.double(), parts.lse.double())
+    o, lse = parts.o.double(), parts.lse.double()
+    if lse.ndim == o.ndim:
+        maximum, weight = lse.unbind(1)
+        o, lse = o / weight[..., None], (maximum + weight.log2()) * math.log(2)
+    o, lse = reference.merge(o, lse)
     return o.to(dtype), lse.float()
 
 

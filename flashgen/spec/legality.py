@@ -78,6 +78,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         return held + config.num_stages * sum(walked)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
+        beside += config.br * dims[1] * 4 * spec.invariant  # the total of closed segments, float32
         of_p = config.br * config.bc * spec.element_bytes
         if spec.direction in BY_KEYS and shares_keys(spec):  # P in two places, and dS
             beside = 3 * of_p

@@ -129,10 +129,10 @@ def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:
         values = ", ".join(map(str, wanted))
         got = ", ".join(map(str, fixed))
         return f"the numeric class of {spec.name} has {what} {values}: got {got}"
-    if config.schedule not in ("fa2", "s_ahead"):
-        return (
-            f"the numeric class of {spec.name} has schedules fa2 and s_ahead: got {config.schedule}"
-        )
+    schedules = ("fa2", "s_ahead", "hopper") if spec.direction == "forward" else ("fa2", "s_ahead")
+    if config.schedule not in schedules:
+        names = " and ".join((", ".join(schedules[:-1]), schedules[-1]))
+        return f"the numeric class of {spec.name} has schedules {names}: got {config.schedule}"
     return None
 
 

@@ -45,7 +45,7 @@ def compare_classes(table: Table) -> Iterator[ClassProof]:
     default kernels that serve beside them. Raises CompileFailed and ToolchainError.
     """
     plain = [_causal(dim) for dim in HEAD_DIMS]
-    own = [entry for entry in table.entries if entry.spec.invariant]
+    own = [entry for entry in table.everything if entry.spec.invariant]
     classes: dict[tuple[object, ...], dict[Kernel, None]] = {}
     for spec in (*plain, *(entry.spec for entry in own)):
         for kernel in _defaults(spec, table.gpu):

@@ -109,6 +109,32 @@ def test_rows_that_see_no_key() -> None:
     assert bool(torch.isfinite(lse[:, :, 140:]).all())
 
 
+INVARIANT = [
+    (64, hopper(128, 64), "none"),
+    (128, hopper(192, 64), "causal"),
+    (128, hopper(128, 64, 3), "none"),
+    (64, hopper(192, 64, 2, "grouped", persistent=True), "causal"),
+]
+
+
+@pytest.mark.parametrize(("dim", "config", "mask"), each(INVARIANT, 4))
+def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(
+    dim: int, config: KernelConfig, mask: str
+) -> None:
+    """Of three segments, the last of one ragged tile, and of a persistent program's several tiles."""
+    spec = make_spec("bfloat16", dim, mask, invariant=True)
+    assert_right(spec, config)
+    textbook = make_config(64, 64, num_warps=4, num_stages=2)
+    generator = torch.Generator().manual_seed(dim)
+    q, k, v = (torch.randn(1, 1, n, dim, generator=generator).bfloat16() for n in (200, 2100, 2100))
+    (o, lse), (expected, its_lse) = (
+        launch(compiled(spec, way), spec, way, q, k, v, scale=0.125, diagonal=1900)
+        for way in (config, textbook)
+    )
+    assert torch.equal(o, expected)
+    assert torch.equal(lse, its_lse)
+
+
 LOOP_K = "        s = warpgroup_mma_wait(1, deps=(s,))\n"
 FREE_K = "        release(k_empty.index(stage))\n"
 LOOP_V = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"

@@ -29,7 +29,7 @@ DIRECTIONS = ("forward", "decode", "backward_dq", "backward_dkv", "backward_delt
         ("bwd_dkv_bf16_d64", "br32_bc64_w4_s2_fa2_ptr", "nvidia_h200", "has br 64: got 32"),
         ("fwd_fp32_d64", "br64_bc16_w4_s2_fa2_ptr", "nvidia_h200", "br, bc and num_warps 32, 16, 4"),
         ("bwd_delta_bf16_d64", "br32_bc16_w4_s1_fa2_ptr", "nvidia_h200", "br and num_warps 64, 4"),
-        ("fwd_bf16_d64", "br128_bc64_w8_s2_hopper_tma", "nvidia_h200", "schedules fa2 and s_ahead"),
+        ("bwd_dq_bf16_d64", "br128_bc64_w8_s2_hopper_tma", "nvidia_h200", "fa2 and s_ahead: got"),
         ("decode_bf16_d64", "br16_bc64_w1_s2_fa2_ptr", "nvidia_h200", "64 rows and 4 warps"),
         ("fwd_bf16_d64", "br64_bc64_w8_s2_fa2_ptr", "nvidia_h200", "a warp whole rows"),
         ("decode_bf16_d128", "br64_bc64_w4_s2_fa2_ptr", "nvidia_a100_sxm4_80gb", "a warp whole rows"),
@@ -62,6 +62,8 @@ def test_the_search_stays_in_the_class() -> None:
     assert {config.bc for config in found} == {64}
     assert {config.schedule for config in found} == {"fa2", "s_ahead"}
     assert {config.br for config in found} >= {64, 128}
+    timed = legal_configs(spec, TARGETS["nvidia_h200"], on_gpu=True)
+    assert {config.schedule for config in timed} == {"fa2", "s_ahead", "hopper"}
 
 
 @pytest.mark.parametrize(

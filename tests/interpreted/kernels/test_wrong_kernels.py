@@ -23,8 +23,9 @@ FORWARD, CAUSAL = make_spec("bfloat16", 64, "none"), make_spec("bfloat16", 64, "
 DQ, DKV = CAUSAL.for_direction("backward_dq"), CAUSAL.for_direction("backward_dkv")
 FUSED, DECODE = CAUSAL.for_direction("backward_fused"), FORWARD.for_direction("decode")
 COMBINE = make_spec("bfloat16", 64, direction="combine")
+INVARIANT = make_spec("bfloat16", 64, "causal", invariant=True)
 CONFIG, WIDE = make_config(16, 16), make_config(16, 64)
-"""WIDE is that of the decode, for which 127 keys shall be two tiles."""
+"""WIDE is that of the decode, for which 127 keys shall be two tiles, and of the numeric class."""
 
 S = "s = tl.dot(q, tl.trans(k))"
 S_T = "s_t = tl.dot(k, tl.trans(q))"
@@ -50,21 +51,29 @@ WRONG: dict[str, tuple[AttentionSpec, str, str, str]] = {
     "dV times 1.003": (DKV, "dv.to(v.dtype)", "(dv * 1.003).to(v.dtype)", "rms"),
     "LSE off by 0.002 in dQ": (DQ, "s * scale_log2e - lse_log2e", "s * scale_log2e - 0.002 * 1.442695 - lse_log2e", "rms"),
     "D off by 0.3 % in dQ": (DQ, "(dp - delta[:, None])", "(dp - 1.003 * delta[:, None])", "rms"),
+    "the segments before the last forgotten": (INVARIANT, "total = tl.fma(total, total_scale[:, None], ", "total = tl.fma(total, 0.0, ", "segments"),
+    "a total not rescaled": (INVARIANT, "total = tl.fma(total, total_scale[:, None], ", "total = tl.fma(total, 1.0, ", "segments"),
+    "the second segment of a decode ignored": (INVARIANT.for_direction("decode"), "split_start = tl.minimum(split * SEGMENT,", "split_start = tl.minimum(split * 2 * SEGMENT,", "segments"),
     "D off by 0.3 % in dK": (DKV, "(dp_t - delta[None, :])", "(dp_t - 1.003 * delta[None, :])", "rms"),
 }  # fmt: skip
 
 
 def config_of(spec: AttentionSpec) -> KernelConfig:
-    return WIDE if spec.direction == "decode" else CONFIG
+    return WIDE if spec.direction == "decode" or spec.invariant else CONFIG
 
 
 def verdicts(rendered: Rendered, spec: AttentionSpec) -> dict[str, list[Comparison]]:
-    """Those of all cases, by what a case adds: rings, growing or falling scores, or nothing."""
+    """Those of all cases, by what a case adds: rings, growing or falling scores, segments, or
+    nothing.
+    """
     config = config_of(spec)
     run = bind(load_text(rendered), spec, config)
     found: dict[str, list[Comparison]] = {}
-    for number, case in enumerate(cases_of(spec, config)):
+    cases = cases_of(spec, config)
+    for number, case in enumerate(cases):
         added = "ring" if number == 5 else case.scores if case.scores != "even" else "rms"
+        if spec.invariant and number == len(cases) - 1:
+            added = "segments"
         found.setdefault(added, []).append(compared(run, trial_of(spec, case, number)))
     return found
 
@@ -91,7 +100,19 @@ def test_a_wrong_kernel_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [FORWARD, CAUSAL, DQ, DKV, FUSED, DECODE, COMBINE], ids=lambda s: s.name
+    "spec",
+    [
+        FORWARD,
+        CAUSAL,
+        DQ,
+        DKV,
+        FUSED,
+        DECODE,
+        COMBINE,
+        INVARIANT,
+        INVARIANT.for_direction("decode"),
+    ],
+    ids=lambda s: s.name,
 )
 def test_a_right_one_is_not(spec: AttentionSpec) -> None:
     for each in verdicts(render(spec, config_of(spec)), spec).values():
