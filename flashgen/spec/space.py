@@ -238,7 +238,11 @@ def legal_configs(
         )
         if _worth_trying(spec, config, gpu)
     )
-    return tuple(config for config in found if why_illegal(spec, config, gpu) is None)
+    legal = tuple(config for config in found if why_illegal(spec, config, gpu) is None)
+    if spec.invariant and not legal:  # the class may have a single tile, which no grid has
+        default = tuned_default(spec, gpu)
+        return (default,) if why_illegal(spec, default, gpu) is None else ()
+    return legal
 
 
 def _worth_trying(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:

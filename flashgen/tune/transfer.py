@@ -27,7 +27,7 @@ def neighbours(
     """One config per entry, in the order of the table; duplicates stay.
 
     Similar are the same spec in another bucket and, in the same bucket, a spec with another mask or
-    another dtype of the same width. A config for another mask gets the order of tiles that the
+    another dtype of the same width; of an invariant spec also those without invariant. A config for another mask gets the order of tiles that the
     seeds have for this one; configs that are illegal for this spec are left out.
 
     leave_out: keys of entries that do not count. A tuning run leaves out what it has still to
@@ -47,7 +47,8 @@ def neighbours(
 def elsewhere(
     tables: Iterable[Table], gpu: Gpu, spec: AttentionSpec, bucket: Bucket
 ) -> tuple[KernelConfig, ...]:
-    """What other GPUs' tables hold for this spec and bucket, if it is legal on `gpu`.
+    """What other GPUs' tables hold for this spec and bucket, if it is legal on `gpu`; for an
+    invariant spec also what they hold without invariant.
 
     GPUs of the same architecture come first, then measured entries; without duplicates. The GPU's
     own table does not count.
@@ -55,7 +56,8 @@ def elsewhere(
     found = [
         (other.gpu.arch != gpu.arch, -STRENGTH[entry.result.source], entry.config)
         for other in tables
-        if other.gpu.slug != gpu.slug and (entry := other.find(spec, bucket)) is not None
+        for alike in dict.fromkeys((spec, replace(spec, invariant=False)))
+        if other.gpu.slug != gpu.slug and (entry := other.find(alike, bucket)) is not None
     ]
     found.sort(key=lambda each: each[:2])
     legal = [config for *_, config in found if why_illegal(spec, config, gpu) is None]
@@ -75,9 +77,13 @@ def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfi
 
 def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:
     """Whether an entry is a neighbour of this spec and bucket, and not its own."""
-    other = entry.spec
+    if entry.spec == spec:
+        return entry.bucket != bucket
+    if entry.spec.invariant and not spec.invariant:
+        return False
+    other = replace(entry.spec, invariant=spec.invariant)
     if other == spec or entry.bucket != bucket:
-        return other == spec and entry.bucket != bucket
+        return other == spec
     same = [field.name for field in fields(AttentionSpec) if field.name not in ("dtype", "mask")]
     return other.element_bytes == spec.element_bytes and all(
         getattr(other, name) == getattr(spec, name) for name in same

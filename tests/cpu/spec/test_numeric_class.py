@@ -56,6 +56,14 @@ def test_every_gpu_has_a_default_and_a_choice(direction: str, gpu: object) -> No
         assert why_illegal(spec, tuned_default(spec, gpu), gpu) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_search_has_a_config(direction: str) -> None:
+    dims = itertools.product(("bfloat16", "float32"), (64, 256))
+    for dtype, dim in (*dims, ("bfloat16", 512)):
+        spec = make_spec(dtype, dim, "causal", invariant=True).for_direction(direction)  # type: ignore[arg-type]
+        assert legal_configs(spec, TARGETS["nvidia_l4"]), spec.name
+
+
 def test_the_search_stays_in_the_class() -> None:
     spec = replace(make_spec("bfloat16", 128, "causal"), invariant=True)
     found = legal_configs(spec, TARGETS["nvidia_h200"])

@@ -57,6 +57,16 @@ def test_float32_and_tf32_are_no_neighbours() -> None:
     assert neighbours(held, ieee, HERE) == neighbours(held, tf32, HERE) == ()
 
 
+def test_an_invariant_spec_hears_the_plain_one_and_not_the_other_way() -> None:
+    own = replace(SPEC, invariant=True)
+    assert neighbours(table((SPEC, HERE, OTHER)), own, HERE) == (OTHER,)
+    assert neighbours(table((SPEC, THERE, OTHER)), own, HERE) == (OTHER,)
+    assert neighbours(table((SPEC, HERE, make_config(64, 128))), own, HERE) == ()  # another class
+    assert neighbours(table((own, HERE, OTHER)), SPEC, HERE) == ()
+    held = table((SPEC, HERE, OTHER))
+    assert elsewhere([held], TARGETS["nvidia_h100_80gb_hbm3"], own, HERE) == (OTHER,)
+
+
 def test_the_order_of_tiles_is_that_of_the_own_mask() -> None:
     causal, longest = make_spec(mask="causal"), replace(TILE, order="longest_first")
     assert neighbours(table((SPEC, HERE, TILE)), causal, HERE) == (longest,)
