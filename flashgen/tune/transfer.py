@@ -77,11 +77,12 @@ def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfi
 
 def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:
     """Whether an entry is a neighbour of this spec and bucket, and not its own."""
-    if entry.spec == spec:
+    other = entry.spec
+    if other == spec:
         return entry.bucket != bucket
-    if entry.spec.invariant and not spec.invariant:
+    if other.invariant and not spec.invariant:
         return False
-    other = replace(entry.spec, invariant=spec.invariant)
+    spec = replace(spec, invariant=other.invariant)
     if other == spec or entry.bucket != bucket:
         return other == spec
     same = [field.name for field in fields(AttentionSpec) if field.name not in ("dtype", "mask")]

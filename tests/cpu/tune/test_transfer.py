@@ -63,6 +63,7 @@ def test_an_invariant_spec_hears_the_plain_one_and_not_the_other_way() -> None:
     assert neighbours(table((SPEC, THERE, OTHER)), own, HERE) == (OTHER,)
     assert neighbours(table((SPEC, HERE, make_config(64, 128))), own, HERE) == ()  # another class
     assert neighbours(table((own, HERE, OTHER)), SPEC, HERE) == ()
+    assert neighbours(table((replace(SPEC, dropout=True), HERE, OTHER)), own, HERE) == ()
     held = table((SPEC, HERE, OTHER))
     assert elsewhere([held], TARGETS["nvidia_h100_80gb_hbm3"], own, HERE) == (OTHER,)
 
