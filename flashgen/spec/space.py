@@ -398,8 +398,14 @@ def _row_seeds(spec: AttentionSpec, gpu: Gpu, order: Order) -> list[KernelConfig
 
 
 def in_parts(spec: AttentionSpec, configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
-    """The configs, and where V is wider than 256 first those that have it in parts."""
-    if padded(spec.head_dim_v) <= 256 or spec.direction not in ("forward", "decode"):
+    """The configs, and where V is wider than 256 first those that have it in parts. A warp of an
+    invariant decode owns whole rows: where mma.sync multiplies, it may lack the registers for all
+    columns from 128 on.
+    """
+    wide = padded(spec.head_dim_v) > 256
+    if spec.invariant and spec.direction == "decode" and not wide and spec.head_dim_v > 64:
+        return tuple(replace(config, v_parts=parts) for parts in (2, 1) for config in configs)
+    if not wide or spec.direction not in ("forward", "decode"):
         return configs
     return tuple(replace(config, v_parts=parts) for parts in (2, 4, 1) for config in configs)
 
