@@ -1,11 +1,11 @@
-"""What invariant=True costs by estimate: the entries of each numeric class beside those of the plain
-spec, as a table of percent.
+"""What invariant=True costs by estimate: the entries of each numeric class beside those of the
+plain spec, as a table of percent.
 
     python -m benchmarks.invariance_cost
 
-A cell compares the kernels that serve 4,096 to 16,383 keys, the executed ones among them, where both
-are estimated for the same sizes. It is the time of the class over that of the plain kernel, less
-one.
+A cell compares the kernels that serve 4,096 to 16,383 keys, the executed ones among them, where
+both are estimated for the same sizes. It is the time of the class over that of the plain kernel,
+less one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from flashgen import paths
 from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table import emit
 from flashgen.table.entry import Entry
-from flashgen.table.table import Table
+from flashgen.table.table import Table, load_with_evidence
 
 SPECS = {
     "prefill d64": "fwd_bf16_d64_causal",
@@ -44,7 +45,7 @@ def served(table: Table, spec: AttentionSpec, bucket: Bucket) -> Entry | None:
 
 
 def cost(table: Table, spec: AttentionSpec, bucket: Bucket) -> float | None:
-    """The share of its time that the class takes more; None where two entries cannot be compared."""
+    """The share of its time that the class takes more; None for two that cannot be compared."""
     plain = served(table, spec, bucket)
     own = served(table, replace(spec, invariant=True), bucket)
     if plain is None or own is None:
@@ -61,13 +62,16 @@ def rows(tables: dict[str, Table]) -> Iterator[str]:
     for table in tables.values():
         costs = [cost(table, spec_of(name), BUCKET) for name in SPECS.values()]
         if any(each is not None for each in costs):
-            cells = ("–" if each is None else f"{100 * each:.0f} %" for each in costs)
+            cells = ("-" if each is None else f"{100 * each:.0f} %" for each in costs)
             yield f"| {table.gpu.name.removeprefix('NVIDIA ')} | {' | '.join(cells)} |"
 
 
 def main() -> int:
     """Print the table."""
-    print(*rows(emit.tables_for(Path())), sep="\n")
+    shipped = {
+        slug: load_with_evidence(paths.shipped_table(slug)) for slug in emit.tables_for(Path())
+    }
+    print(*rows(shipped), sep="\n")
     return 0
 
 
