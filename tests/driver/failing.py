@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flashgen.evaluate import on_gpu
 from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.evaluate.workers import pool
 from flashgen.kernels.launch import device_gpu
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
@@ -21,7 +22,8 @@ PROBLEM = Problem(batch=2, heads=4, kv_heads=4, seq_q=1024, seq_k=1024)
 
 
 def main(stage: str, folder: Path) -> None:
-    on_gpu.CHECK_LIMIT_S = on_gpu.MEASURE_LIMIT_S = 12.0  # a kernel that hangs takes as long
+    on_gpu.CHECK_LIMIT_S = on_gpu.MEASURE_LIMIT_S = 12.0
+    pool.HANGS = 2.0  # a kernel that hangs takes so many limits, and once more
     with GpuEvaluator(device_gpu(0), 0, folder, jobs=1) as evaluator:
         for outcome in evaluator.evaluate(stage, SPEC, PROBLEM, CONFIGS):  # type: ignore[arg-type]
             print(json.dumps([outcome.config.br, str(outcome.status), outcome.detail]), flush=True)

@@ -43,9 +43,14 @@ PACKED: dict[str, Shape] = {
     "q": (SEQ, HEADS, DIM), "k": (SEQ, KV_HEADS, DIM), "v": (SEQ, KV_HEADS, DIM),
     "cu_seqlens_q": (BATCH + 1,), "cu_seqlens_k": (BATCH + 1,),
 }  # fmt: skip
+CHOSEN = "cache_batch_idx", "cache_leftpad", "chunk_start"
+SCALES: dict[str, Shape] = {"k_scale": (8, KV_HEADS), "v_scale": (8, KV_HEADS)}
+NEW: dict[str, Shape] = {"k": (BATCH, KV_HEADS, 2, DIM), "v": (BATCH, KV_HEADS, 2, DIM)}
 REFUSED = "varlen_paged", "block_table"
 """Where elements of a row lie apart."""
-INTEGERS = "lengths", "block_table", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"
+DTYPES = dict.fromkeys(
+    ("lengths", "block_table", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", *CHOSEN), torch.int32
+) | dict.fromkeys((*OF_HEADS, *SCALES), torch.float32)
 
 
 def attention(call: dict[str, Tensor]) -> Outputs:
@@ -62,6 +67,27 @@ def decode(call: dict[str, Tensor]) -> Outputs:
     return flashgen.decode(**call, return_lse=True)
 
 
+def in_chunks(call: dict[str, Tensor]) -> Outputs:
+    return flashgen.attention(**call, causal=True, chunk=16, return_lse=True)
+
+
+def decode_in_chunks(call: dict[str, Tensor]) -> Outputs:
+    return flashgen.decode(**call, chunk=16, return_lse=True)
+
+
+def decode_of_8_bits(call: dict[str, Tensor]) -> Outputs:
+    k, v = torch.empty(2, *PAGES["k"], dtype=torch.int8, device="cuda")
+    return flashgen.decode(k=k, v=v, **call, return_lse=True)
+
+
+def append(call: dict[str, Tensor]) -> Outputs:
+    pages = torch.empty(2, *PAGES["k"], dtype=torch.bfloat16, device="cuda")
+    angles = torch.empty(SEQ, DIM // 2, dtype=torch.bfloat16, device="cuda")
+    rotated = flashgen.append(*pages, **call, cos=angles, sin=angles)
+    assert rotated is not None
+    return (rotated,)
+
+
 def with_kvcache(call: dict[str, Tensor]) -> Outputs:
     o, lse = flash_attn_with_kvcache(
         call["q"].transpose(1, 2), call["k"], call["v"], cache_seqlens=call["lengths"],
@@ -73,11 +99,21 @@ def with_kvcache(call: dict[str, Tensor]) -> Outputs:
 
 SERVED: dict[str, tuple[Callable[[dict[str, Tensor]], Outputs], dict[str, Shape]]] = {
     "attention": (attention, ROWS | OF_HEADS),
+    "attention_in_chunks": (in_chunks, ROWS | {"chunk_start": (BATCH,)}),
     "attention_with_bias": (attention, ROWS | {"bias": (BATCH, HEADS, SEQ, SEQ)}),
     "varlen": (varlen, PACKED | OF_HEADS),
     "varlen_paged": (varlen, PACKED | PAGES | {"seqused_k": (BATCH,)}),
     "decode": (decode, CACHE | OF_HEADS),
     "decode_with_bias": (decode, CACHE | {"bias": (BATCH, HEADS, 1, SEQ)}),
+    "decode_in_chunks": (decode_in_chunks, CACHE | dict.fromkeys(CHOSEN, (BATCH,))),
+    "decode_of_8_bits": (
+        decode_of_8_bits,
+        {name: (CACHE | PAGES)[name] for name in ("q", "lengths", "block_table")} | SCALES,
+    ),
+    "append": (
+        append,
+        {name: (CACHE | PAGES)[name] for name in ("q", "lengths", "block_table")} | NEW,
+    ),
     "decode_paged": (decode, CACHE | PAGES | OF_HEADS),
     "flash_attn_with_kvcache": (with_kvcache, CACHE | PAGES | OF_HEADS),
 }
@@ -95,9 +131,7 @@ those without gaps are, so that Triton compiles nothing anew."""
 
 
 def empty_as(name: str) -> Callable[[Shape], Tensor]:
-    dtype = (
-        torch.int32 if name in INTEGERS else torch.float32 if name in OF_HEADS else torch.bfloat16
-    )
+    dtype = DTYPES.get(name, torch.bfloat16)
     return lambda shape: torch.empty(shape, dtype=dtype, device="cuda")
 
 

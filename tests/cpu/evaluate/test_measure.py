@@ -552,3 +552,17 @@ def test_a_sample_holds_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stopwatch.time(run, 3) == pytest.approx([123.0] * 3)
     sample = ["flush", "event", "launch", "event"]
     assert cuda.journal == ["synchronize", "wait", *sample * 3, "synchronize"]
+
+
+@pytest.mark.parametrize(("l2_bytes", "each_bytes"), [(3 << 20, 6 << 20), (0, 2 << 20)])
+def test_twice_the_l2_is_written_and_read_before_a_launch(
+    monkeypatch: pytest.MonkeyPatch, l2_bytes: int, each_bytes: int
+) -> None:
+    monkeypatch.setattr(torch, "device", lambda kind, index: "cpu")
+    stopwatch = measure.CudaStopwatch(0, l2_bytes)
+    assert (stopwatch._written.nbytes, stopwatch._read.nbytes) == (each_bytes, each_bytes)
+    stopwatch._written.fill_(1.0)
+    stopwatch._read.fill_(1.0)
+    stopwatch._flush()
+    assert not stopwatch._written.any()
+    assert stopwatch._sum == each_bytes // 4

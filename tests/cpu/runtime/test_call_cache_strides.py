@@ -16,6 +16,7 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime.kv_cache import append
 from flashgen.runtime.varlen import attention_varlen
 from tests.launches import Written, dispatcher, served
 
@@ -26,11 +27,14 @@ POINTERS = 1 << 32
 SHAPES = {
     "q": (4, 8, 2, 64), "k": (4, 2, 64, 64), "v": (4, 2, 64, 64), "lengths": (4,), "sinks": (8,),
     "alibi_slopes": (4, 8), "block_table": (4, 4), "bias": (4, 8, 2, 64), "do": (4, 8, 2, 64),
+    "chunk_start": (4,), "cache_batch_idx": (4,), "cache_leftpad": (4,), "k_scale": (16, 2), "v_scale": (16, 2),
 }  # fmt: skip
 DTYPES = dict.fromkeys(
-    ("lengths", "block_table", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"), torch.int32
-) | dict.fromkeys(("sinks", "alibi_slopes"), torch.float32)
+    ("lengths", "block_table", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "chunk_start",
+     "cache_batch_idx", "cache_leftpad"), torch.int32,
+) | dict.fromkeys(("sinks", "alibi_slopes", "k_scale", "v_scale"), torch.float32)  # fmt: skip
 PAGED = {"k": (16, 16, 2, 64), "v": (16, 16, 2, 64)}
+NEW = {"k": (4, 2, 2, 64), "v": (4, 2, 2, 64)}
 PACKED = {
     "q": (64, 8, 64), "k": (64, 2, 64), "v": (64, 2, 64), "do": (64, 8, 64), "cu_seqlens_q": (5,),
     "cu_seqlens_k": (5,), "seqused_k": (4,),
@@ -173,6 +177,12 @@ def test_attention_with_a_bias(call: dict[str, Tensor]) -> None:
     check(lambda own: own.attention(**call, return_lse=True))
 
 
+@settings(max_examples=20)
+@given(calls(("q", "k", "v", "chunk_start")))
+def test_attention_in_chunks(call: dict[str, Tensor]) -> None:
+    check(lambda own: own.attention(**call, causal=True, chunk=16, return_lse=True))
+
+
 @settings(max_examples=30)
 @given(calls(("q", "k", "v", "do")))
 def test_gradients(call: dict[str, Tensor]) -> None:
@@ -208,6 +218,27 @@ def test_decode_over_rows(call: dict[str, Tensor]) -> None:
 @given(calls((*DECODED, "block_table"), PAGED))
 def test_decode_over_pages(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
+
+
+@settings(max_examples=20)
+@given(calls((*DECODED[:4], "cache_batch_idx", "cache_leftpad", "chunk_start")))
+def test_decode_over_chosen_rows(call: dict[str, Tensor]) -> None:
+    check(lambda own: own.decode(**call, chunk=16, return_lse=True))
+
+
+@settings(max_examples=20)
+@given(calls(("q", "lengths", "block_table", "k_scale", "v_scale")))
+def test_decode_over_pages_of_8_bits(call: dict[str, Tensor]) -> None:
+    k, v = torch.zeros(2, *PAGED["k"], dtype=torch.int8)
+    check(lambda own: own.decode(k=k, v=v, **call, return_lse=True))
+
+
+@settings(max_examples=20)
+@given(calls(("q", "k", "v", "lengths", "block_table"), NEW))
+def test_append_over_pages(call: dict[str, Tensor]) -> None:
+    pages = torch.zeros(2, *PAGED["k"], dtype=torch.bfloat16)
+    angles = torch.zeros(64, 32, dtype=torch.bfloat16)
+    check(lambda _: (append(*pages, **call, cos=angles, sin=angles),))
 
 
 @settings(max_examples=50)

@@ -242,6 +242,19 @@ def test_a_chunk_longer_than_all_keys_hides_nothing(dispatcher: Dispatcher) -> N
     assert torch.equal(dispatcher.attention(q, q, q, causal=True, chunk=0), plain)
 
 
+@pytest.mark.parametrize("start", [20, 20 - LARGEST_CHUNK])
+def test_places_of_the_largest_chunk_fit_in_32_bits(dispatcher: Dispatcher, start: int) -> None:
+    """Key 20 begins one; where chunk 0 begins far before the first key, as where it begins at key 20."""
+    torch.manual_seed(7)
+    q = torch.randn(1, 2, 40, 16)
+    starts = torch.tensor([start], dtype=torch.int32)
+    o = dispatcher.attention(q, q, q, causal=True, chunk=LARGEST_CHUNK, chunk_start=starts)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, q, q, attn_mask=seen(40, LARGEST_CHUNK, starts)
+    )
+    torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-5)
+
+
 START = torch.zeros(1, dtype=torch.int32)
 
 

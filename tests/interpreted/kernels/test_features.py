@@ -23,6 +23,7 @@ from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
+from flashgen.runtime.eager.visibility import random_words
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
@@ -121,6 +122,21 @@ def test_the_cap_is_right_near_0_and_far_from_it(cap: float, tmp_path: Path) -> 
     s = q[..., 0].double()
     exact = cap * torch.tanh(s / cap)
     assert ((lse - exact).abs() <= 2.0**-20 * exact.abs()).all()
+
+
+def test_a_word_equal_to_the_threshold_keeps_its_element(tmp_path: Path) -> None:
+    """An element is dropped with probability round(p * 2^32) / 2^32: by fewer words than the threshold."""
+    spec, config = make_spec("float32", 16, dropout=True), make_config(16, 16)
+    rng = torch.tensor([1, 2])
+    word = int(random_words(rng, 1, 1, 1, 1))
+    features = Features(dropout_p=(word + 2**31) / 2**32, rng=rng)
+    assert features.dropout_threshold == word
+    one = torch.ones(1, 1, 1, 16)
+    o, _ = launch(
+        kernel_of(spec, config, tmp_path), spec, config, one, one, one, scale=1.0, diagonal=None,
+        features=features,
+    )  # fmt: skip
+    torch.testing.assert_close(o, features.keep_scale * one)
 
 
 def kernel_of(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
