@@ -185,6 +185,7 @@ duel: $(FOR_ALL)
 
 docs: $(FOR_DOCS)
 	$(BIN)/mkdocs build --strict
+	@echo 'open build/site/index.html in a browser'
 
 # Half an hour of a core for the tuning runs and the search benchmark.
 docs-output: $(FOR_ALL)
