@@ -107,7 +107,9 @@ def test_what_a_site_fetches_from_elsewhere_is_seen(tmp_path: Path) -> None:
 def test_a_broken_link_of_a_site_is_seen(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "a.html").write_text('<h1 id="a">A</h1>')
-    good = '<a href="there/a.html"></a> <a href="there/a.html#a"></a> <a href="https://a.com/x"></a>'
+    good = (
+        '<a href="there/a.html"></a> <a href="there/a.html#a"></a> <a href="https://a.com/x"></a>'
+    )
     (tmp_path / "index.html").write_text(good)
     assert broken(tmp_path) == []
     bad = ["x.png", "there/a.html#b", "there/"]
