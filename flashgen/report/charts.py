@@ -252,9 +252,11 @@ def history(
                 f"{rounded(point.us)} us", (n, point.us), (0, -12), textcoords="offset points",
                 ha="left" if n < end / 2 else "right", color=WINNER, zorder=4,
             )  # fmt: skip
-        for number, limit in enumerate(limits):
-            # The default is tried early, so its own mark lies on its line at the left.
-            _limit(axes, limit, ("--", ":")[number], at_right=number == 0)
+        for limit, dashes in zip(limits, ("--", ":"), strict=False):
+            # At the right: early configs and the first steps of the best lie at the left. Above
+            # and below: two names never meet.
+            below = limit.y < max(each.y for each in limits)
+            _limit(axes, limit, dashes, at_right=True, below=below)
         axes.set_xlim(0.5, end)
         _scale(axes, "x", Scale(name="configs, in their order", log=False, low=0.5))
         _scale(axes, "y", Scale(name="us"))
@@ -385,11 +387,14 @@ def _marks(
         )  # fmt: skip
 
 
-def _limit(axes: Axes, limit: Limit, dashes: str, *, at_right: bool = False) -> None:
+def _limit(
+    axes: Axes, limit: Limit, dashes: str, *, at_right: bool = False, below: bool = False
+) -> None:
     axes.axhline(limit.y, color=SOFT, linestyle=dashes, linewidth=1.0)
     axes.annotate(
-        limit.name, (1.0 if at_right else 0.0, limit.y), (0, 2), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right" if at_right else "left", color=SOFT, zorder=4,
+        limit.name, (1.0 if at_right else 0.0, limit.y), (0, -2 if below else 2),
+        xycoords=("axes fraction", "data"), textcoords="offset points", color=SOFT, zorder=4,
+        ha="right" if at_right else "left", va="top" if below else "baseline",
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def test_each_screenshot_is_compared_with_todays_page() -> None:
 def test_the_text_of_a_page_is_what_a_reader_sees() -> None:
     page = "<style>a{}</style><h1>One &amp; two</h1>\n<script>1</script><p>three</p>"
     assert text_of(page) == "One & two three\n"
-    assert [len(line) for line in text_of("word " * 2000).splitlines()] [:49] == [99] * 49
+    assert [len(line) for line in text_of("word " * 2000).splitlines()][:49] == [99] * 49
 
 
 def _browser(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
