@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_INCHES, PANELS_A_ROW = 5.0, 3
+LEGEND_INCHES = 1.4
+"""Below a panel of draw(): a dozen families in two columns."""
 WIDTH, HEIGHT = 340, 220
 LONGEST_OF_TWO = 24
 """Characters of a line's name that fit half the width."""
@@ -287,11 +289,15 @@ def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
     """Draw one panel per GPU and write them to `path`, a PNG. Raises the errors of panels() and
     save().
     """
-    figure, panels_ = panels(len(pairs))
+    figure, panels_ = panels(len(pairs), inches=(PANEL_INCHES, PANEL_INCHES + LEGEND_INCHES))
     for axes, (gpu, of_gpu) in zip(panels_, pairs.items(), strict=True):
         _panel(axes, of_gpu)
         axes.set_title(gpu)
-        axes.legend(loc="upper left", fontsize="small", edgecolor="none")
+        # Below the panel, where it hides no point.
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small",
+            edgecolor="none",
+        )  # fmt: skip
     save(figure, path, "--plot")
 
 
