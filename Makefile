@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-short test-driver-oldest test-engines test-flash-attn lint format generate check facts duel docs docs-output screenshots release clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-short test-driver-oldest test-engines test-flash-attn lint format generate check facts duel docs docs-output release clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -44,8 +44,8 @@ help:
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'make duel       our machine code beside that of FlashAttention-3 and FlashAttention-4; 250 MB'
 	@echo 'make docs       build the documentation site into build/site'
-	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
-	@echo 'make screenshots  take the screenshots of docs/images again; needs Chromium'
+	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it;'
+	@echo '                a screenshot is taken again where its text has changed: needs Chromium'
 	@echo 'make release    build the wheel, and try it in an environment of its own'
 	@echo 'make check      say where generated/, quick outputs of docs/ or facts of some kernels are not what programs make today'
 
@@ -185,6 +185,7 @@ duel: $(FOR_ALL)
 
 docs: $(FOR_DOCS)
 	$(BIN)/mkdocs build --strict
+	@echo 'open build/site/index.html in a browser'
 
 # Half an hour of a core for the tuning runs and the search benchmark.
 docs-output: $(FOR_ALL)
@@ -192,9 +193,6 @@ docs-output: $(FOR_ALL)
 	$(BIN)/python -m tests.docs_output
 	$(BIN)/python -m tests.notebook
 	$(BIN)/python benchmarks/search_efficiency.py --jobs $(JOBS) --out benchmarks/results/search_efficiency
-
-screenshots: $(FOR_ALL)
-	$(BIN)/python -m tests.screenshots
 
 # The wheel is made from the source distribution, and runs where nothing else is installed, in another folder.
 EMPTY := $(CURDIR)/$(VENV)/release

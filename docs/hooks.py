@@ -40,7 +40,7 @@ COPIED = (
     f"{RESULTS}/search_peers.png",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
-WIDE = "---\nhide: [toc]\nsearch: {boost: 0.1}\n---\n"
+WIDE = "---\nhide: [toc]\nsearch: {boost: 0.0001}\n---\n"
 """No table of contents; and what people wrote comes first among the hits of a search."""
 
 Pages = dict[str, str]
@@ -104,14 +104,14 @@ def gallery() -> Pages:
             continue
         index.append([f"[{name}]({kernel.name}.md)", *facts])
         pages[f"gallery/{kernel.name}.md"] = (
-            f"{WIDE}# {kernel.name}\n\nCompiled for sm_90 with Triton {triton}. It ran on no GPU. "
+            f"{WIDE}# {kernel.name}\n\nCompiled for sm_90 with Triton {triton}, without a GPU. "
             f"[What the columns mean](index.md).\n\n{grid(heads[1:], [facts])}\n\n"
             f"```python\n{in_place(kernel)}```\n"
         )
     pages["gallery/index.md"] = (
         f"{WIDE}# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for "
-        f"Hopper, with facts of their machine code, compiled for sm_90 with Triton {triton}. "
-        "They ran on no GPU.\n\nRegisters are per thread, shared memory in bytes. Instructions "
+        f"Hopper, with facts of their machine code, compiled for sm_90 with Triton {triton}, "
+        "without a GPU.\n\nRegisters are per thread, shared memory in bytes. Instructions "
         "and arrives are those of one tile of the steady main loop. `exp2 under` is the share of "
         "exp2 that is issued while a matrix product runs. Spills are loads and stores of spilled "
         f"registers. [All kernels, and other versions of Triton](../{RESULTS}/sass_facts.md)."

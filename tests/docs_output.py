@@ -8,15 +8,18 @@ A comment in front of a block or picture says where it comes from:
 
     <!-- output of: COMMAND -->            the block, or the table, is the output of a command
     <!-- output of the python above -->    the block is what the last python block prints
-    <!-- picture of: COMMAND -->           the picture is the first chart of report.html
+    <!-- picture of: COMMAND -->           an .svg is the first chart of report.html; NAME-WIDTH.png is
+                                           the first screen of NAME.html (tests/screenshots.py)
 
-All commands of a run share one folder, in which `flashgen` is this checkout's. A tuning run that two
-pages need therefore runs once. tests/cpu/project/test_docs_output.py compares all of them.
+All commands of a run share one folder, in which `flashgen` is this checkout's, and $CLONE names it. A
+command that stands twice runs once. Only a screenshot whose text has changed needs Chromium.
+tests/cpu/project/test_docs_output.py compares all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -29,16 +32,17 @@ from pathlib import Path
 
 from flashgen.errors import FlashgenError
 from flashgen.report.charts import standalone
+from tests import screenshots
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARKER = re.compile(
     r"^<!-- (?:output of: (?P<command>.+?)|(?P<python>output of the python above)"
-    r"|picture of: (?P<report>.+?)) -->\n",
+    r"|picture of: (?P<picture>.+?)) -->\n",
     re.MULTILINE,
 )
 BLOCK = re.compile(r"```text\n(.*?)```\n|((?:\|[^\n]*\n)+)", re.DOTALL)
-PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+\.svg)\)")
+PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+\.(?:svg|png))\)")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VARYING = (
     (re.compile(r"\b\d+:\d\d:\d\d\b"), "H:MM:SS"),
@@ -46,13 +50,13 @@ VARYING = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[\d:]+(?:Z|\+00:00)"), "DATE"),
 )
 TIMEOUT_S = 3000
-SLOW = ("flashgen tune", "transformers_sweep")
+SLOW = ("flashgen tune", "flashgen paper", "transformers_sweep")
 """Commands that take minutes: tests alone compare what they print."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """A marked block or picture. start, end: its text in the page; file: a picture's own text."""
+    """A marked block or picture. start, end: its text in the page; file: the picture."""
 
     page: Path
     line: int
@@ -67,8 +71,21 @@ class Output:
     @property
     def text(self) -> str:
         """What is committed; "" if there is no file yet."""
-        file = self.file or self.page
-        return file.read_text()[self.start : self.end] if file.exists() else ""
+        if self.file is None:
+            return self.page.read_text()[self.start : self.end]
+        if not self.file.exists():
+            return ""
+        return screenshots.shown(self.file) if self.is_screenshot else self.file.read_text()
+
+    @property
+    def is_screenshot(self) -> bool:
+        """Whether a browser makes it."""
+        return self.file is not None and self.file.suffix == ".png"
+
+    def html(self, folder: Path) -> Path:
+        """The page that the command wrote, of which this is a picture."""
+        name = self.file.stem.rpartition("-")[0] if self.file and self.is_screenshot else "report"
+        return next(folder.rglob(f"{name}.html"))
 
 
 def outputs(page: Path) -> Iterator[Output]:
@@ -76,14 +93,12 @@ def outputs(page: Path) -> Iterator[Output]:
     text = page.read_text()
     for marker in MARKER.finditer(text):
         line = text.count("\n", 0, marker.start()) + 1
-        found = (PICTURE if marker["report"] else BLOCK).match(text, marker.end())
+        found = (PICTURE if marker["picture"] else BLOCK).match(text, marker.end())
         if found is None:
-            raise FlashgenError(f"{page.name}:{line}: no text block, table or .svg picture follows")
-        file = page.parent / found["path"] if marker["report"] else None
+            raise FlashgenError(f"{page.name}:{line}: no text block, table or picture follows")
+        file = page.parent / found["path"] if marker["picture"] else None
         start, end = found.span(found.lastindex or 0)
-        if file is not None:
-            start, end = 0, len(file.read_text()) if file.exists() else 0
-        source = marker["command"] or marker["report"] or ""
+        source = marker["command"] or marker["picture"] or ""
         yield Output(page=page, line=line, source=source, start=start, end=end, file=file)
 
 
@@ -91,8 +106,22 @@ def make(output: Output, folder: Path) -> str:
     """Today's text of an output; commands run in `folder`."""
     if not output.source:
         return _printed(output)
+    try:
+        printed = _run(output.source, folder)
+    except FlashgenError as error:
+        raise FlashgenError(f"{output}: {error}") from None
+    if output.is_screenshot:
+        return screenshots.text_of(output.html(folder).read_text())
+    if output.file is not None:
+        return chart_of(output.html(folder).read_text())
+    return "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+
+
+@functools.cache
+def _run(command: str, folder: Path) -> str:
+    """What a command prints in a folder. Raises FlashgenError."""
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", output.source],
+        ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
         env=commands_environment(folder),
         capture_output=True,
@@ -100,10 +129,19 @@ def make(output: Output, folder: Path) -> str:
         timeout=TIMEOUT_S,
     )
     if done.returncode:
-        raise FlashgenError(f"{output}: {output.source} failed: {done.stderr}")
-    if output.file is not None:
-        return chart_of(next(folder.rglob("report.html")).read_text())
-    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+        raise FlashgenError(f"{command} failed: {done.stderr}")
+    return done.stdout
+
+
+def write(output: Output, text: str, folder: Path) -> None:
+    """Put today's text of an output in its place, or take a screenshot again."""
+    if output.file is None:
+        page = output.page.read_text()
+        output.page.write_text(page[: output.start] + text + page[output.end :])
+    elif output.is_screenshot:
+        screenshots.take(output.html(folder), output.file)
+    else:
+        output.file.write_text(text)
 
 
 def chart_of(report: str) -> str:
@@ -146,7 +184,7 @@ def commands_environment(folder: Path) -> dict[str, str]:
     program.chmod(0o755)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHGEN_", "TRITON_"))}
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return inherited | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return inherited | {"PATH": path, "PYTHONPATH": str(ROOT), "CLONE": str(ROOT), "COLUMNS": "120"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -173,9 +211,7 @@ def main(arguments: Sequence[str]) -> int:
                     print(f"{output} is out of date: run make docs-output", file=sys.stderr)
                     continue
                 print(f"{output} has changed")
-                file = output.file or page
-                content = file.read_text() if file.exists() else ""
-                file.write_text(content[: output.start] + text + content[output.end :])
+                write(output, text, Path(name))
     return int(differ)
 
 

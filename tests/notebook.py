@@ -12,24 +12,29 @@ import ast
 import contextlib
 import io
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 
 
 def executed(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The notebook with the outputs of its cells, which run in `folder`."""
+    """The notebook with the outputs of its cells, which run in `folder`. What they start is of this
+    checkout.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     cells, number = [], 0
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            number += 1
-            outputs = list(_outputs("".join(cell["source"]), names, folder, number))
-            cell = cell | {"execution_count": number, "outputs": outputs}
-        cells.append(cell)
+    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                number += 1
+                outputs = list(_outputs("".join(cell["source"]), names, folder, number))
+                cell = cell | {"execution_count": number, "outputs": outputs}
+            cells.append(cell)
     return notebook | {"cells": cells}
 
 

@@ -1,54 +1,44 @@
-"""Writes the screenshots that docs/ shows, with Chromium.
+"""Screenshots that docs/ shows: the first screen of a page, taken by Chromium.
 
-    make screenshots
-
-A report of a small offline run and the page of flashgen paper, each at the widths of a desk and of a phone, one light
-and one dark. Needs a program chromium, chromium-headless-shell or google-chrome on the path.
+Each carries the text of its page, as a comment of the PNG. tests/docs_output.py compares it with
+today's, which needs no browser. Colours and layout are not compared: to take a screenshot again,
+delete it and run make docs-output.
 """
 
 from __future__ import annotations
 
+import html
+import re
 import shutil
 import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashgen.errors import ToolchainError
-from tests.docs_output import ROOT, commands_environment
+from PIL import Image
+from PIL.PngImagePlugin import PngImageFile, PngInfo
 
-FOLDER = ROOT / "docs" / "images"
+from flashgen.errors import ToolchainError
+
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-TUNE = "flashgen tune --target nvidia_h100_80gb_hbm3 --dtype bf16 --head-dim 128 --causal --seq 4096 --trials 20 --out ."
-COMMANDS = {
-    "report": f"{TUNE} >/dev/null; flashgen report nvidia_h100_80gb_hbm3 --out .",
-    "paper": "flashgen paper --out paper.html",
-}
-SCHEMES = {"light": 1, "dark": 0}
-"""The numbers that Chromium's engine has for them."""
+SHOWN_CHARACTERS = 5000
+"""Of a page's text: more than its first screen shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shot:
-    """The first screen of a page, width x height pixels."""
+class Screen:
+    """A browser's window, in pixels. scheme: the number that Chromium's engine has for it."""
 
-    page: str
-    width: int
     height: int
-    scheme: str
-
-    @property
-    def file(self) -> Path:
-        """Where it is committed."""
-        return FOLDER / f"{self.page}-{self.width}.png"
+    scheme: int
 
 
-SHOTS = [
-    Shot(page=page, width=width, height=height, scheme=scheme)
-    for page in COMMANDS
-    for width, height, scheme in ((1280, 900, "light"), (390, 844, "dark"))
-]
+SCREENS = {1280: Screen(height=900, scheme=1), 390: Screen(height=844, scheme=0)}
+"""By width: a desk with light colours, a phone with dark ones. NAME-WIDTH.png names its screen."""
+
+
+def width_of(file: Path) -> int:
+    """The width that a screenshot's name states."""
+    return int(file.stem.rpartition("-")[2])
 
 
 def browser() -> str:
@@ -59,35 +49,35 @@ def browser() -> str:
     raise ToolchainError(f"screenshots need one of {', '.join(BROWSERS)} on the path")
 
 
-def take(shot: Shot, page: Path, file: Path) -> None:
-    """Write the first screen of a page, a file. Raises ToolchainError."""
+def take(page: Path, file: Path) -> None:
+    """Write the first screen of a page, with its text. Raises ToolchainError."""
+    width = width_of(file)
+    screen = SCREENS[width]
     options = [
         "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1",
-        f"--window-size={shot.width},{shot.height}",
-        f"--blink-settings=preferredColorScheme={SCHEMES[shot.scheme]}",
+        f"--window-size={width},{screen.height}",
+        f"--blink-settings=preferredColorScheme={screen.scheme}",
         f"--screenshot={file}", page.as_uri(),
     ]  # fmt: skip
     program = browser()
     done = subprocess.run([program, *options], capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise ToolchainError(f"{program} failed: {done.stderr.strip()}")
+    info = PngInfo()
+    info.add_itxt("Comment", text_of(page.read_text()), zip=True)
+    with Image.open(file) as image:
+        image.save(file, optimize=True, pnginfo=info)
 
 
-def main() -> int:
-    """Run the commands and write all screenshots; the exit code."""
-    browser()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for command in COMMANDS.values():
-            shell = ["bash", "-euo", "pipefail", "-c", command]
-            subprocess.run(
-                shell, cwd=folder, env=commands_environment(folder), check=True, stdout=sys.stderr
-            )
-        for shot in SHOTS:
-            take(shot, folder / f"{shot.page}.html", shot.file)
-            print(shot.file.relative_to(ROOT))
-    return 0
+def text_of(page: str) -> str:
+    """The beginning of a page's text, a line for each 100 characters."""
+    visible = re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)
+    words = html.unescape(re.sub(r"<[^>]+>", " ", visible)).split()
+    return re.sub(r"(.{1,100})(?: |$)", r"\1\n", " ".join(words)[:SHOWN_CHARACTERS])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def shown(file: Path) -> str:
+    """The text that a screenshot carries."""
+    with Image.open(file) as image:
+        assert isinstance(image, PngImageFile)
+        return str(image.text.get("Comment", ""))

@@ -55,6 +55,7 @@ if __name__ == "__main__":
     with compilers, runner:
         ask(compilers, "estimate", *map(SPACE.point, SPACE))  # ahead, on all cores
         how = "measured" if asked.measure else "estimated"
-        print(*map("{:>10}".format, (*VALUES, "us")), how)
+        print(f"Times are {how}, in us.")
+        print(*map("{:>10}".format, (*VALUES, "us")))
         best = minimize(SPACE, microseconds, Budget(trials=asked.trials), guesses=guess)
         print("The best:", best.point, f"{best.value:.1f} us, {how}")

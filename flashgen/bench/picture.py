@@ -112,7 +112,7 @@ def _panel(
     axes: Axes, cases: Sequence[Measured], names: Sequence[str], ceiling: float | None
 ) -> None:
     decoding = cases[0].direction == "decode"
-    drawn = False
+    highest = 0.0
     for number, name in enumerate(names):
         points = sorted(
             (int(case.problem["seq_k"]), rate)
@@ -122,7 +122,7 @@ def _panel(
         )
         if not points:
             continue
-        drawn = True
+        highest = max(highest, *(y for _, y in points))
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
@@ -140,12 +140,12 @@ def _panel(
     axes.set_xlabel("keys")
     axes.set_ylabel("GB/s" if decoding else "TFLOP/s")
     axes.grid(which="major", color="0.85", linewidth=0.4)
-    if not drawn:
+    if not highest:
         axes.text(0.5, 0.5, "nothing was timed", transform=axes.transAxes, ha="center")
         return
     axes.set_xscale("log", base=2)
     plain_numbers((axes.xaxis,), (1,), base=2)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * max(highest, ceiling or 0.0))  # no mark is cut by the frame
 
 
 def _legend(figure: Figure, panels_: Sequence[Axes], footer: str) -> None:

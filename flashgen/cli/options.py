@@ -71,7 +71,7 @@ FeatureNames = Annotated[
 ]
 Invariant = Annotated[
     bool,
-    typer.Option(help="Search inside the numeric class, for calls with invariant=True."),
+    typer.Option(help="Only kernels that give the same bits in any batch: for invariant=True."),
 ]
 WorkloadFile = Annotated[
     Path | None, typer.Option("--workload", help="YAML file of specs, lengths and their weights.")

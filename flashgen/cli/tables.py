@@ -123,7 +123,7 @@ def targets(
     tables, console = tables_of(out), showing.console()
     if not mine:
         others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
-        console.print(showing.targets_grid([*TARGETS.values(), *others], tables))
+        console.print(showing.targets_grid([*TARGETS.values(), *others], tables, console.width))
         return
     import torch
 
@@ -131,7 +131,7 @@ def targets(
 
     count = max(1, torch.cuda.device_count())  # of none, device 0 says what to do
     found = [device_gpu(index, instead="flashgen targets") for index in range(count)]
-    console.print(showing.targets_grid(dict.fromkeys(found), tables))
+    console.print(showing.targets_grid(dict.fromkeys(found), tables, console.width))
     for gpu in dict.fromkeys(found):
         console.print(f"{gpu.name}: {recognised_as(gpu)}")
 

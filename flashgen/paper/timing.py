@@ -192,6 +192,17 @@ def measured(gpu: Gpu, device: str, stopwatch: Stopwatch) -> tuple[Figure, Figur
     )
 
 
+def _at_most_the_rule(larger: list[str], points: int) -> Check:
+    """Whether most of this many tiles are within the rule; larger: those that are not."""
+    where = f", except on {'; '.join(larger)}" if larger else f" for all {points} tiles"
+    return Check(
+        text=f"the chosen B_c is at most the rule's{where}",
+        how="looked up",
+        holds=2 * len(larger) < points,
+        points=(points - len(larger), points),
+    )
+
+
 def block_rule() -> Finding:
     """B_c = ceil(M / 4d) with M the shared memory of a block, and what the shipped tables chose."""
     from flashgen.table.table import load
@@ -220,15 +231,7 @@ def block_rule() -> Finding:
         if slug in shown and chosen:
             lines += _rule_lines(table.gpu, elements, chosen)
     return Finding(
-        checks=(
-            Check(
-                text="the chosen B_c is at most the rule's, except on "
-                + ("; ".join(larger) or "none"),
-                how="looked up",
-                holds=2 * len(larger) < points,
-                points=(points - len(larger), points),
-            ),
-        ),
+        checks=(_at_most_the_rule(larger, points),),
         figures=(
             Figure(
                 how=("closed form", "looked up"),

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_INCHES, PANELS_A_ROW = 5.0, 3
+LEGEND_INCHES = 1.4
+"""Below a panel of draw(): a dozen families in two columns."""
 WIDTH, HEIGHT = 340, 220
 LONGEST_OF_TWO = 24
 """Characters of a line's name that fit half the width."""
@@ -252,9 +254,11 @@ def history(
                 f"{rounded(point.us)} us", (n, point.us), (0, -12), textcoords="offset points",
                 ha="left" if n < end / 2 else "right", color=WINNER, zorder=4,
             )  # fmt: skip
-        for number, limit in enumerate(limits):
-            # The default is tried early, so its own mark lies on its line at the left.
-            _limit(axes, limit, ("--", ":")[number], at_right=number == 0)
+        for limit, dashes in zip(limits, ("--", ":"), strict=False):
+            # At the right: early configs and the first steps of the best lie at the left. Above
+            # and below: two names never meet.
+            below = limit.y < max(each.y for each in limits)
+            _limit(axes, limit, dashes, at_right=True, below=below)
         axes.set_xlim(0.5, end)
         _scale(axes, "x", Scale(name="configs, in their order", log=False, low=0.5))
         _scale(axes, "y", Scale(name="us"))
@@ -285,11 +289,15 @@ def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
     """Draw one panel per GPU and write them to `path`, a PNG. Raises the errors of panels() and
     save().
     """
-    figure, panels_ = panels(len(pairs))
+    figure, panels_ = panels(len(pairs), inches=(PANEL_INCHES, PANEL_INCHES + LEGEND_INCHES))
     for axes, (gpu, of_gpu) in zip(panels_, pairs.items(), strict=True):
         _panel(axes, of_gpu)
         axes.set_title(gpu)
-        axes.legend(loc="upper left", fontsize="small", edgecolor="none")
+        # Below the panel, where it hides no point.
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small",
+            edgecolor="none",
+        )  # fmt: skip
     save(figure, path, "--plot")
 
 
@@ -385,11 +393,14 @@ def _marks(
         )  # fmt: skip
 
 
-def _limit(axes: Axes, limit: Limit, dashes: str, *, at_right: bool = False) -> None:
+def _limit(
+    axes: Axes, limit: Limit, dashes: str, *, at_right: bool = False, below: bool = False
+) -> None:
     axes.axhline(limit.y, color=SOFT, linestyle=dashes, linewidth=1.0)
     axes.annotate(
-        limit.name, (1.0 if at_right else 0.0, limit.y), (0, 2), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right" if at_right else "left", color=SOFT, zorder=4,
+        limit.name, (1.0 if at_right else 0.0, limit.y), (0, -2 if below else 2),
+        xycoords=("axes fraction", "data"), textcoords="offset points", color=SOFT, zorder=4,
+        ha="right" if at_right else "left", va="top" if below else "baseline",
     )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ from flashgen.table.table import Table, sources
 WIDTH_OF_FILES = 200
 """Columns where the output is no terminal: wide enough that no kernel's name is cut."""
 
+NARROW = 120
+"""Columns with which the longest slug and its facts fit a line."""
+
 
 class _Printable(Console):
     """A console that prints text as errors.printable has it; its own styles stay."""
@@ -221,11 +224,13 @@ def table_heading(table: Table) -> str:
     return f"{heading}, {counts or 'none'}{executed}"
 
 
-def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
-    """Known targets and the tables there are: facts, and what the entries come from."""
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
-    # At 80 columns few slugs are longer; the last column wraps.
-    grid.add_column("slug", overflow="fold", min_width=29)
+def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table], width: int) -> Grid:
+    """Known targets and the tables there are: facts, and what the entries come from. width: the
+    terminal's columns; at 80 only slugs are folded.
+    """
+    between = ",\n" if width < NARROW else ", "
+    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    grid.add_column("slug", overflow="fold")
     grid.add_column("arch", no_wrap=True)
     for name in ("SMs", "shared KiB", "GB/s", "TFLOP/s"):
         grid.add_column(name, justify="right", no_wrap=True)
@@ -240,7 +245,7 @@ def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
             str(gpu.shared_per_block // 1024),
             _number(gpu.bandwidth_gbs, 0),
             _number(gpu.peak_tflops, 0),
-            ", ".join(f"{number} {source}" for source, number in held.items()) or "none",
+            between.join(f"{number} {source}" for source, number in held.items()) or "none",
         )
     return grid
 

@@ -115,9 +115,10 @@ class Screen:
         running = tuple(self._running.items())
         shares = (progress.done / progress.total for _, progress in running if progress)
         title, progress = running[0] if running else ("", None)
+        waiting = "starting" if running else ""
         where = f"{min(self._done + 1, self._total)}/{self._total} {title}"
         others = f" and {len(running) - 1} more" if len(running) > 1 else ""
-        stage = ", ".join([*_tried(progress), *_best(progress)]) if progress else ""
+        stage = ", ".join([*_tried(progress), *_best(progress)]) if progress else waiting
         done = min(self._total, self._done + sum(shares))
         self._pace.note(time.monotonic(), done)
         self._bar.update(

@@ -43,7 +43,10 @@ from flashgen.files import no_temporary
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0
-"""A bare interpreter starts in 0.1 s; on a network file system, with 100 others, later."""
+"""Of CPU time. A bare interpreter takes 0.1 s; on a network file system, with 100 others, more."""
+
+START_HANGS_S = 600.0
+"""Of wall-clock time: a busy machine starts children late."""
 
 REAP_LIMIT_S = 10.0
 """A process that is stuck in a driver outlives SIGKILL: it is left, rather than waited for."""
@@ -200,11 +203,15 @@ class Child:
         line: bytes | None = b""
         try:
             while line is not None and b"ready" not in line:  # what an interpreter's start prints
-                line = self._read_line(START_LIMIT_S, START_LIMIT_S)
-        except (TimeoutError, _TooLarge):
-            line = None
-        if line is None:
-            raise ToolchainError(f"a worker process cannot be started: {self._last_words()}")
+                line = self._read_line(START_LIMIT_S, START_HANGS_S)
+            why = "" if line else self._last_words()
+        except TimeoutError:
+            self._end()
+            why = f"it was not ready after {START_HANGS_S:g} s, or {START_LIMIT_S:g} s of computing"
+        except _TooLarge:
+            why = self._last_words()
+        if why:
+            raise ToolchainError(f"a worker process cannot be started: {why}")
 
     def can_serve(self) -> bool:
         """Whether the child can take a task: it is alive, idle, silent and not large.

@@ -375,6 +375,7 @@ class TestTelling:
         assert series["cuBLAS, 800"] == [800.0, 800.0]
         assert "SDPA cuDNN" not in series
         assert axes.get_title() == "forward, head dim 64"
+        assert axes.get_ylim() == (0.0, pytest.approx(1.05 * 800.0))  # the frame cuts no mark
 
     def test_a_picture_has_one_legend_below_a_footer_and_flashgen_on_top(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

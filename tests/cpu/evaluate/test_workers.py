@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flashgen.errors import ToolchainError
-from flashgen.evaluate.workers import pool
+from flashgen.evaluate.workers import child, pool
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Turns, Workers
 from tests.hung import end_what_hangs
@@ -318,6 +318,31 @@ def test_children_that_cannot_start_are_an_error_of_the_machine(
             with pytest.raises(ToolchainError, match="cannot be started"):
                 answer(workers, "echo")
     assert isinstance(answer(workers, "echo"), Done)
+
+
+def _starts_late(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Children wait before they start, without computing, as on a machine with too much to do."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nsleep {seconds}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+def test_a_child_that_starts_late_on_a_busy_machine_serves(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "START_LIMIT_S", 1.5)
+    _starts_late(tmp_path, monkeypatch, 2.0)
+    assert isinstance(answer(workers, "echo"), Done)
+
+
+def test_a_child_that_never_starts_is_not_said_to_have_run_out_of_memory(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "START_HANGS_S", 0.5)
+    _starts_late(tmp_path, monkeypatch, 600.0)
+    with pytest.raises(ToolchainError, match=r"cannot be started: .* not ready after 0\.5 s,"):
+        answer(workers, "echo")
 
 
 def test_environment_is_added_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:

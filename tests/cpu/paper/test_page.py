@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.errors import InvalidArgument
+from flashgen.paper import timing
 from flashgen.paper.claims import CLAIMS, named
 from flashgen.paper.finding import MEANINGS, Check, Figure, Find, Finding, Row, Table, find
 from flashgen.paper.page import Shown, page, write_page
@@ -50,6 +51,13 @@ def finding(
         ),
         notes=("A note.",),
     )
+
+
+def test_tiles_beyond_the_block_rule_are_named_if_there_are_any() -> None:
+    none, one = timing._at_most_the_rule([], 3), timing._at_most_the_rule(["L4, d 64: 256"], 3)
+    assert none.text == "the chosen B_c is at most the rule's for all 3 tiles"
+    assert one.text.endswith(", except on L4, d 64: 256")
+    assert (none.points, one.points, one.holds) == ((3, 3), (2, 3), True)
 
 
 def test_the_page_has_every_claim_with_its_sentence_and_command() -> None:

@@ -62,7 +62,10 @@ class Links(HTMLParser):
 
 
 def broken(site: Path) -> list[str]:
-    """The links of a site that lead to no file or no place within it. 404.html has absolute ones."""
+    """The links of a site that lead to no file or no place within it. 404.html has absolute ones.
+
+    A folder is no file: a browser that opens the site without a server would list it.
+    """
     pages = {
         path: Links(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"
     }
@@ -73,9 +76,8 @@ def broken(site: Path) -> list[str]:
             if parts.scheme or parts.netloc:
                 continue
             file = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-            file = file / "index.html" if file.is_dir() else file
             place = unquote(parts.fragment)
-            if not file.exists() or (place and file in pages and place not in pages[file].ids):
+            if not file.is_file() or (place and file in pages and place not in pages[file].ids):
                 found.append(f"{page.relative_to(site)}: {target}")
     return found
 
@@ -104,12 +106,15 @@ def test_what_a_site_fetches_from_elsewhere_is_seen(tmp_path: Path) -> None:
 
 def test_a_broken_link_of_a_site_is_seen(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "index.html").write_text('<h1 id="a">A</h1>')
-    good = '<a href="there/"></a> <a href="there/#a"></a> <a href="https://example.com/x"></a>'
+    (tmp_path / "there" / "a.html").write_text('<h1 id="a">A</h1>')
+    good = (
+        '<a href="there/a.html"></a> <a href="there/a.html#a"></a> <a href="https://a.com/x"></a>'
+    )
     (tmp_path / "index.html").write_text(good)
     assert broken(tmp_path) == []
-    (tmp_path / "index.html").write_text(f'{good} <img src="x.png"> <a href="there/#b"></a>')
-    assert broken(tmp_path) == ["index.html: x.png", "index.html: there/#b"]
+    bad = ["x.png", "there/a.html#b", "there/"]
+    (tmp_path / "index.html").write_text(good + "".join(f'<img src="{each}">' for each in bad))
+    assert broken(tmp_path) == [f"index.html: {each}" for each in bad]
 
 
 @pytest.mark.slow("builds the site: 6 CPU-seconds, and needs the packages of the extra docs")
@@ -123,12 +128,13 @@ def test_the_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert broken(site) == []
     assert fetched(site) == []
-    made = [path.parent.name for path in site.glob("gallery/*/index.html")]
-    assert {name.split("_")[0] for name in made} == {"fwd", "bwd", "decode"}
-    assert len(list(site.glob("configs/*/index.html"))) == len(
-        list((ROOT / "configs").glob("*.yaml"))
-    )
-    text = (site / "reference" / "index.html").read_text()
+    made = {path.stem.split("_")[0] for path in site.glob("gallery/*.html")}
+    assert made == {"fwd", "bwd", "decode", "index"}
+    tables = list((ROOT / "configs").glob("*.yaml"))
+    assert len(list(site.glob("configs/*.html"))) == len([*tables, "index"])
+    menu = re.findall(r'<span class="md-ellipsis">\s*(.+?)\s*<', (site / "index.html").read_text())
+    assert set(re.findall(r"- (.+): \S+\.md$", CONFIG, re.MULTILINE)) <= set(menu)
+    text = (site / "reference.html").read_text()
     shown = " ".join(re.sub(r"<[^>]+>", "", text).split())
     for name in sorted(set(flashgen.__all__) - {"block_mask"}):
         first = " ".join(getattr(flashgen, name).__doc__.split("`")[0].split()[:4])

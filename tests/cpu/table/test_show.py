@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from flashgen import paths
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
 from flashgen.table.show import entries_grid, targets_grid
+from flashgen.table.table import load
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, with_evidence
 
@@ -96,11 +98,16 @@ def test_two_lines_fit_in_80_columns_where_executed_entries_stand_by_measured_on
 def test_targets_lose_nothing_in_80_columns() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, highlight=False)
-    console.print(targets_grid(TARGETS.values(), {}))
+    tables = {slug: load(paths.shipped_table(slug)) for slug in ("nvidia_h200", "nvidia_l4")}
+    console.print(targets_grid(TARGETS.values(), tables, 80))
     lines = file.getvalue().splitlines()
     assert "\u2026" not in file.getvalue()
-    slugs = [line.split()[0] for line in lines[1:]]
+    slugs = [line.split()[0] for line in lines[1:] if not line.startswith(" ")]
     assert "nvidia_a100_sxm4_80gb" in slugs
     assert "".join(slugs) == "".join(TARGETS)
-    whole = [line.split() for line in lines if line.startswith("nvidia_h200 ")]
-    assert whole == [["nvidia_h200", "sm_90", "132", "227", "4800", "989", "none"]]
+    whole = [line.split() for line in lines if line.startswith("nvidia_l4 ")]
+    held = len(tables["nvidia_l4"].entries)
+    assert whole == [["nvidia_l4", "sm_89", "58", "99", "300", "121", str(held), "estimated"]]
+    h200 = next(number for number, line in enumerate(lines) if line.startswith("nvidia_h200 "))
+    assert lines[h200].rstrip().endswith(" measured,")
+    assert lines[h200 + 1].endswith(" estimated")

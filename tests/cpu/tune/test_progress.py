@@ -60,6 +60,7 @@ def test_what_was_tried_and_rejected_is_counted_and_an_estimate_is_called_one() 
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     with Screen(console, 1) as screen:
         screen.begin("first")
+        assert screen._bar.tasks[0].fields["stage"] == "starting"  # for a minute on a busy machine
         screen.show(
             "first",
             Progress(
