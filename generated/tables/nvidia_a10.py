@@ -13,22 +13,29 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 653.83 2335.7 9063.3 18033.4
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 625.34 1696.6 6014.0 11689.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 455.6 1343.9 4878.1 9536.3
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 624.19 1672.7 5948.2 11523.5
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.67 1373.7 3767.3 4359.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 676.82 1755.6 4740.3 5502.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1022.8
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 974.95 3582.9 14014.7 27923.7
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 620.44 2008.1 7485.8
 fwd_bf16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14640.5
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 605.09 2440.6 9782.4 19571.6
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 452.14 1349.1 5078.4 9915.2
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 526.3 1500.1 5296.3 10240.7
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5044.9 5044.9
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 464.81 1477.8 4123.7 4790.5
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 580.88 1621.2 4416.4 5128.8
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 390.8 1197.1 4287.7 8280.7
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 828.08 2480.8 9042.9 17869.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 642.79 2433.7 9597.6 19149.3
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 451.47
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1418.5 5082.6 9816.4
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 763.87 2950.6 11697.7 23360.4
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 502.28 1644.2 5975.8 11538.2
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1007.3 3050.1 11103.9 21949.7
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 538.03 1759.3 6391.8
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 499.2 1606.1 4415.5 5103.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 542.99 1762.5 4851.5
@@ -60,16 +67,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 992.25 2984.3 10913.9 21295.0
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1949.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2011.0 7788.9 30900.4 61715.8
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1361.0
 bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4391.5 16321.4 31858.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1503.7 5819.3 23081.7 46098.3
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1050.1 3434.6 12762.9 24862.0
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1070.3 3348.3 12244.2 23792.2
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2580.9 9819.1 38772.0 77375.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1495.2 5115.1 19487.3 38674.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1673.2 5836.4 22339.8 44370.7
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3900.9 14209.4 55875.2 111557.3
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
@@ -84,15 +94,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 664.21 2070.8 7639.8 14983.3
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1350.5
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1559.9 6007.4 23797.6 47517.9
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1076.8 3434.5 12716.2 24805.4
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1239.7 4780.7 18944.9 37830.5
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 824.41 2640.0 9734.9 18942.6
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1001.8 3267.9 12294.8 24319.4
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2734.2 10608.6 42106.1 84102.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1530.0 5480.4 20845.9 41478.4
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2180.2 8461.0 33584.3 67082.1
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1231.1 4441.6 16836.7 33507.8
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1005.2 3455.6 13221.2 26249.7
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5352.5 20107.4 79115.7 157836.0
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
@@ -129,17 +142,31 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 5907.6 23432.9 93533.8 187001.8
 bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3615.6 12989.4 49165.2 97831.3
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 133.08 518.8 2061.7 4118.8
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 68.757 261.83 1034.1 2063.8
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 69.045
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 270.43
+decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 1016.7
+decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 2011.9
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 68.814 261.87 519.68 519.68
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 69.231
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 270.62
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 522.64 522.64
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 262.85 1034.3 4120.0 8234.3
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 263.19 1035.4 4124.4 8243.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 259.22 1025.1 4002.4 7996.0
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 263.35 1035.6 2066.3 2066.3
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 259.24 1025.6 2025.7 2025.7
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 3200.2 3200.2
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1267.4 5048.2 20171.3 40335.4
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1442.0
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 5616.7 22445.9 44884.9
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1028.1 4086.5 16320.0 32631.3
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 1023.5 4020.8 16048.3 32065.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1449.4
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 5564.6 22234.7 44461.6
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1019.9
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4021.0 16048.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1028.1 4084.6 8165.6 8165.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1328.2 4921.9 10172.1 10172.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1020.3 4053.7 8101.3
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 547.15 2150.7 8564.8 17117.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 543.53 2135.5 8503.3 16993.8

@@ -13,8 +13,11 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 302.88 830.88 2932.8 5746.7
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 310.79 807.43 2153.9 2476.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 744.88
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
@@ -22,17 +25,23 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 368.26
 fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2880.6 2880.6
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 295.43 882.91 2407.5 2788.9
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 227.94 645.24 2251.6 4285.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75 836.18
+fwd_bf16_d192v128_causal_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2951.0 5626.7
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.78
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 773.77 2780.9 5356.6
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 541.79 1580.1 5665.0 10993.7
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 340.73 1097.6 4003.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 342.46
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1147.6 3099.8 3612.6
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 348.72 1137.6 3073.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
@@ -63,15 +72,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 68.367 68.367 68.367 68.367
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 72.634 72.634 72.634 72.634
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1532.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5 31153.0 62161.0
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
@@ -85,15 +98,19 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 855.06
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
@@ -130,20 +147,32 @@ bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
 bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1822.3 6640.2 25323.3 49750.2
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 43.252 162.41 639.02 1274.5
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 26.059 91.46 353.1 701.97
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 27.583 86.676
+decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 328.24 635.08
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 27.144
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 88.231 171.77 171.77
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 27.458
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 86.588
+decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 174.5 174.5
 decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 84.204 324.11 1283.7 2563.2
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 83.089 320.68 1271.1 2538.2
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 87.062 320.31 1272.3 2503.1
 decode_bf16_d128_window_paged 1 br16_bc64_w4_s3_fa2_ptr 90.972
 decode_bf16_d128_window_paged 1024 br16_bc128_w8_s4_fa2_ptr 327.87 651.49 651.49
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 94.179 319.69
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 643.41 643.41
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr 977.23 977.58
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 396.79 1572.6 6275.9 12547.0
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1888.6 7535.5 15064.8
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 320.88 1268.1 5056.9 10108.6
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 321.93
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1251.0 4980.9 9952.4
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 523.11
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 1884.8 7519.3 15032.0
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 321.99
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1251.1 4981.1
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 321.67 1269.7 2534.5 2534.5
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 498.43 1672.1 3546.4 3546.4
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 322.31 1272.4 2539.8
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 164.55 640.14 2542.5 5079.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 181.34

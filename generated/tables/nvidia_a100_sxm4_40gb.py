@@ -13,8 +13,11 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 302.88 830.88 2932.8 5746.7
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 310.79 807.43 2153.9 2476.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 744.88
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
@@ -22,17 +25,23 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 368.26
 fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2880.6 2880.6
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 295.43 882.91 2407.5 2788.9
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 227.94 645.24 2251.6 4285.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75 836.18
+fwd_bf16_d192v128_causal_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2951.0 5626.7
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.78
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 773.77 2780.9 5356.6
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 541.79 1580.1 5665.0 10993.7
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 340.73 1097.6 4003.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 342.46
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1147.6 3099.8 3612.6
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 348.72 1137.6 3073.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
@@ -63,15 +72,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 84.341 84.341 84.341 84.341
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 89.651 89.651 89.651 89.651
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1532.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5 31153.0 62161.0
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
@@ -85,15 +98,19 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 855.06
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
@@ -130,19 +147,31 @@ bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
 bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1822.3 6640.2 25323.3 49750.2
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 52.744 200.15 789.76 1575.9
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 30.842 110.37 428.51 852.71
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 32.367 105.75
+decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 404.23 786.94
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 31.927
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 107.71 210.63 210.63
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 32.242
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 105.67
+decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 212.62 212.62
 decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 103.19 399.59 1585.2 3166.0
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 102.07 396.17 1572.6 3141.1
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 102.56 396.12 1574.9 3108.1
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 104.22 403.35 802.35 802.35
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 102.8 395.51
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 795.0 795.0
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr 1203.8 1204.2
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 491.14 1949.5 7782.8 15560.6
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1929.8 7697.2 15387.1
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 396.51 1569.7 6262.6 12519.7
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 397.56
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1554.9 6195.2 12380.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 523.11
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 1885.4 7521.5 15036.4
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.63
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1555.0 6195.4
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 397.3 1571.4 3137.6 3137.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 498.43 1672.8 3547.9 3547.9
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.94 1574.0 3142.9
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 202.81 791.4 3145.8 6285.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s5_fa2_ptr_v2 204.03 795.9 3163.4 6320.1

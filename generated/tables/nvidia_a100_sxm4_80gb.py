@@ -13,24 +13,33 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 289.07 787.25 2759.0 5370.9
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.26 787.04 2083.9 2396.4
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 713.87
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 334.21 980.66 3578.4 6943.8
 fwd_bf16_d128 1 br128_bc128_w8_s1_ampere_ptr 361.82 1264.0 4872.5 9683.9
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 241.19 774.64
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2673.5 5136.5
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2773.7 2773.7
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 272.12 789.76 2127.9 2467.5
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 220.05 619.43 2152.9 4095.4
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75 836.18
+fwd_bf16_d192v128_causal_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2951.0 5626.7
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 342.86 1218.7 4722.1 9393.3
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 240.09 765.68
 fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2645.8 5070.7
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 366.13 1356.4 5317.6 10599.2
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 265.08 795.78 2830.0 5348.2
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 541.79 1580.1 5665.0 10993.7
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 324.62 1044.1 3806.9
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 320.12 1078.5 3024.2 3525.3
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 328.06 1032.7 2764.9
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr_v2 2345.5 8322.5 32177.1 64030.5
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
@@ -60,15 +69,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 65.033 65.033 65.033 65.033
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 69.082 69.082 69.082 69.082
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 450.6 1347.4 4911.2 9561.6
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1497.2
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1056.7 4021.8 15882.2 31696.1
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 686.61 2032.6 7329.4 14238.1
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 785.44 2983.9 11777.9 23503.3
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 466.75 1442.5 5264.1 10198.5
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1435.3 5540.4 21960.9 43854.9
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 868.88 2982.5 11199.4 21929.5
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5
 bwd_dkv_bf16_d512_causal 4096 br32_bc32_w8_s2_fa2_ptr 33962.2 67799.0
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
@@ -83,15 +96,19 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 832.07
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 901.9 3194.7 12365.7 24593.8
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 531.27 1619.6 5905.4 11492.4
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 527.41 1960.6 7693.2 15336.8
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 367.03 1127.9 4106.4 7952.5
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1356.8 5201.7 20581.3 41087.5
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 833.1 2825.7 10574.6 20692.4
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1074.7 4121.8 16310.2 32561.5
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 659.18 2242.8 8355.3 16298.6
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
@@ -126,17 +143,28 @@ bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1830.3 7151.6 28436.8 56817.0
 bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1719.0 6318.3 24205.0 47368.3
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 41.195 154.22 606.33 1209.1
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 24.904 86.978 335.27 666.33
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 26.872 82.694
+decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s3_fa2_ptr 321.32 608.28
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 26.017
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 84.999 162.99 162.99
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 28.205 82.606
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 168.38 168.38
 decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 80.069 307.66 1218.0 2431.8
 decode_bf16_d128_paged 1 br16_bc16_w4_s3_fa2_ptr 80.162 309.16 1225.2 2446.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 87.062 304.48 1209.1 2376.8
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 91.369 314.11 630.49 630.49
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 94.179 315.27
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 611.77 611.77
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 980.1 980.42
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 387.7 1530.9 6103.7 12200.7
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1888.5 7535.3 15064.3
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 305.69 1206.5 4809.6 9613.9
 decode_bf16_d256_paged 1 br16_bc128_w8_s4_fa2_ptr 311.28 1228.1 4895.3 9784.9
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 523.11
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 1884.6 7518.8 15031.1
 decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 311.99 1230.9 4906.6
 decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 309.98 1222.1 2441.9 2441.9
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 498.43 1672.0 3546.1 3546.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 310.43 1223.8 2445.5
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 156.56 608.57 2416.6 4827.3
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 180.83 673.01 2661.0 5314.6

@@ -14,22 +14,30 @@ ROWS = {
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1055.0 4044.4 16001.8 31945.1
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2153.4 8135.9 15983.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 901.08 2540.5 9256.0 18142.5
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 663.17 2164.9 8189.8 16010.7
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 933.32 2662.4 9694.7 19046.6
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 668.28 2175.6 6164.0 7117.3
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 920.51 2609.8 7198.8 8348.1
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1175.1
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1495.8 5701.1 22522.5 44951.0
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 830.24 2809.4 10786.5 21505.4
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 981.12 4067.3 16470.0 33006.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 600.67 2208.1 8515.1 16632.5
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 773.46 2386.4 8699.7 16836.8
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8031.3 8031.3
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 666.94 2246.5 6400.9 7433.8
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 854.06 2569.9
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7167.5 8329.7
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 582.22 1867.7 6856.1 13155.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 960.6 2932.0 10753.4 21243.2
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1016.2 3942.7 15648.6 31256.5
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 643.5 2242.7
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8330.8 15986.3
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1132.7 4439.6 17666.9 35303.4
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 741.47 2484.7 9213.3
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17901.3
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1218.7 3770.4 13823.3 27298.5
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.18 2668.6 9840.3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 750.58
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2552.2 7076.9 8189.8
@@ -63,15 +71,18 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1345.8 4408.9 16754.9 32891.8
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2556.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2904.3 11390.0 45332.8 90589.7
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1747.6 5990.5 22759.0 45129.0
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2210.8 8668.7 34500.1 68942.0
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1457.0 4861.8 18193.7 35379.3
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1486.8 4842.1 17985.3 34925.0
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3191.2 12319.1 48831.0 97513.5
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1823.4 6434.5 24706.2 49049.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2051.5 7379.9 28446.5 56507.8
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4285.2 15721.4 61598.9 123031.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
@@ -85,15 +96,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 975.23 3259.2 12348.2 24254.6
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1803.9
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2168.0 8465.0 33653.2 67237.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1431.4 4712.0 17633.0 34416.9
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1723.1 6733.4 26774.3 53495.7
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1116.7 3660.1 13632.9 26486.6
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1212.0 4138.6 15811.8 31334.6
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3086.1 12054.2 47926.5 95756.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1727.7 6279.2 23979.9 47673.5
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2477.6 9678.5 38482.2 76887.2
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1398.2 5087.5 19342.3 38422.9
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1091.0 3822.5 14701.0 29214.6
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5431.7 20525.0 80851.6 161327.6
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
@@ -132,17 +146,28 @@ bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 4289.4 15963.0
 bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 61057.7 121230.1
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 131.5 512.95 2038.8 4073.2
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 70.817 269.09 1062.2 2119.6
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 71.979
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 278.46 1017.1 2026.7
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 70.924
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 264.78 524.23 524.23
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 72.3
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 278.46
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 526.22 526.22
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 262.49 1031.5 4107.4 8208.6
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 270.79 1063.9 4236.2 8466.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 272.65 1027.4 4038.4 8023.3
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 266.06 1045.2 2087.4 2087.4
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 255.32 1017.1
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 2030.3 2030.3
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 3056.9 3058.0
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 1257.8 5013.2 20034.6 40063.3
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1619.8 6491.9 25572.8 51138.7
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1008.7 4012.6 16028.5 32049.6
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.8 4012.9 16029.4 32051.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1632.7 6479.8 25522.8 51037.6
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.6 4004.0 15993.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.5 4011.6 8018.7 8018.7
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1549.6 5925.5 12042.2 12042.2
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.7 4004.2 8003.2
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 535.2 2104.7 8382.6 16753.1
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 533.46 2097.2 8352.2 16692.3

@@ -13,8 +13,11 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 712.13 2488.6 9594.7 19069.4
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 518.69 1430.4 5025.1 9782.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 723.27 1832.4 6342.2 12272.1
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 559.16 1541.6 5414.5 10542.3
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 713.27 1785.0 6107.7 11826.5
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 574.61 1490.0 3992.3 4625.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 778.7 1902.4 5023.8 5806.5
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1380.6
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 943.93 3495.1 13699.9 27306.3
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 625.45 1888.8 6859.7 13430.7
@@ -22,17 +25,23 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 699.47
 fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 2589.9 10018.3 19922.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 455.42 1472.8
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5178.0 10019.3
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 620.18 1688.6 5894.5 11410.7
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5272.1 5272.1
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 546.0 1617.9 4458.5 5175.3
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 708.56 1922.5 5212.4 6055.3
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 415.76 1162.3 4060.8 7836.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 527.64
+fwd_bf16_d192v128_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1510.1 5321.2 10286.5
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 690.42 2453.2 9521.9 18950.8
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 480.61
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1417.3 5086.6 9845.8
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 717.11 2675.1 10506.9 20949.3
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 493.98 1470.8 5226.1 10104.7
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 996.71 2891.7 10461.9 20612.4
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 615.1 1958.0 7119.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 617.51
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2048.1 5636.2 6490.9
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 852.86 2539.0 7068.7 8185.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 629.29 2029.6 5589.0
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3132.5 11406.5 44424.0 88496.7
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 938.34 3302.0 12782.5 25437.5
@@ -63,15 +72,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.57 138.57 138.57 138.57
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 147.42 147.42 147.42 147.42
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1240.6 4579.9 17937.3 35747.2
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 843.3 2538.5 9297.7 18156.2
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1205.7 3580.9 12986.7 25411.0
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2859.6
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2067.7 7765.7 30557.7 60957.7
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 1265.3 3741.0 13504.3 26355.0
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1543.8 5751.4 22581.4 45031.7
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 876.14 2663.2 9680.4 18890.3
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1065.4
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3353.8 12072.0 23514.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2718.4 10441.8 41341.3 82559.6
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 1638.9 5574.0 21033.0 41730.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 2106.6 7970.5 31439.9 62786.7
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1254.0 4179.4 15607.8 30930.9
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1780.2 6335.9 24175.5 48031.0
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 4105.5 14941.1 58454.5 116598.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1240.6 4579.9 17937.3 35747.2
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 843.3 2538.5 9297.7 18156.2
@@ -85,15 +98,19 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 2106.6 7970.5 31439.9 62786.7
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1254.0 4179.4 15607.8 30930.9
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 966.9 3531.0 13787.4 27462.6
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 636.08 1899.6 6908.8 13490.1
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 770.13
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2206.0 7824.8 15256.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1593.0
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 1744.1 6208.1 24064.1 47872.1
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 1002.1 3077.9 11266.1 22043.8
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 1047.9 3915.4 15385.4 30678.7
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 690.52 2108.7 7676.9 14984.6
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 690.52 2108.7 7676.9 14984.6
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 2559.6 9823.0 38876.6 77614.7
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1548.8 5241.4 19743.9 39154.4
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 2093.7 8045.8 31854.0 63598.4
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1231.9 4201.0 15805.7 31354.0
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1204.1 4064.4 15474.0 30701.3
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 2870.9 9706.8 37044.4 73500.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 966.9 3531.0 13787.4 27462.6
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 636.08 1899.6 6908.8 13490.1
@@ -130,20 +147,32 @@ bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 3502.6 13664.7 54329.7 108554.2
 bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 3338.1 12216.7 46928.4 93444.6
 decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 88.166 339.41 1344.4 2684.4
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 45.747 170.74 670.71 1337.4
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 46.105
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 188.68 666.53 1311.5
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr 46.484 173.62
 decode_bf16_d64_window_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_split256 340.93 340.93
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 46.203
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 179.82 342.8 342.8
 decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 175.52 683.18 2713.8 5421.4
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 171.9 672.04 2672.6 5340.1
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 170.71 671.34 2598.4 5155.8
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 178.87
 decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr 692.9 1377.3 1377.3
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 173.47
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 665.87
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1309.8 1309.8
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1943.3 1944.0
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 822.71 3267.2 13045.3 26082.7
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 962.46 3596.0 14265.9 28430.7
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 658.1 2610.7 10421.0 20834.8
 decode_bf16_d256_paged 1 br16_bc128_w8_s4_fa2_ptr 664.51
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2600.0 10319.8 20628.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 971.45
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 3588.9 14235.8 28370.5
 decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 665.39
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2601.1 10320.2
 decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 662.66 2626.6 5246.7 5246.7
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 924.99 3183.4 6648.7 6648.7
 decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 663.35 2629.4 5252.2
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 343.86 1345.5 5352.3 10694.6
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 344.71 1350.2 5372.4 10735.4

@@ -13,21 +13,28 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 549.55 1962.0 7611.6 15144.5
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 524.71 1416.1 5047.8 9836.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 382.24 1126.8 4088.1 7908.0
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 521.8 1398.9 4961.7 9690.1
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.1 1147.0 3153.9 3641.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 565.55 1479.7 3982.2 4612.1
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 855.01
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 800.31 2939.7 11497.1 22907.1
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 519.96 1683.3 6297.9 12289.4
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 508.62 2050.0 8215.5 16436.2
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 390.19 1131.8 4281.5 8338.6
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 445.08 1260.7 4471.7 8611.3
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4260.2 4260.2
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 393.16 1246.4 3463.4 4029.1
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 488.39 1362.4 3710.7 4315.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 329.34 1010.2 3648.6 6988.7
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 694.81 2082.5 7593.2 14917.8
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 557.0 2107.8 8310.9 16581.8
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 378.3
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1197.0 4324.9 8284.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 645.36 2491.5 9876.3 19722.6
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 423.58 1392.4 5112.0 9771.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 847.25 2562.9 9334.9 18315.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 453.63 1489.8 5468.2
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 420.23 1360.0 3715.7 4315.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 457.46 1492.5 4083.2
@@ -58,16 +65,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 184.73 184.73 184.73 184.73
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 196.59 196.59 196.59 196.59
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 830.09 2497.7 9138.5 17842.2
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1637.0
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1650.2 6390.0 25349.0 50627.7
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1140.3
 bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3686.4 13712.3 26747.3
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1263.2 4887.4 19383.9 38712.6
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 882.36 2888.6 10758.3 20907.6
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 897.83 2816.8 10323.2 20007.2
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2130.6 8104.4 31999.5 63859.8
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1252.2 4284.3 16277.8 32271.8
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1402.3 4894.5 18657.9 37027.3
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3304.0 12032.1 46672.7 93182.8
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
@@ -82,15 +92,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 556.05 1729.1 6403.1 12562.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1130.3
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1280.1 4928.6 19522.4 38980.7
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 902.79 2883.0 10684.0 20826.5
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1041.5 4015.2 15909.9 31769.5
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 692.5 2220.4 8206.4 15929.7
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 839.93 2739.0 10312.2 20385.7
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2294.0 8899.4 35320.8 70549.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1285.2 4602.0 17505.7 34605.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1831.3 7105.8 28203.7 56334.3
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1035.5 3735.5 14159.8 27939.0
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 842.91 2897.7 11081.7 21984.7
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4477.1 16826.9 66168.3 132009.6
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
@@ -127,18 +140,31 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 4961.6 19678.8 78547.8 157039.7
 bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3038.1 10922.3 41345.1 81569.8
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 115.79 449.97 1786.7 3569.0
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 62.914 237.51 935.88 1867.0
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 63.514
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 241.95
+decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 877.34 1737.8
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 63.033
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 234.3 452.88 452.88
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 63.904
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 242.44
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 452.75 452.75
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 231.17 905.25 3601.6 7196.6
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 239.17 937.47 3730.6 7454.9
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 238.8 898.96 3466.0 6923.6
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 236.4 925.34 1848.4 1848.4
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 224.28 884.95 1746.9 1746.9
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2715.2 2716.2
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1097.3 4368.3 17452.4 34897.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1211.4
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4704.6 18797.9 37493.2
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 890.81 3538.8 14131.0 28253.8
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 885.57 3472.3 13837.8 27646.0
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1217.6
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 4661.1 18621.4 37140.4
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.51
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3472.6 13838.3
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 890.79 3536.9 7070.6 7070.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1115.9 4122.9 8492.4 8492.4
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.94 3505.6 7005.3
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.18 1874.1 7461.6 14911.6
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 473.59 1859.0 7400.6 14789.5

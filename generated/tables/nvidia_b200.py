@@ -20,8 +20,10 @@ fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr - - - -
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128 1 br128_bc32_w4_s3_fa2_ptr - - - -
 fwd_bf16_d128_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt - - - -
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_fa2_ptr_lpt - -
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d192 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
@@ -29,6 +31,7 @@ fwd_bf16_d256 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s2_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_window 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s2_fa2_ptr_lpt - - -
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
@@ -58,15 +61,18 @@ bwd_delta_fp16_d192 1 br64_bc16_w4_s1_fa2_ptr - - - -
 bwd_delta_fp16_d256 1 br64_bc16_w4_s1_fa2_ptr - - - -
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_tma - - - -
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr -
 bwd_dkv_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr - - - -
 bwd_dkv_bf16_d192 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s1_fa2_ptr - - - -
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr - - - -
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_tma - - - -
@@ -80,15 +86,18 @@ bwd_dkv_fp16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
 bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
+bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d64_causal_dropout 1024 br128_bc64_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d128 1 br128_bc128_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt - - - -
 bwd_dq_bf16_d192 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d192_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d256 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d256_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
+bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w8_s1_fa2_ptr - - - -
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr - - - -
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
@@ -123,16 +132,23 @@ bwd_fused_fp16_d256 1 br16_bc32_w8_s1_fa2_ptr - - - -
 bwd_fused_fp16_d256_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
 decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr - - - -
 decode_bf16_d64_sink_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr - - - -
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
 decode_bf16_d128_window_paged 1 br16_bc64_w2_s4_fa2_ptr - - - -
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr - -
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr - - - -
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr - - - -
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr - - - -
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr -
 decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s4_fa2_ptr - - -
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr - - - -
+decode_bf16_d256_window_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr - - - -
 decode_bf16_d256_window_softcap_paged 1 br16_bc64_w4_s4_fa2_ptr - - -
 decode_bf16_d512 1 br16_bc64_w2_s3_fa2_ptr_v4 - - - -
 decode_bf16_d512_paged 1 br16_bc128_w8_s4_fa2_ptr_v2 - - - -

@@ -14,22 +14,30 @@ ROWS = {
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1257.4 4821.6 19078.6 38087.8
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8
 fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9551.1 18807.4
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1046.9 2980.9 10777.9 20976.4
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 774.93 2528.2 9530.7 18811.3
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1082.2 3124.6 11379.2 22098.7
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 785.02 2533.9 7231.9 8390.7
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1069.3 3035.6 8431.4 9782.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1375.3
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1759.2 6706.7 26496.6 52883.0
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 957.65 3305.4 12636.0 24748.2
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1154.3 4848.9 19636.7 39353.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 703.12 2581.0 9854.7 19426.6
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 905.94 2784.0 10053.6 19672.8
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9259.9 9259.9
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 779.72 2635.2 7465.1 8711.2
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1000.5 3004.8
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 8377.9 9758.4
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 677.82 2174.0 7826.6 15291.8
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1125.3 3427.9 12576.9 24893.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1206.2 4681.4 18582.2 37116.6
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 754.91
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2639.8 9510.5 18582.9
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1393.4 5463.4 21743.2 43449.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 867.34 2902.0
 fwd_bf16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10613.4 20758.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1427.0 4402.6 16140.9 31969.1
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 933.51 3096.2 11153.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 875.69
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2962.1 8213.1 9561.1
@@ -64,16 +72,19 @@ bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 180.29 180.29 180.29 180.29
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
 bwd_dkv_bf16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1483.0 4994.6 18901.7 37274.0
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1580.2 5196.1 19542.6 38563.5
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3008.1
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3416.3 13399.5 53332.1 106575.6
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2052.6 7028.8 26699.4 53016.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2635.4 10335.2 41134.1 82199.5
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1708.2
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5676.7 21051.3 41325.4
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1744.6 5654.5 20804.6 40796.7
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3789.0 14628.4 57986.3 115796.8
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2138.6 7516.6 29006.7 57690.5
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2981.5 11506.9 45608.7 91077.7
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2402.8 8609.6 33381.3 66460.3
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4968.0 18234.7 72361.2 144529.9
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
 bwd_dkv_fp16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
@@ -90,15 +101,18 @@ bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1094.2 3738.5 14258.6 28087.9
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1148.9 3834.8 14420.8 28432.6
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2126.5
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2550.0 9958.3 39591.4 79102.3
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1675.5 5511.0 20492.9 40271.1
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2053.9 8027.7 31922.7 63782.7
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1309.3 4274.2 15768.6 30939.9
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1420.8 4851.4 18513.9 36751.8
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3664.2 14313.8 56912.2 113710.1
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2022.5 7344.4 28054.5 55878.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2953.5 11539.2 45882.1 91672.7
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1633.3 5944.0 22594.6 45014.0
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1278.9 4477.8 17245.1 34263.4
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6377.8 24088.9 94967.4 189501.1
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
@@ -138,18 +152,28 @@ bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 5026.7 18644.7
 bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 71317.0 142024.0
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 104.42 405.52 1609.9 3215.8
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 54.215 204.87 807.49 1611.0
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 54.557
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 214.62 824.17 1612.2
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 54.246 204.9 406.02 406.02
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 54.651
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s5_fa2_ptr 213.67 421.72 421.72
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 205.67 807.87 3216.7 6428.4
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 205.85 808.48 3219.0 6433.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 241.16 838.82 3196.5 6340.2
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 205.93 808.55 1612.7 1612.7
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 220.48 824.72
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1610.2 1610.2
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr 2475.9 2476.7
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 1031.3 4102.1 16385.7 32763.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1930.7 7612.8 30056.8 60106.9
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 810.76 3221.0 12862.2 25717.1
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 813.39
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.5 12660.0 25309.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1946.1 7596.9 29992.2 59976.9
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.25
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.8 12660.1
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 813.85 3232.3 6459.8 6459.8
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1847.1 6946.7 14147.2 14147.2
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.8 3240.1 6475.4
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 540.91 2104.3 8357.9 16696.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 517.12 1996.3 7913.0 15801.9

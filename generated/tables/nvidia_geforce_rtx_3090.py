@@ -14,22 +14,30 @@ ROWS = {
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1023.5 3923.4 15522.6 30988.4
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3
 fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8010.8 15702.8
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 881.43 2510.2 9042.3 17824.3
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 652.2 2123.6 8040.6 15704.7
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 912.61 2616.0 9574.2 18761.6
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 660.11 2148.2 6062.3 7016.4
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 900.0 2556.2 7096.1 8209.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1156.5
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1464.7 5582.5 22053.6 44015.1
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 811.85 2785.5 10603.6 21260.8
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 965.66 3945.6 15976.7 32018.3
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 593.3 2176.9 8388.3 16390.7
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 762.11 2346.7 8572.1 16594.6
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7890.5 7890.5
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 658.64 2212.0 6280.6 7303.8
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 841.17 2538.2
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7053.2 8199.1
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 573.91 1840.4 6759.4 12978.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 947.08 2887.5 10594.4 20889.1
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1025.2 3977.6 15787.1 31533.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 634.99 2222.5
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8213.3 15771.3
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1142.7 4478.8 17823.2 35615.7
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 730.69 2449.0 9081.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17673.7
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1202.8 3713.4 13622.3 26837.3
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 794.84 2627.0 9717.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 738.81
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2512.5 6950.1 8087.6
@@ -63,16 +71,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.13 138.13 138.13 138.13
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 146.96 146.96 146.96 146.96
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1324.9 4363.2 16460.8 32394.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2515.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1722.5 5893.9 22402.2 44462.5
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1435.9
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4782.3 17927.0 34860.3
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1467.2 4766.3 17722.2 34414.1
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3169.1 12234.0 48493.4 96839.4
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1795.5 6334.5 24317.9 48266.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2018.3 7267.6 27993.6 55600.8
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4225.1 15522.0 60564.5 120961.4
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
@@ -87,15 +98,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 963.52 3198.6 12144.3 23855.6
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1785.8
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2122.9 8288.8 32952.5 65837.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1410.2 4640.0 17368.1 33900.0
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1671.6 6531.8 25972.5 51893.4
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1101.2 3603.5 13433.6 26099.5
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1193.5 4076.1 15573.8 30864.0
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1701.7 6188.5 23625.8 46875.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2403.5 9388.7 37329.7 74584.4
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1378.3 5018.4 19062.0 37770.7
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1074.3 3764.0 14479.2 28766.9
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5347.1 20207.8 79602.0 158830.6
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
@@ -134,17 +148,29 @@ bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 4222.6 15718.7
 bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 60160.0 119166.4
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 87.418 337.37 1337.2 2670.3
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 48.66 181.28 711.78 1419.1
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 49.947
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 191.56
+decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 649.08 1291.2
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 48.779
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 175.16 339.34 339.34
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 50.303
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 191.72
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 345.27 345.27
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 175.0 682.64 2713.2 5420.6
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 182.72 713.22 2835.2 5664.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 203.16 677.69 2597.5 5142.3
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 179.54 700.07 1398.1 1398.1
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 167.24 657.91
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1311.8 1311.8
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2021.9 2022.6
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 826.02 3286.0 13125.7 26245.3
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1571.3 6296.2 25164.8 50323.0
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 662.35 2629.4 10497.7 20988.8
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.96 2579.0 10287.0 20564.3
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1583.9 6283.0 25110.5 50213.7
 decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.98 2579.0 10287.2
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 662.0 2626.9 5250.5 5250.5
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1503.3 5745.3 11837.5 11837.5
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 657.18 2607.7 5210.4
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.84 1857.9 7378.2 14738.6
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 456.84 1762.6 6985.5 13949.3

@@ -16,22 +16,30 @@ fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 4934.3 19407.6 38722.6
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 792.75
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2629.4
 fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9869.9 19363.5
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1065.0 3014.4 10976.1 21364.2
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 802.89 2635.9
 fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9878.5 19373.8
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1098.5 3137.5 11522.4 22475.0
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 813.77 2643.6 7521.4 8754.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1087.3 3069.6 8539.1 9989.9
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1424.1
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1772.5 6753.7 26678.2 53244.4
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 996.47 3412.6 12966.3 25579.5
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1178.9 4880.6 19765.9 39612.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 713.16 2606.1 10047.2 19945.1
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 915.2 2806.9 10245.4 20141.8
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9710.2 9710.2
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 821.76 2735.5 7838.0 9115.8
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1011.7 3037.9 8513.4
+fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s3_fa2_ptr_lpt 9923.2
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 688.63 2197.3 8059.7 15845.4
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1143.7 3484.7 12942.0 25529.6
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1240.6 4816.8 19121.3 38193.9
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 761.98 2662.0
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 9859.1 19385.6
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1399.7 5489.2 21847.1 43657.7
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.33 2962.9 10939.1 21514.6
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1445.3 4456.6 16586.5 32731.1
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 942.73 3116.0 11504.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 900.67 2969.0 8401.6 9735.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 948.17 3133.2 8874.1
@@ -64,16 +72,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 253.86 253.86 253.86 253.86
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 270.24 270.24 270.24 270.24
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2488.2 9681.2 38453.3 76816.1
 bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1528.2 5140.2 19463.7 38577.6
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1613.9 5218.5 19545.7 38621.1
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3089.0
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3524.4 13735.3 54579.1 109038.2
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2136.9 7323.6
 bwd_dkv_bf16_d96_causal 4096 br32_bc128_w8_s2_fa2_ptr 27804.6 54903.4
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2683.5 10434.2 41437.0 82774.4
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1794.0 5825.2 21625.8 42670.0
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1762.6 5714.3 21218.5 41861.5
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3880.2 14984.1 59399.7 118620.4
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2183.4 7704.1 29764.8 59191.6
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 3071.2 11857.8 47004.3 93866.2
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1680.3 5941.3 22960.1 45662.9
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2438.6 8776.6 34085.6 67845.9
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4950.9 18704.2 73661.0 147114.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2488.2 9681.2 38453.3 76816.1
 bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1528.2 5140.2 19463.7 38577.6
@@ -89,15 +100,18 @@ bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1680.3 5941.3 22960.1 45662.9
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1882.2 7287.8 28910.5 57740.8
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1131.8 3842.6 14661.2
 bwd_dq_bf16_d64_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 28991.4
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1166.2 3894.3 14692.1 29073.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2163.0
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2677.5 10301.6 40798.0 81468.3
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1768.9 5682.2 21112.4 41664.0
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2133.7 8181.7 32373.7 64637.6
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1387.7 4405.8 16256.1 32034.4
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1449.6 4946.3 18907.8 37514.1
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3876.0 15001.6 59577.8 119039.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2142.3 7654.4 29476.2 58569.8
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 3091.8 11927.3 47340.2 94588.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1742.7 6200.1 23793.1 47263.0
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1298.3 4544.7 17512.7 34803.5
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6540.2 24728.3 97462.3 194459.5
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1882.2 7287.8 28910.5 57740.8
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1131.8 3842.6 14661.2
@@ -141,18 +155,27 @@ decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 155.67
 decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 608.22 2418.3 4831.7
 decode_bf16_d64_sink_paged 1 br16_bc32_w4_s3_fa2_ptr 79.861 306.21
 decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr 1211.3 2418.0
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 81.651 318.18
+decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 1203.3 2398.9
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 80.121 306.63 608.78 608.78
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 81.484 316.97 616.18 616.18
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 307.51 1212.5 4832.6 9659.4
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 307.59 1212.6 4832.6 9659.3
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 311.68 1201.7 4778.4 9516.4
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 307.68 1212.7 2419.9 2419.9
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 311.55 1201.9
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 2401.0 2401.0
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 3632.7 3634.0
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1496.0 5963.6 23834.2 47661.6
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1942.1 7785.1 30859.9 61626.4
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1210.2 4814.5 19231.7 38454.6
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 1210.4
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4792.0 19085.7 38143.9
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1957.6 7770.6 30799.5 61504.6
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1205.0
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4792.4 19085.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1209.8 4811.5 9616.3 9616.3
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1858.3 7107.8 14484.6 14484.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1205.2 4793.4 9580.0
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 631.32 2484.7 9898.2 19783.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 629.57 2477.2 9867.8 19721.9

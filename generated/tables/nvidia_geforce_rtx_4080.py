@@ -15,23 +15,31 @@ fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 778.07
 fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 2926.3 11510.6 22978.8
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9
 fwd_bf16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11681.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 647.06 1826.3 6625.9 13013.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 485.79 1593.0 6012.4
 fwd_bf16_d64_causal_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11688.0
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 670.19 1907.7 6951.2 13679.3
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.89 1606.6 4535.6 5220.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 660.25 1867.6 5171.6 6000.5
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 857.25
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1065.0 4053.6 16007.8 31946.9
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 603.92 2073.9 7894.9 15581.9
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 705.0 2894.5 11718.7 23484.3
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 436.94 1587.9 6120.2 11957.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 556.37 1710.9 6235.9 12071.5
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5917.5 5917.5
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 497.87 1663.2 4720.5 5474.7
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 614.45 1831.1
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5143.5 5948.8
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 421.39 1350.9 4946.8 9512.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 693.03 2114.3 7750.4 15322.8
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 745.43 2890.6 11471.5 22912.7
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 468.67 1634.4
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6051.3 11637.1
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 842.99 3302.4 13140.2 26257.2
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 548.41
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.9
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 878.82 2712.6 9937.3 19654.5
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.89 1931.0 7096.7
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.07 1839.2 5100.2 5833.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 582.21 1941.5 5387.1
@@ -64,16 +72,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 179.46 179.46 179.46 179.46
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 190.98 190.98 190.98 190.98
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
 bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 969.97 3146.0 11804.6 23123.4
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1862.2
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2125.9 8281.7 32904.8 65748.5
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1285.8 4408.7 16755.0
 bwd_dkv_bf16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32882.6
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.1 6186.8 24565.7 49083.2
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1090.3 3543.5 13172.9 25573.3
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1070.4 3477.5 12923.2 25088.3
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2328.8 8989.7 35633.4 71158.2
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1316.4 4644.2 17829.3 35428.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1473.1 5299.0 20425.1 40616.5
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3068.8 11257.3 44188.0 88261.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
 bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
@@ -88,15 +99,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 700.8 2332.8 8853.9 17397.2
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1295.4
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1615.4 6211.6 24596.7 49140.0
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1071.4 3443.9 12807.4 24953.8
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1266.1 4851.5 19192.8 38343.5
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 842.6 2681.7 9900.8 19199.0
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 874.76 2985.2 11400.9 22589.1
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2326.3 9000.5 35789.1 71507.2
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1301.0 4643.3 17684.0 35187.6
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1834.1 7071.9 28113.8 56172.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1062.9 3776.9 14288.1 28424.7
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 783.61 2743.4 10546.7 20971.9
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 3929.5 14849.7 58514.0 116757.1
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
@@ -137,18 +151,31 @@ bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 3120.2 11570.6
 bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 43971.4 87453.6
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 108.87 423.65 1682.8 3361.7
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 58.38 220.76 870.3 1736.3
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 59.017
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 226.05
+decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s3_fa2_ptr 846.16
+decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s5_fa2_ptr 1685.0
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 58.437 220.82 437.42 437.42
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 59.186
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 225.81 436.29 436.29
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 215.47 846.88 3372.5 6740.1
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 216.73 850.57 3386.0 6766.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 221.85 844.07 3351.2 6693.9
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 216.45 850.57 1696.5 1696.5
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 214.72
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 844.1
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 1690.8 1690.8
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr 2572.4 2573.4
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1046.5 4170.6 16667.2 33329.2
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1152.5 4618.1 18452.2 36897.7
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 846.2 3364.6 13438.2 26869.6
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 847.1
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.1 13432.2 26839.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1161.7 4610.2 18418.0 36828.4
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 847.76
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.2 13432.5
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 847.42 3369.0 6732.6 6732.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1102.8 4217.2 8683.1 8683.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 848.11 3371.7 6738.0
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 433.84 1705.7 6793.1 13576.2
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 433.32 1703.4 6784.0 13558.0

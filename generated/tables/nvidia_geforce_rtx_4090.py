@@ -13,16 +13,23 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 442.31 1690.6 6683.8 13341.5
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 389.32 1103.1 4002.4 7866.8
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 286.36 932.44 3513.0 6909.2
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.02 1169.7 4254.3 8266.1
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 291.54 936.93 2645.5 3059.7
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 397.6 1127.3 3108.4 3586.9
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 504.49
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.79 1218.1 4670.0 9145.9
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 416.1 1700.2 6879.3 13784.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 270.35 964.28 3706.5 6989.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 336.61 1041.2 3790.5 7079.4
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3456.0 3456.0
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 291.52 979.87 2759.7 3168.8
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 371.53 1109.1
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3095.4 3551.2
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 256.72 827.78 3031.6 5501.3
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 419.33 1279.5 4556.7 9012.9
 fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 436.91 1697.3 6738.8 13460.8
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
 fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
@@ -32,6 +39,7 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 474.75 1855.6 7379.1 14743.8
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
 fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 533.02 1650.0 5834.7 11548.3
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.69 1239.1 4464.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3
@@ -66,16 +74,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 128.48 128.48 128.48 128.48
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 136.67 136.67 136.67 136.67
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 584.61 1872.4 7030.3 13619.2
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1104.5
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1221.7 4786.2 19044.2 38054.8
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 758.42 2607.7 9777.2 19413.5
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 926.98 3629.8 14440.9 28855.7
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 630.62
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2128.9 7955.8 14931.9
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 646.12 2116.6 7848.3 14714.0
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1355.1 5226.4 20711.3 41357.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 783.33 2759.2 10450.6 20784.0
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 883.27 3173.3 12023.7 23937.9
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1918.9 6550.6 25977.3 51879.6
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
@@ -90,15 +101,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 420.37 1401.0 5310.6 10243.5
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 803.02
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 915.71 3570.9 14191.7 28352.8
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 622.69 2052.7 7675.9 15263.0
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 725.36 2829.7 11247.3 22470.6
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 487.45 1606.7 5971.2 11196.7
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 524.82 1791.2 6835.2 13504.2
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1330.9 5195.3 20652.8 41262.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 761.05 2765.8 10243.8 20402.5
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1052.3 4107.3 16327.0 32620.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 620.24 2258.0 8258.7 16450.7
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 470.69 1645.5 6302.6 12548.1
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1425.3 5179.4 20285.8 40427.8
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
@@ -133,16 +147,27 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 3144.3 12498.0 49913.0 99799.7
 bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1854.9 6896.5 26377.5 52601.6
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 77.561 299.48 1187.2 2370.7
 decode_bf16_d64_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 40.574 151.53 595.38 1187.2
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 40.574 155.86 602.87 1198.9
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr 40.574 151.53 299.55 299.55
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 40.574 155.86
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 314.03 314.03
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 152.11 595.95 2371.3 4738.5
 decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 152.11 595.95 2371.3 4738.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 158.06 621.82 2403.4 4768.9
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 152.11 595.95 1188.0 1188.0
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 157.93
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 619.93
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1209.2 1209.2
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 1782.7 1783.4
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 744.19 2963.4 11840.2 23676.0
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 744.19 2969.0 11852.1
+decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr 23696.3
 decode_bf16_d256 1 br16_bc64_w8_s1_fa2_ptr 597.11 2372.5 9473.9 18942.6
 decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9 18942.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 685.55 2719.0 10854.9 21702.7
 decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9
 decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8 4740.8
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 650.88 2487.6 5147.7 5147.7
 decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3
 decode_bf16_d512_paged 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3

@@ -15,9 +15,12 @@ fwd_bf16_d64 1 br128_bc64_w8_s3_fa2_tma 369.32 1406.0
 fwd_bf16_d64 4096 br64_bc32_w4_s3_fa2_ptr 5548.2 11062.1
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 230.37 768.81
 fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.2 5674.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.1 855.96 3120.5 6125.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 231.47 769.88
 fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.3 5674.8
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.82 856.62 3121.5 6125.7
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 236.69 768.43 2154.7 2489.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 325.59 920.83 2511.5 2900.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 412.57
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 518.55 1973.7 7794.5 15555.6
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 296.39
@@ -25,9 +28,13 @@ fwd_bf16_d96_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 993.94 3695.0 7318.1
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
 fwd_bf16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 262.64 834.97 3074.1 5956.3
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2888.6 2888.6
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 233.1 782.48 2190.7 2519.2
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 299.43
+fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 894.25 2429.3 2795.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 212.92 692.17 2538.1 4877.2
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 330.8 1014.5 3719.3 7143.4
 fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 373.2 1449.3 5753.5 11492.5
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
@@ -72,10 +79,12 @@ bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 582.83 2057.0 7879.7 15429.9
 bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr 786.91 3012.9 11919.8 23795.7
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 514.91
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1771.6 6587.3 12807.7
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 543.71 1834.2 6893.6 13442.6
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1040.8 4004.4 15859.0 31665.0
 bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1500.7 5535.0 21229.5 41948.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
 bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 700.25 2518.2 9533.4 18768.2
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr 2132.0 7766.2 27470.8 54830.0
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
@@ -91,15 +100,18 @@ bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 336.99 1118.1 4254.8 8372.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 614.24
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 746.32 2864.9 11356.6 22688.2
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 482.28 1581.4 5920.6 11552.7
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 634.75 2427.7 9617.5 19214.3
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 413.35 1326.9 4919.2 9562.3
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 414.5 1413.6 5400.1 10690.2
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1126.7 4371.7 17377.7 34719.0
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647.2
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 364.27 1269.1 4865.7 9638.7
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1130.8 4173.9 16142.1 32162.8
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
@@ -136,15 +148,24 @@ bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 49.032
 decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 184.38 725.05 1445.9
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 26.352 93.957 364.4 724.99
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 28.243
+decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 98.976 359.59 684.92
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 26.419 94.093
 decode_bf16_d64_window_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_split256 180.87 180.87
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 27.933
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 99.049
+decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 191.34 191.34
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 94.362 364.7 1446.0 2887.8
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 94.465 364.78 1446.1 2887.8
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 104.79 372.24 1372.9 2707.1
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 94.575 364.89 725.48 725.48
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 90.941 351.84 690.33 690.33
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1079.2 1079.2
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 441.36 1749.1 6980.0 13954.5
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 521.46 1920.7 7434.1 14785.4
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 362.86 1433.9 5717.8 11429.8
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 357.57 1361.1 5375.3 10742.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 527.06 2008.1 7772.6 15458.6
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 354.8
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1361.2 5375.4
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 362.42 1430.2 2854.7 2854.7

@@ -14,22 +14,30 @@ ROWS = {
 fwd_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
 fwd_bf16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 161.78
 fwd_bf16_d64_causal 1024 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 347.5 1235.7 2405.8
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 161.47 403.47 1362.3 2626.3
 fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 139.34 367.45 1268.6 2469.0
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 163.84 415.94 1424.7 2759.5
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 144.96 372.71 977.95 1125.0
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 176.55 429.85 1122.3 1292.4
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 357.6
 fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
 fwd_bf16_d128 1 br128_bc128_w8_s3_s_ahead_tma 117.46 447.74 1773.0 3540.5
 fwd_bf16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 83.395 249.05 912.36 1741.7
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 132.33 342.95 1172.3 2191.1
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1108.2 1108.2
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 135.64 352.6 917.8 1056.2
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 172.99 443.47 1166.0 1340.8
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 108.74 316.51 1125.4 2077.3
+fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 129.77 349.93 1221.5 2243.2
 fwd_bf16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
 fwd_bf16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s2_s_ahead_tma_lpt 119.89 322.22 1108.3 2011.7
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.2 433.91 1562.9
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 118.33 352.25 933.98 1064.0
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt 145.54 387.06 1010.3 1152.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 149.88 457.8 1220.6
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 416.14 1309.2 4641.6 9157.8
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641.0 9155.2
@@ -58,15 +66,18 @@ bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 43.197 43.197 43.197 43.197
 bwd_dkv_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 304.27 822.29 2877.8 5513.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr 890.34
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 297.08 872.47 3088.7 6076.0
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_s_ahead_tma 594.31 2264.1 8943.4 17849.3
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s3_s_ahead_tma 585.73 2055.7 7519.2 14869.9
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1715.3 6504.5 21341.8 42639.5
 bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
@@ -81,15 +92,18 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.34 1065.8 3865.5 7640.8
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
 bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
+bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 143.43 403.78 1441.1 2802.5
 bwd_dq_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt 531.75
 bwd_dq_bf16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 142.89 413.29 1475.0 2796.7
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
+bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w4_s3_s_ahead_tma_lpt 166.52 510.4 1795.3 3542.4
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1278.3 4752.8 18804.9 37701.5
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
@@ -124,16 +138,27 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s4_fa2_ptr 1285.1 5034.4 20031.6 40027.9
 bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s4_fa2_ptr 766.83 2710.1 9928.2 19637.4
 decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr 25.97 94.084 366.54 729.81
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 14.643 48.813 185.49 367.73
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 15.027
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 51.984
+decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 198.15 378.29
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 14.935 48.86 94.517 94.517
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.642
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 51.968 107.56 107.56
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 48.663 184.32 726.93 1450.4
 decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 48.613 184.02 725.67 1447.9
+decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 48.964 189.84 739.79 1463.4
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 48.639 184.04 364.7 364.7
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 48.869 189.59 379.47 379.47
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 555.1 555.29
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 230.72 911.06 3632.4 7260.9
+decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 260.42 916.84 3586.3 7145.6
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 184.98 727.42 2897.2 5790.2
 decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 186.83 734.78 2926.6 5849.0
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 204.89 791.98 3106.6 6164.6
 decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 187.14 736.01 2931.5
 decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 186.88 734.81 1466.3 1466.3
+decode_bf16_d256_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 186.96
+decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s4_fa2_ptr 791.99 1610.2 1610.2
 decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 187.17 735.97 1468.7
 decode_bf16_d512 1 br16_bc64_w8_s3_fa2_ptr_v2 95.061 366.44 1452.0 2899.4
 decode_bf16_d512_paged 1 br16_bc128_w8_s4_fa2_ptr_v2 95.233 367.02
@@ -147,6 +172,7 @@ EXECUTED = {
     "3.6 3.7": """
 fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
+fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 119.41 280.28 915.09 1754.3
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
 """,

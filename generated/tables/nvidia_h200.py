@@ -19,20 +19,28 @@ fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 159.33 430.91 815.17 3163.7
 fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 130.37 266.18 457.63 1639.6
 """,
     "estimated": """
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 161.47 403.47 1362.3 2626.3
 fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 139.34 367.45 1268.6 2469.0
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 163.84 415.94 1424.7 2759.5
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 144.96 372.71 977.95 1125.0
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 176.55 429.85 1122.3 1292.4
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 357.6
 fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 132.33 342.95 1172.3 2191.1
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1108.2 1108.2
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 135.64 352.6 917.8 1056.2
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 172.99 443.47 1166.0 1340.8
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 108.74 316.51 1125.4 2077.3
+fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 129.77 349.93 1221.5 2243.2
 fwd_bf16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
 fwd_bf16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s2_s_ahead_tma_lpt 119.89 322.22 1108.3 2011.7
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.2 433.91 1562.9
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 118.33 352.25 933.98 1064.0
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt 145.54 387.06 1010.3 1152.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 149.88 457.8 1220.6
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 416.14 1309.2 4641.6 9157.8
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641.0 9155.2
@@ -61,15 +69,18 @@ bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 31.071 31.071 31.071 31.071
 bwd_dkv_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 304.27 822.29 2877.8 5513.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr 890.34
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 297.08 872.47 3088.7 6076.0
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_s_ahead_tma 594.31 2264.1 8943.4 17849.3
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s3_s_ahead_tma 585.73 2055.7 7519.2 14869.9
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1715.3 6504.5 21341.8 42639.5
 bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
@@ -84,15 +95,18 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.34 1065.8 3865.5 7640.8
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
 bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
+bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 143.43 403.78 1441.1 2802.5
 bwd_dq_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt 531.75
 bwd_dq_bf16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 142.89 413.29 1475.0 2796.7
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
+bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w4_s3_s_ahead_tma_lpt 166.52 510.4 1795.3 3542.4
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1062.7 3650.0 13984.2 27759.2
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
@@ -127,16 +141,27 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s4_fa2_ptr 1285.1 5034.4 20031.6 40027.9
 bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s4_fa2_ptr 766.83 2710.1 9928.2 19637.4
 decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 19.668 66.999 258.34 513.47
 decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 11.614 34.94 130.1 256.97
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 15.027
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 38.389 135.0 263.82
 decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 12.494 34.984 66.791 66.791
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.495
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 38.373 80.526 80.526
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 35.136 130.53 512.08 1020.8
 decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 35.086 130.23 510.82 1018.3
+decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 40.35 164.98 641.54 1267.9
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 35.112 130.25 257.2 257.2
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 40.876
+decode_bf16_d128_window_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 164.99 343.95 343.95
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 537.11 537.11
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 163.49 642.51 2558.6 5113.4
+decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 260.42 807.1 3142.0 6255.3
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 131.08 512.47 2038.0 4072.1
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 131.64 515.07 2048.8 4093.7
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 204.89 791.51 3105.0 6161.4
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 130.96 512.17 2037.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 132.85 515.14 1026.9 1026.9
+decode_bf16_d256_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 178.66
+decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s4_fa2_ptr 791.51 1609.1 1609.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 131.07 512.3 1021.0
 decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 69.683 257.25 1016.3 2028.4
 decode_bf16_d512_paged 1 br16_bc64_w4_s5_fa2_ptr_v2 89.439 303.83 1161.4 2304.9
@@ -147,6 +172,7 @@ decode_bf16_d512_paged 1 br16_bc64_w4_s5_fa2_ptr_v2 89.439 303.83 1161.4 2304.9
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
     "3.6 3.7": """
+fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 119.41 280.28 915.09 1754.3
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 363.84 1136.7 2165.4
 """,

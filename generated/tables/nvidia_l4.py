@@ -13,20 +13,28 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 904.78 2409.1 9348.2 18600.3
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
+fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1738.7 6158.6 11952.4
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 513.31 1388.7 5058.5 9871.8
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 637.08 1710.7 6069.0 11776.5
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 513.31 1407.8 3862.6 4494.3
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 692.65 1801.3 4879.5 5614.0
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1050.7
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 888.39 2044.6 7638.1 15005.2
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 901.28 2517.2 10089.9 20186.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 901.28 1379.9 5202.5 10209.5
+fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1007.5
+fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1534.5 5438.4 10553.2
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5211.6 5211.6
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 565.74 1514.0 4227.5 4903.4
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 633.2 1658.9 4530.9 5249.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 704.24 1217.9 4389.7 8522.3
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 854.14 2557.3 9379.3 18527.6
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 844.05 2584.4 10192.3 20336.1
 fwd_bf16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 844.05 1443.2 5203.5 10102.9
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 899.53 2942.0 11663.3 23291.7
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11858.5
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1037.5 3132.4 11485.2 22704.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1786.0 6527.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1631.9 4495.6 5178.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1789.6 4939.1
@@ -56,15 +64,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 424.61 424.61 424.61 424.61
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 452.14 452.14 452.14 452.14
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1516.3 3097.6 11306.2 22136.4
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2003.5
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2073.9 8033.8 31873.3 63659.3
 bwd_dkv_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1406.7 4532.9 16863.9 33060.3
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1556.5 6024.7 23897.7 47728.3
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1352.2 3538.2 13169.5 25784.8
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1512.5
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3436.5 12600.6 24597.5
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2650.7 10084.8 39821.3 79469.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1537.9 5263.4 20090.7 39876.8
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1718.7 6002.5 23027.9 45751.7
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3957.7 14612.0 57608.6 115034.3
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
@@ -78,15 +90,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1264.6 2134.9 7871.0 15445.6
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1391.3
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1617.7 6232.6 24691.9 49304.5
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1114.4 3552.2 13166.4 25793.4
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1289.8 4976.1 19721.1 39381.2
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1128.5 2723.7 10070.8 19690.8
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1262.3 3403.3 12812.9 25369.2
 bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 2936.8 11517.6 45840.4 91604.1
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1598.4 5728.2 21917.0 43610.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2293.8 8907.6 35363.0 70636.8
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1284.7 4632.8 17697.7 35222.1
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1254.2 3549.2 13594.9 26988.8
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr 6039.5 22713.9 89430.8 178427.3
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
@@ -121,16 +136,28 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 6115.9 24259.9 96835.9 193603.9
 bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3710.5 13331.3 50811.3 101112.5
 decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 254.36 1002.1 3993.0 7980.9
 decode_bf16_d64_sink_paged 1 br16_bc32_w4_s2_fa2_ptr 132.98 515.89 2047.5 4089.7
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 132.41
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 511.87
+decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 2019.6 4024.0
 decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s2_fa2_ptr 133.82 519.12 1033.3 1033.3
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 132.62 512.91
+decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 1023.3 1023.3
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 506.0 2002.4 7988.0 15968.7
 decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 515.17 2035.6 8117.4 16226.4
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 506.13 2014.1 8021.0 16000.4
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 515.43 2035.9 4064.7 4064.7
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 506.14 2014.5 4022.2 4022.2
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr 6251.4 6253.6
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 2506.5 9999.8 39973.0 79937.2
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 2517.2
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 9987.6 39844.2 79607.8
 decode_bf16_d256 1 br16_bc64_w8_s1_fa2_ptr 2005.7 7989.3 31923.7 63836.2
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 2030.8 8039.3 32057.0 64096.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 2018.4
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 8005.4 31915.9 63760.6
 decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 2031.2 8039.7 32057.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 2006.1 7990.7 15974.3 15974.3
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 2016.7 8003.1 15985.5 15985.5
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 2006.5 7992.0 15977.0
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 1019.1 4019.9 16023.2 32027.5
 decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2 1019.4 4021.0 16027.4 32035.8

@@ -14,17 +14,25 @@ ROWS = {
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 423.71 1603.6 6323.1
 fwd_bf16_d64 16384 br64_bc32_w4_s3_fa2_ptr 12611.6
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 355.12 875.13 3300.3 6464.4
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 362.32 1010.6 3709.8 7204.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 266.52 877.58 3278.0 6465.3
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 368.99 1061.1 3866.3 7563.8
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 271.3 876.18 2478.7 2865.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 364.0 1022.7 2846.8 3278.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 474.42
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 573.39 2179.8 8605.3 17172.6
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 350.84 1155.8 4390.2 8632.1
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 386.11 1619.1 6550.9 13126.7
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 359.25
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 889.04 3424.1 6611.0
+fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 356.33
+fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 957.22 3487.2 6664.0
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3283.2 3283.2
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 275.89 917.65 2593.2 2995.1
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 341.6 1015.6
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2817.1 3263.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 290.69 771.88 2831.8 5287.8
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 384.33 1175.4 4266.0 8275.9
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 442.35 1711.8 6789.8 13560.5
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.23
 fwd_bf16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 918.05
@@ -33,6 +41,7 @@ fwd_bf16_d192_causal 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6469.0
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 485.89 1899.7 7555.2 15095.8
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.08 1029.3 3761.8
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7208.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 490.14 1517.7 5483.6 10609.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 328.2 1116.1 4123.3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 309.49
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1063.4 2863.4 3278.4
@@ -69,16 +78,19 @@ bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 801.54 3110.2 12344.7 24657.3
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 536.18
 bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 1684.4 6441.4 12609.9
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 534.96 1722.3 6430.7 12627.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1018.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1130.2 4398.6 17478.2 34925.4
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 704.89 2399.5 9145.4 17932.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 891.13 3459.1 13736.9 27449.0
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 608.76
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1979.1 7367.3 14141.9
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 596.46 1942.5 7225.5 13866.8
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1276.2 4922.3 19506.9 38953.0
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 720.58 2539.4 9611.0 19108.4
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 985.68 3799.9 15056.6 30065.6
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 557.98 1969.5 7417.1 14749.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 809.36 2908.5 11011.0 21913.7
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1776.3 6265.6 24124.3 48188.3
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 801.54 3110.2 12344.7 24657.3
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 536.18
@@ -94,15 +106,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 985.68 3799.9 15056.6 30065.6
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 557.98 1969.5 7417.1 14749.0
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 607.55 2344.4 9291.8 18555.0
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 447.46 1286.4 4868.7 9618.5
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 446.34 1280.9 4835.3 9487.1
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 711.55
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 859.1 3299.5 13074.9 26121.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 591.86 1910.8 7096.0 14017.0
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 708.96 2712.8 10742.1 21461.4
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 469.63 1498.4 5535.6 10621.5
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 480.4 1641.3 6266.1 12394.6
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1308.5 5074.0 20172.4 40303.5
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 721.31 2581.2 9764.8 19049.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1025.8 3965.5 15764.7 31497.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 593.32 2116.1 7923.5 15400.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 440.69 1508.3 5782.8 11477.7
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 2138.4 8079.8 31782.8 63389.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 607.55 2344.4 9291.8 18555.0
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 447.46 1286.4 4868.7 9618.5
@@ -144,18 +159,28 @@ bwd_fused_fp16_d256_causal 16384 br16_bc64_w8_s2_fa2_ptr 47228.3
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 91.569
 decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 354.53 1406.1 2808.2
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 47.702 179.15 704.93 1406.0
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 48.429
+decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 184.47 707.22 1402.8
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 47.739 179.3 354.8 354.8
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 48.354
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 184.51
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 366.04 366.04
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 179.85 705.64 2808.8 5613.0
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 179.88 705.67 2808.8 5613.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 187.78 706.82 2803.1 5567.5
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 179.93 705.71 1407.1 1407.1
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 187.65 707.14 1410.8 1410.8
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2111.7 2112.4
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 881.15 3507.4 14012.5 28019.2
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 888.27 3473.9 13870.6 27661.7
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 707.79 2811.9 11228.3 22450.1
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 709.15
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.6 11138.1 22266.3
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 712.73 2785.3 11111.4 22156.0
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 710.15
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.8 11138.2
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 709.63 2818.5 5631.6 5631.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 711.88 2784.5 5571.6 5571.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 710.66 2822.6 5639.8
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 366.01 1437.1 5721.6 11434.2
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 365.23 1433.8 5707.9 11406.7

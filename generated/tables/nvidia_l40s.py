@@ -14,20 +14,27 @@ ROWS = {
 fwd_bf16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
 fwd_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 835.01 3236.9 6439.4
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.39 484.05 1777.8 3474.5
+fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 593.37 2120.3 4096.7
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 201.76
 fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 507.12 1817.4 3563.8
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 217.46 586.36 2096.8 4094.0
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 201.35 508.15
 fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1377.6 1586.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 238.47 617.12 1660.1 1909.8
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 358.6
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 344.82 1256.0 4911.4 9785.2
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.35 710.74 2678.9 5267.9
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 354.25 863.59 3456.7 6914.3
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.39
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 480.62 1814.0 3485.1
+fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 354.55
+fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 533.27 1889.4 3588.3
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1824.0 1824.0
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 221.93
 fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 550.82 1495.4 1729.3
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 224.22 575.77 1540.7 1780.7
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 284.2 448.89 1615.4 3006.0
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 293.35 881.56 3179.5 6163.6
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 331.61
 fwd_bf16_d192 1024 br128_bc64_w8_s1_ampere_ptr 945.03 3723.2 7427.3
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 332.5
@@ -35,6 +42,7 @@ fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 523.32 1890.7 3518.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 358.73 1088.9 3905.5 7549.2
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.75
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 662.77 2437.8
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
@@ -72,6 +80,7 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 149.39 149.39 149.39 149.39
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 532.6 1044.7 3831.9 7452.7
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 708.31
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 691.82 2646.6 10471.2 20911.7
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 519.63
@@ -79,10 +88,13 @@ bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1582.7 5829.7 11500.3
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 538.32 2049.0 8097.6 16170.6
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.19
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1269.7 4689.8 8997.0
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 532.65
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1193.6 4377.2 8378.9
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 901.34 3425.1 13520.1 26980.1
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 523.18 1787.7 6704.3 13309.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 705.89 2682.3 10588.0 21128.9
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 583.3 2034.2 7634.1 15171.4
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1439.4 5035.6 19361.3 38662.6
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
@@ -99,17 +111,20 @@ bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 443.7 660.82 2480.4 4866.2
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 443.48 722.65 2647.3 5175.8
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 454.08
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 551.54 2070.8 8161.4 16294.8
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 445.78 1245.3 4563.5 8997.7
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 457.4 1707.9 6723.7 13424.9
 bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.11
 bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 970.06 3537.2 6774.5
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 444.15 1155.6 4349.4 8590.2
 bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1014.3
 bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3920.5 15559.5 31078.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 573.18 2014.6 7587.9 14797.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 801.58 3070.1 12184.4 24336.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 470.38 1650.0 6162.3 11978.5
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 439.71 1205.7 4596.0 9112.5
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1862.0 6995.7 27479.9 54794.4
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
@@ -150,18 +165,30 @@ bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 1286.2 4602.4 17185.2 33375
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 91.55
 decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 354.46 1405.8 2807.7
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 47.67 179.09 704.77 1405.7
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 47.932
+decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 183.91 706.8 1400.0
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 47.696 179.14 354.48 354.48
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 47.984
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 184.02
+decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 363.29 363.29
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 179.81 705.51 2808.3 5612.0
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 179.85 705.54 2808.3 5612.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 185.78 705.55 2798.0 5564.0
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 179.89 705.58 1406.8 1406.8
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 185.63 705.86 1408.2 1408.2
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2111.3 2112.0
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 878.9 3498.5 13976.7 27947.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 883.84
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 3471.4 13860.6 27657.9
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 707.39 2810.3 11221.9 22437.4
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 708.66
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.1 11137.7 22265.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 709.11
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2783.2 11103.2 22152.8
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 709.27
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.2 11137.8
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 708.91 2815.6 5625.9 5625.9
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 707.99 2782.5 5566.1 5566.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 709.5
 decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr 2816.4 5626.8
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 365.4 1434.7 5712.0 11415.0

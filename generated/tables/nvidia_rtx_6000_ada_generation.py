@@ -13,25 +13,33 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 317.31 839.99 3256.3 6477.9
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 318.62 486.93 1788.4 3495.3
+fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 596.9 2133.0 4121.2
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 182.09
 fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 510.13 1828.3 3585.1
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 218.75 589.85 2109.3 4118.5
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 181.67 511.18
 fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1385.8 1595.6
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 239.88 620.8 1670.0 1921.2
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 360.73
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 345.13 1263.5 4940.8 9843.8
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 314.21 714.98 2694.9 5299.5
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 319.62 868.74 3477.4 6955.6
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 320.77
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 483.48 1824.8 3506.0
+fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 319.92
+fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 536.45 1900.7 3609.8
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1834.9 1834.9
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 201.06 554.1 1504.4 1739.7
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 206.22 579.2 1549.9 1791.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 257.21 451.56 1625.0 3024.0
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 295.09 886.82 3198.6 6200.5
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 306.39 950.67 3745.4 7471.8
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.08
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 526.44 1902.0 3539.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 360.86 1095.4 3928.8 7594.4
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.82
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 666.72 2452.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
@@ -68,6 +76,7 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 134.75 134.75 134.75 134.75
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 143.36 143.36 143.36 143.36
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 480.32 1050.9 3854.9 7497.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 712.53
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 695.95 2662.4 10533.8 21036.9
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 496.88
@@ -75,10 +84,13 @@ bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1592.2 5864.6 11569.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 541.53 2061.3 8146.1 16267.4
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.17
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1277.3 4717.9 9050.8
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 480.66
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1200.7 4403.4 8429.0
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 906.72 3445.6 13601.0 27141.7
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 526.29 1798.4 6744.4 13388.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 710.1 2698.4 10651.4 21255.4
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 586.78 2046.4 7679.8 15262.2
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1448.0 5065.7 19477.2 38894.1
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
@@ -95,17 +107,20 @@ bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 400.03 664.76 2495.2 4895.3
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 399.81 726.96 2663.1 5206.8
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 456.78
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 554.82 2083.2 8210.3 16392.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 403.74 1252.7 4590.8 9051.6
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 460.12 1718.1 6764.0 13505.3
 bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 397.72
 bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 975.85 3558.3 6815.1
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 400.77 1162.5 4375.4 8641.6
 bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1020.3
 bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3943.9 15652.7 31264.4
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 576.59 2026.7 7633.3 14885.6
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 806.36 3088.5 12257.3 24482.4
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 473.18 1659.8 6199.2 12050.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 396.44 1212.9 4623.5 9167.0
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1873.1 7037.6 27644.4 55122.5
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
@@ -146,18 +161,30 @@ bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 1293.8 4629.9 17288.0 33574
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 82.861
 decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 319.9 1267.8 2531.7
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 43.291 161.78 635.73 1267.7
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 43.555
+decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 166.44 637.19 1260.8
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 43.318 161.82 319.91 319.91
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 43.607
+decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 166.55
+decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 328.4 328.4
 decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 162.44 636.4 2532.2 5060.0
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 162.47 636.42 2532.2 5060.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 168.44 636.1 2520.8 5009.6
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 162.51 636.47 1268.7 1268.7
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 168.29 636.4 1269.3 1269.3
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 1903.8 1904.5
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 792.49 3153.3 12596.7 25187.9
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 797.47
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 3125.8 12478.8 24894.1
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 638.14 2534.1 10118.0 20229.8
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 639.42
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.6 10024.9 20040.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 639.87
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2506.2 9996.3 19939.2
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 640.04
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.8 10025.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 639.67 2539.5 5073.7 5073.7
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 638.75 2505.5 5012.2 5012.2
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 640.27
 decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr 2540.2 5074.6
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 330.41 1296.4 5160.2 10312.0

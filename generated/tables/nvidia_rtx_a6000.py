@@ -14,21 +14,28 @@ ROWS = {
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 531.33 1896.7 7358.0 14639.8
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1116.1 4083.2 7897.5
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 507.32 1369.0 4879.7 9508.2
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 369.59 1089.3 3952.0 7644.5
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 504.5 1352.3 4796.4 9367.2
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 381.06 1108.9 3048.9 3519.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 546.8 1430.5 3849.6 4458.5
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 826.61
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 773.74 2841.8 11114.0 22143.6
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 502.73 1627.3 6088.0 11879.8
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.76 1981.8 7941.8 15888.4
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 353.89 1094.2 4138.8 8060.7
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 427.23 1218.7 4322.7 8324.3
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4118.3 4118.3
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 380.16 1204.9 3348.1 3894.9
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 472.21 1317.1 3587.1 4171.5
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 318.47 976.64 3527.1 6755.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 671.75 2013.2 7340.2 14420.7
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 538.53 2037.6 8034.0 16029.2
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 365.79
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1157.2 4180.9 8008.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 623.95 2408.6 9547.2 19065.2
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 409.56 1346.1 4941.7 9445.4
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 819.11 2477.5 9023.9 17704.6
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 438.61 1440.3 5286.0
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 406.33 1314.8 3592.0 4171.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 442.31 1442.8 3947.2
@@ -60,16 +67,19 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 167.69 167.69 167.69 167.69
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 178.45 178.45 178.45 178.45
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 802.52 2414.5 8834.0 17247.5
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1582.5
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1595.3 6177.1 24504.1 48940.2
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1102.4
 bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3563.6 13255.3 25855.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1221.2 4724.5 18737.9 37422.3
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 853.05 2792.4 10399.8 20210.8
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 868.01 2723.0 9979.2 19340.4
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2059.6 7834.3 30933.0 61731.2
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1210.5 4141.6 15735.3 31196.1
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1355.7 4731.4 18036.0 35793.2
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3193.9 11631.1 45117.0 90076.8
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
@@ -84,15 +94,18 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 537.62 1671.6 6189.8 12143.7
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1092.7
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1237.6 4764.4 18871.7 37681.5
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 872.8 2787.0 10328.0 20132.4
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1006.9 3881.4 15379.7 30710.6
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 669.52 2146.5 7932.9 15398.8
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 812.03 2647.8 9968.6 19706.3
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2217.7 8602.8 34143.5 68197.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1242.5 4448.7 16922.3 33451.7
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1770.4 6869.1 27263.7 54456.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1001.1 3611.1 13687.9 27007.8
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 814.91 2801.2 10712.5 21252.0
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4328.0 16266.1 63962.8 127609.3
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
@@ -129,18 +142,31 @@ bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 4796.3 19022.9 75929.6 151805.2
 bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 2937.0 10558.4 39967.0 78850.9
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 105.5 409.13 1623.6 3243.0
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.629 216.69 852.95 1701.3
+decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 58.209
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 220.97
+decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 796.07 1575.7
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.744
 decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 213.3 411.28 411.28
+decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 58.586
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 221.44
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 411.66 411.66
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 210.52 823.29 3274.4 6542.5
 decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 218.25 854.43 3399.2 6792.1
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 217.89 817.08 3142.7 6277.1
 decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 215.58 842.72 1683.2 1683.2
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 203.86 803.54 1584.6 1584.6
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2469.1 2469.9
 decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 995.97 3963.8 15835.0 31663.2
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1171.1
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4547.7 18170.8 36242.2
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 809.23 3213.7 12831.3 25654.9
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 803.8 3147.8 12542.0 25055.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1177.1
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 4505.4 17999.4 35899.6
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.21
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3148.1 12542.6
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 809.21 3211.8 6420.4 6420.4
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1078.8 3985.2 8208.5 8208.5
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.62 3181.5 6357.4
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 435.08 1707.7 6798.3 13585.8
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 431.6 1693.1 6739.4 13467.7
