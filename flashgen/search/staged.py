@@ -47,6 +47,10 @@ from flashgen.spec.outcome import Outcome, Status
 FINALISTS = 4
 """Challengers of a final round, in addition to incumbent and default."""
 
+FINALISTS_LENT = 2
+"""The same where only what tables hold is tried, three configs in the mean. With them twenty specs
+are measured in ten minutes (benchmarks/campaign_clock.py --from-tables)."""
+
 
 def search(
     goal: Goal,
@@ -170,7 +174,8 @@ def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     timed.sort(key=lambda outcome: median_us(outcome.timing))
     best = [outcome.config for outcome in timed]
     rivals = [config for config in evidence.goal.rivals if evidence.passed("check", config)]
-    finalists = list(dict.fromkeys([*best[:FINALISTS], *rivals]))
+    most = FINALISTS_LENT if evidence.goal.derived else FINALISTS
+    finalists = list(dict.fromkeys([*best[:most], *rivals]))
     finals = [outcome for outcome in evidence.ask_round(finalists) if outcome.ok]
     if not finals:
         return []
