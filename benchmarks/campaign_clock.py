@@ -258,6 +258,7 @@ TESTS = {
     "test_evaluator_gpu.py": 38,
     "test_forward_gpu.py": 310,
     "test_gpu_schedules.py": 52,
+    "test_invariance_gpu.py": 26,
     "test_overhead_gpu.py": 6,
     "test_training_gpu.py": 90,
     "test_varlen_gpu.py": 114,
