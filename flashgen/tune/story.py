@@ -69,7 +69,7 @@ class Story:
         self.pools = place.pools
         self.evaluator = evaluator = place.evaluator
         self.slug = evaluator.gpu.slug
-        self.undecided = self.unbegun = 0
+        self.unbegun = 0
         self.outcomes: list[Outcome] = []
         self._screen = screen
         self._stop = stop
@@ -104,6 +104,7 @@ class Story:
         self._failed: set[Piece] = set()
         self._derived: dict[Piece, Found] = {}
         self._written: set[Key] = set()
+        self._undecided: dict[Key, bool] = {}
         self._deriving = options.from_tables
 
     def tell(self, tables: Collection[Table]) -> None:
@@ -116,6 +117,11 @@ class Story:
     def failures(self) -> int:
         """How many searches found nothing right."""
         return len(self._failed)
+
+    @property
+    def undecided(self) -> int:
+        """How many results lack the verdict on a rival."""
+        return sum(self._undecided.values())
 
     @property
     def changed(self) -> bool:
@@ -254,7 +260,7 @@ class Story:
         entry = entry_of(spec, problem, found, run.id)
         held = self._walked.find(*entry.key)
         self.found[entry.key] = entry
-        self.undecided += bool(found.undecided)
+        self._undecided[entry.key] = bool(found.undecided)
         lent = f", lent by {run.donor}" if run.donor not in (None, DEFAULT) else ""
         self._screen.finished(self._title(*piece), sentence(entry, found) + lent)
         stays = self._why_held_stays(held, entry, found)
