@@ -1,11 +1,15 @@
 """Estimates what gpu_campaign.py reaches, on a virtual clock: nothing is run and nothing measured.
 
-    python benchmarks/campaign_clock.py      prints the table of docs/lab-notes.md
+    python benchmarks/campaign_clock.py                      prints the table of docs/lab-notes.md
+    python benchmarks/campaign_clock.py --from-tables SLUG   of flashgen tune --gpu --from-tables
 
 The real scheduler decides which step runs when, in runs of nine minutes each. A step is a model of
 its real command: its kernels, cases and contenders are those that the command would have. Measuring
 takes the most that evaluate/measure.py allows; all other times are in Costs. Compilers work through
 the list of compile_ahead.py; what a step needs and they do not have yet goes first.
+
+--from-tables: how many specs have an entry after so many minutes, on a GPU that has no table. Each
+is of what other tables hold, and nothing is compiled ahead.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import contextlib
 import heapq
 import io
 import itertools
+import math
 import shlex
 import sys
 import tempfile
@@ -39,10 +44,15 @@ from flashgen.bench.ladder import STEPS as LADDER_STEPS
 from flashgen.evaluate.measure import BUDGETS
 from flashgen.search.explore import BATCH, LOOK_AHEAD
 from flashgen.search.goal import Goal, goal_for
-from flashgen.search.staged import FINALISTS
+from flashgen.search.staged import FINALISTS, FINALISTS_LENT
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
+from flashgen.spec.problem import bucket_of
+from flashgen.spec.space import tuned_default
+from flashgen.table import emit
+from flashgen.tune import workloads
+from flashgen.tune.donors import Donors
 
 GPU = TARGETS["nvidia_h200"]
 RUNS_MIN = (9.0, 9.0, 9.0)
@@ -71,6 +81,16 @@ def longest_s(effort: str) -> float:
     """The most that warming and sampling one kernel may take."""
     budget = BUDGETS[effort]  # type: ignore[index]
     return budget.warm_s + budget.sample_s
+
+
+def tried_s() -> float:
+    """The most that a trial may take, compiling aside."""
+    return CHECK_S + longest_s("rough") + longest_s("timed")
+
+
+def raced_s(challengers: int) -> float:
+    """The most that a final round may take: with the default and SDPA."""
+    return (challengers + 2) * longest_s("final") + CHECK_S
 
 
 class Machine:
@@ -172,8 +192,7 @@ class Searches:
 
     def turn(self, machine: Machine, end: float, budget_end: float) -> bool:
         """As Model.turn."""
-        trial_s = CHECK_S + longest_s("rough") + longest_s("timed")
-        final_s = (FINALISTS + 2) * longest_s("final") + CHECK_S  # with the default and SDPA
+        trial_s, final_s = tried_s(), raced_s(FINALISTS)
         for number in range(len(self.chosen), len(self.goals)):
             share_s = (budget_end - machine.now) / (len(self.goals) - number)
             share_end = machine.now + max(0.0, share_s)
@@ -239,6 +258,7 @@ TESTS = {
     "test_evaluator_gpu.py": 38,
     "test_forward_gpu.py": 310,
     "test_gpu_schedules.py": 52,
+    "test_invariance_gpu.py": 26,
     "test_overhead_gpu.py": 6,
     "test_training_gpu.py": 90,
     "test_varlen_gpu.py": 114,
@@ -322,6 +342,32 @@ def simulated(workers: int) -> dict[str, Model]:
     return models
 
 
+def from_tables(gpu: Gpu, minutes: Sequence[int] = AFTER_MIN) -> Iterator[str]:
+    """For each number of WORKERS, how many specs flashgen tune --from-tables has entries for."""
+    tables = emit.tables_for(ROOT, evidence=True).values()
+    donors = Donors(tables, gpu)
+    units = []
+    for spec, problem in workloads.of_tables(tables):
+        lent = donors.chosen(spec, bucket_of(problem.seq_k), on_gpu=True)
+        configs = dict.fromkeys((*lent, tuned_default(spec, gpu)))
+        challengers = min(FINALISTS_LENT, len(configs) - 1)
+        units.append(
+            Unit(
+                kernels=tuple((spec, config) for config in configs),
+                seconds=len(configs) * tried_s() + raced_s(challengers),
+            )
+        )
+    yield f"| compile workers | {' | '.join(f'{each} min' for each in minutes)} |"
+    yield f"|---:|{'---:|' * len(minutes)}"
+    for workers in WORKERS:
+        walk, machine = Walk(units), Machine(workers, ())
+        machine.begin_run()
+        machine.now = START_S
+        walk.turn(machine, 60.0 * max(minutes), math.inf)
+        counts = (sum(at <= 60 * each for at in walk.times) for each in minutes)
+        yield f"| {workers} | {' | '.join(map(str, counts))} |"
+
+
 def table() -> Iterator[str]:
     """One row per step that begins: units recorded after AFTER_MIN, by number of WORKERS."""
     found = [simulated(workers) for workers in WORKERS]
@@ -348,9 +394,11 @@ def _row(name: str, total: int, times: Sequence[Sequence[float]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table."""
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
-    print("\n".join(table()))
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--from-tables", choices=TARGETS, metavar="SLUG")
+    slug = parser.parse_args(arguments).from_tables
+    print("\n".join(from_tables(TARGETS[slug]) if slug else table()))
     return 0
 
 

@@ -82,10 +82,9 @@ for _command in (
 ):
     app.command(short_help=_summary(_command))(_command)
 
-_tables = typer.Typer(no_args_is_help=True, help="Compare, merge and derive tables.")
+_tables = typer.Typer(no_args_is_help=True, help="Compare and merge tables.")
 _tables.command(short_help=_summary(tables.diff))(tables.diff)
 _tables.command(short_help=_summary(tables.merge))(tables.merge)
-_tables.command(short_help=_summary(tables.derive))(tables.derive)
 app.add_typer(_tables, name="table")
 
 

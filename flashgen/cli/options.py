@@ -79,12 +79,26 @@ WorkloadFile = Annotated[
 ModelFile = Annotated[
     Path | None, typer.Option("--hf-config", help="config.json of a model on Hugging Face.")
 ]
-Trials = Annotated[int, typer.Option(help="Configs to try per spec and bucket; on a GPU, to time.")]
+Trials = Annotated[
+    int,
+    typer.Option(
+        help="Configs to try per spec and bucket; on a GPU, to time. With --from-tables, 0 for no "
+        "search."
+    ),
+]
 Seconds = Annotated[float | None, typer.Option(help="Seconds for all searches together.")]
 SamplerName = Annotated[str, typer.Option(help="auto, exhaustive, random or tpe.")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
 MaxRegret = Annotated[
     float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")
+]
+FromTables = Annotated[
+    bool,
+    typer.Option(
+        "--from-tables",
+        help="Try what the tables of other GPUs hold, for all of their specs and lengths or those "
+        "that the options name, most used first; then search on.",
+    ),
 ]
 ImproveOnly = Annotated[
     bool, typer.Option("--improve-only", help="Do not rewrite entries that nothing beat.")

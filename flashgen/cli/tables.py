@@ -183,38 +183,6 @@ def merge(
     print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")
 
 
-def derive(
-    slugs: Annotated[list[str], typer.Argument(help="GPUs, as `flashgen targets` lists them.")],
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Child processes; one per core by default.")
-    ] = None,
-    out: Out = Path(),
-) -> None:
-    """Write the tables of GPUs that nobody tuned: of what other GPUs chose, the least estimates.
-
-    Entries that were tuned for such a GPU stay.
-    """
-    from flashgen.evaluate.offline import OfflineEvaluator
-    from flashgen.spec.gpu import known_target
-    from flashgen.table import emit
-    from flashgen.table.table import Table, save
-    from flashgen.tune.derive import derived_table
-    from flashgen.tune.run_files import run_now
-
-    emit.refuse_foreign(paths.generated_dir(out))
-    tables = {slug: named_table(slug, out, evidence=True) for slug in tables_of(out)}
-    for gpu in dict.fromkeys(known_target(slug) for slug in slugs):
-        held = tables.get(gpu.slug, Table(gpu=gpu))
-        with OfflineEvaluator(gpu, paths.state_dir(out), jobs) as evaluator:
-            table = derived_table(held, tables.values(), evaluator, run_now(evaluator))
-        save(table, paths.table_file(out, gpu.slug))
-        derived = sum(run.derived for run in table.runs)
-        print(f"{gpu.slug}: {len(table.entries)} entries, from {derived} tables")
-    folder = paths.generated_dir(out)
-    changed = emit.write(emit.tables_for(out), folder)
-    print(f"{folder}: {len(changed)} files changed")
-
-
 def export(
     where: Annotated[
         Path | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flashgen.cli.options import (
     Directions,
     DTypes,
     FeatureNames,
+    FromTables,
     Gpus,
     HeadDims,
     ImproveOnly,
@@ -41,6 +42,7 @@ from flashgen.cli.options import (
     in_pages,
     named_directions,
     named_spec,
+    spec_filter,
 )
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
@@ -70,6 +72,7 @@ def tune(
     max_regret: MaxRegret = 0.02,
     jobs: Jobs = None,
     out: Out = Path(),
+    from_tables: FromTables = False,
     improve_only: ImproveOnly = False,
     restate: Restate = False,
     retry_quarantined: RetryQuarantined = False,
@@ -81,7 +84,7 @@ def tune(
 
     Without --gpu and --target: the GPU of this machine, or an H100 offline if there is none.
     """
-    check_least("--trials", trials, 1)
+    check_least("--trials", trials, 0 if from_tables else 1)
     check_least("--jobs", jobs, 1)
     for length in seq or ():
         check_least("--seq", length, 1)
@@ -106,29 +109,37 @@ def tune(
 
     from flashgen.search.space import Budget, Method
 
-    budget = Budget(trials=trials, seconds=time_budget)
+    budget = Budget(trials=max(1, trials), seconds=time_budget)
     method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
     features = [*(feature or ()), *["invariant"] * invariant]
-    specs = () if named else _specs(direction, dtype, head_dim, causal, features)
-    specs = in_pages(specs) if paged else specs
-    specs = in_8_bits(specs, kv) if kv is not None else specs
     cache = ({"paged": True} if paged else {}) | (fields_of_kv(kv) if kv is not None else {})
+    specs: tuple[AttentionSpec, ...] = ()
+    if not named and not from_tables:
+        specs = _specs(direction, dtype, head_dim, causal, features)
+        specs = in_pages(specs) if paged else specs
+        specs = in_8_bits(specs, kv) if kv is not None else specs
     from flashgen.table.show import console
     from flashgen.tune.places import Wanted
     from flashgen.tune.tune import DEFAULT_SEQ, TuneOptions
     from flashgen.tune.tune import tune as run
 
     screen = console()
+    if from_tables and not named:
+        wanted = spec_filter(direction, dtype, head_dim, causal, features)
+        pieces = _of_tables(out, wanted, cache, seq)
+    else:
+        pieces = _pieces(workload, hf_config, direction, cache, screen.print, invariant=invariant)
     options = TuneOptions(
         specs=specs,
         seqs=tuple(seq or (DEFAULT_SEQ,)),
-        pieces=_pieces(workload, hf_config, direction, cache, screen.print, invariant=invariant),
+        pieces=pieces,
         where=Wanted(gpu=gpu, target=target, gpus=gpus, jobs=jobs),
         cluster=cluster,
         shard=_shard(shard),
         budget=budget,
         method=method,
         out=out,
+        from_tables=from_tables,
         improve_only=improve_only,
         restate=restate,
         retry_quarantined=retry_quarantined,
@@ -189,6 +200,29 @@ def _specs(
         for dims in head_dim or ["64", "128"]
         for masked in masks
     )
+
+
+def _of_tables(
+    out: Path,
+    wanted: Callable[[AttentionSpec], bool],
+    cache: Mapping[str, Any],
+    seqs: list[int] | None,
+) -> tuple[tuple[AttentionSpec, Problem], ...]:
+    """What tables hold of all that the options name. Raises InvalidArgument if that is nothing."""
+    from flashgen.table.emit import tables_for
+    from flashgen.tune import workloads
+
+    found = workloads.of_tables(
+        tables_for(out, evidence=True).values(),
+        lambda spec: wanted(spec) and cache.items() <= asdict(spec).items(),
+        seqs,
+    )
+    if not found:
+        raise InvalidArgument(
+            "--from-tables needs a spec and a length of a table, and the options name none that a "
+            "table has: leave out some, or --from-tables"
+        )
+    return found
 
 
 def _pieces(

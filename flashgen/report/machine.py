@@ -158,6 +158,8 @@ def tables(gpu: Gpu | None) -> Iterator[Fact]:
     remedy = "run flashgen generate" if problem else ""
     yield Fact(section="tables", name="serves", value=problem or str(folder), remedy=remedy)
     command = "flashgen tune --gpu" if gpu else f"flashgen tune --target {slug or 'SLUG'}"
+    if slug and _own(found, slug) is None:
+        command += " --from-tables"
     yield Fact(section="tables", name="to improve", value=command)
 
 
@@ -165,7 +167,7 @@ def _serving(found: Mapping[str, Any], slug: str | None, gpu: Gpu | None) -> str
     """The table of a slug and what it holds; else whose entries serve."""
     if slug is None:
         return f"none: there is no GPU; {len(found)} GPUs have one (flashgen targets)"
-    own = next((name for name in (slug, product_of(slug)) if name in found), None)
+    own = _own(found, slug)
     if own is not None:
         return f"{own}, {_contents(found[own])}"
     archs = {name: table.gpu.arch for name, table in found.items()}
@@ -173,6 +175,11 @@ def _serving(found: Mapping[str, Any], slug: str | None, gpu: Gpu | None) -> str
     order = relatives(archs, slug, served) if served else []
     lent = f"the entries of {order[0]} serve" if order else "default kernels serve"
     return f"none for {slug}: {lent}"
+
+
+def _own(found: Mapping[str, Any], slug: str) -> str | None:
+    """The slug of a GPU's own table, if it has one."""
+    return next((name for name in (slug, product_of(slug)) if name in found), None)
 
 
 def _contents(table: Any) -> str:

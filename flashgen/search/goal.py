@@ -36,7 +36,9 @@ class Goal:
     """What to search: a spec at these sizes, its legal configs, and those to try first.
 
     neighbours are configs chosen for similar specs, repeated as often as they were chosen;
-    elsewhere are those that other GPUs chose for the same spec and bucket.
+    elsewhere are those that other GPUs chose for the same spec. derived: nothing is
+    searched, the legal configs are what tables hold; trusted: of these, what the same chip was
+    measured with.
     """
 
     spec: AttentionSpec
@@ -47,6 +49,8 @@ class Goal:
     incumbent: KernelConfig | None = None
     neighbours: tuple[KernelConfig, ...] = ()
     elsewhere: tuple[KernelConfig, ...] = ()
+    derived: bool = False
+    trusted: KernelConfig | None = None
     digest_of: Callable[[AttentionSpec, KernelConfig], str] = rendered_digest
 
     @property

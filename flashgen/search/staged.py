@@ -9,6 +9,10 @@ and the default are correct. decide.by_estimate chooses among the correct ones: 
 best are ties, which the more robust one wins. If nothing can be estimated, the order is that of the
 seeds, then of the space.
 
+Where configs of tables are tried and nothing is searched, the least estimate is chosen, so no entry
+is estimated slower than the default or than what another table would lend. Only what is chosen is
+checked.
+
 For tensors without descriptors the pointer twin of a winner is served instead. So it is compiled
 and checked too, and a candidate whose twin is wrong or does not fit is skipped.
 
@@ -37,10 +41,15 @@ from flashgen.search.goal import (
     Progress,
 )
 from flashgen.search.log import Log
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome, Status
 
 FINALISTS = 4
 """Challengers of a final round, in addition to incumbent and default."""
+
+FINALISTS_LENT = 2
+"""The same where only what tables hold is tried, three configs in the mean. With them twenty specs
+are measured in ten minutes (benchmarks/campaign_clock.py --from-tables)."""
 
 
 def search(
@@ -80,12 +89,13 @@ def search(
     """
     evidence = Evidence(goal, evaluator, log, notify)
     explorer = Explorer(evidence, budget, method)
-    chosen = _final_round if evidence.on_gpu else _right_in_order
+    offline = _least_right if goal.derived else _right_in_order
+    chosen = _final_round if evidence.on_gpu else offline
     interrupted = False
 
     def enough() -> bool:
         """Where no time is known: whether the seeds are compared, and some kernels are right."""
-        compared = set(goal.first) <= set(explorer.explored)
+        compared = not goal.derived and set(goal.first) <= set(explorer.explored)
         return compared and len(_right_in_order(explorer, evidence)) > RUNNERS_UP
 
     try:
@@ -110,6 +120,24 @@ def search(
         on_interrupt()
         best = serving()
     return replace(_found(best, explorer, evidence), interrupted=interrupted)
+
+
+def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
+    """Without a GPU, of configs that tables hold: by estimate, or else by facts, from the first
+    that is right. What the same chip was measured with comes before all estimates.
+    """
+
+    def wrong(config: KernelConfig) -> bool:
+        return not (evidence.ask("check", [config])[0].ok and evidence.twin_serves(config))
+
+    explored = map(partial(evidence.get, "timed"), explorer.explored)
+    usable = [o for o in explored if o and (o.ok or o.status is Status.NO_ESTIMATE)]
+    full = [evidence.full(outcome.config) for outcome in usable]
+    timed = [outcome for outcome in full if outcome.timing]
+    ranked = sorted(timed, key=lambda o: median_us(o.timing)) if timed else by_facts(full)
+    ranked.sort(key=lambda outcome: outcome.config != evidence.goal.trusted)
+    right = dropwhile(wrong, [outcome.config for outcome in ranked])
+    return [evidence.full(config) for config in right]
 
 
 def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
@@ -146,7 +174,8 @@ def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     timed.sort(key=lambda outcome: median_us(outcome.timing))
     best = [outcome.config for outcome in timed]
     rivals = [config for config in evidence.goal.rivals if evidence.passed("check", config)]
-    finalists = list(dict.fromkeys([*best[:FINALISTS], *rivals]))
+    most = FINALISTS_LENT if evidence.goal.derived else FINALISTS
+    finalists = list(dict.fromkeys([*best[:most], *rivals]))
     finals = [outcome for outcome in evidence.ask_round(finalists) if outcome.ok]
     if not finals:
         return []

@@ -27,9 +27,10 @@ from flashgen.table.rows import rows_of
 from flashgen.table.table import Table, figure, load_folders
 
 
-def tables_for(out: Path) -> dict[str, Table]:
+def tables_for(out: Path, *, evidence: bool = False) -> dict[str, Table]:
     """The tables of DIR/generated, by slug: the shipped ones, or those of DIR."""
-    return load_folders(paths.shipped_configs_dir(), paths.table_file(out, "any").parent)
+    folders = paths.shipped_configs_dir(), paths.table_file(out, "any").parent
+    return load_folders(*folders, evidence=evidence)
 
 
 def plan(tables: Mapping[str, Table], *, defaults: bool = False) -> dict[Path, str]:

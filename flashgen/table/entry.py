@@ -67,7 +67,7 @@ def _check_digest(digest: str) -> None:
 class Run:
     """One tuning run of entries; fields that an offline run lacks (driver, clocks) are None.
 
-    donor: the GPU whose table lent the configs (tune/derive.py); None where they were searched.
+    donor: the GPU whose table lent the configs (tune/donors.py); None where they were searched.
     Texts are printable and on one line. Raises InvalidArgument.
     """
 

@@ -195,12 +195,13 @@ def load_with_evidence(path: Path, *, any_name: bool = False) -> Table:
     return table.of(with_evidence(table, evidence_file(path)))
 
 
-def load_folders(*folders: Path) -> dict[str, Table]:
+def load_folders(*folders: Path, evidence: bool = False) -> dict[str, Table]:
     """All tables of these folders by slug; a later folder's wins. A missing folder holds none."""
     tables: dict[str, Table] = {}
+    read = load_with_evidence if evidence else load
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for path in sorted(folder.glob("*.yaml")):
-            tables[path.stem] = load(path)
+            tables[path.stem] = read(path)
     return dict(sorted(tables.items()))
 
 

@@ -174,13 +174,13 @@ def _take(line: Line, job: Job, result: Any, error: BaseException | None, stop: 
     """Take in the end of a job."""
     line.running -= 1
     if isinstance(error, FlashgenError):
-        line.waiting.extendleft(job.failed(error))
+        line.waiting.extendleft(reversed(job.failed(error)))
     elif isinstance(error, KeyboardInterrupt):
         stop.ask()
     elif error is not None:
         raise error
     else:
-        line.waiting.extendleft(job.done(result))
+        line.waiting.extendleft(reversed(job.done(result)))
 
 
 def _start(line: Line, job: Job, results: queue.SimpleQueue[Result]) -> None:

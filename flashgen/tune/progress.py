@@ -38,7 +38,7 @@ class Pace:
     """The time left of `total` units, by how many were done lately; starting up does not count."""
 
     def __init__(self, total: float) -> None:
-        self._total = total
+        self.total = total
         self._seen: deque[tuple[float, float]] = deque()
 
     def note(self, now: float, done: float) -> None:
@@ -57,7 +57,7 @@ class Pace:
         (began, first), (_, done) = self._seen[0], self._seen[-1]
         if now - began < SETTLING_S or done == first:
             return None
-        return (self._total - done) * (now - began) / (done - first)
+        return (self.total - done) * (now - began) / (done - first)
 
 
 class _Bar(Bar):
@@ -92,6 +92,12 @@ class Screen:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total, stage="", left="")
+
+    def expect(self, count: int) -> None:
+        """So many more searches will begin."""
+        self._total += count
+        self._pace.total += count
+        self._bar.update(self._task, total=self._total)
 
     def begin(self, title: str) -> None:
         """A search begins."""

@@ -14,16 +14,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import flashgen
+from flashgen import paths
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.files import content_of, write_whole
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Source, Stage
 from flashgen.spec.records import parsed, record_of
-from flashgen.table.entry import Run
+from flashgen.table.entry import Entry, Run
 from flashgen.table.evidence import evidence_text, with_lines
-from flashgen.table.table import Table, dump, parse
+from flashgen.table.table import Table, dump, load_with_evidence, parse
+
+if TYPE_CHECKING:
+    from flashgen.tune.tune import TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,3 +162,38 @@ def _joined(between: str, *parts: tuple[str, float | None]) -> str | None:
     """The known values, in words; None if there are none."""
     known = [words.format(figure) for words, figure in parts if figure is not None]
     return between.join(known) or None
+
+
+def request_of(options: TuneOptions, source: Source) -> dict[str, Any]:
+    """The part of the request that decides the path of the run. The time budget does too, but
+    cannot be stored.
+    """
+    stages: tuple[Stage, ...] = ("compile", "check", "timed", "final")
+    return {
+        "work": [[asdict(spec), asdict(problem)] for spec, problem in options.work],
+        "shard": options.shard,
+        "trials": options.budget.trials,
+        "method": asdict(options.method),
+        "from_tables": options.from_tables,
+        "improve_only": options.improve_only,
+        "restate": options.restate,
+        "max_regret": options.max_regret,
+        "source": source,
+        "triton": triton_version(),
+        "protocols": [protocol_of(stage, source) for stage in stages],
+    }
+
+
+def held_table(out: Path, gpu: Gpu) -> Table:
+    """DIR's table if there is one, otherwise the shipped one, otherwise an empty one. Its GPU is
+    `gpu`.
+    """
+    for path in (paths.table_file(out, gpu.slug), paths.shipped_table(gpu.slug)):
+        if path.exists():
+            return replace(load_with_evidence(path), gpu=gpu)
+    return Table(gpu=gpu)
+
+
+def text_of_entry(gpu: Gpu, entry: Entry) -> str:
+    """An entry as in files, where figures have fewer digits."""
+    return dump(Table(gpu=gpu, entries=(entry,))) + evidence_text((entry,))

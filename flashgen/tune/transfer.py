@@ -1,4 +1,6 @@
-"""Neighbours: configs that tables hold for similar specs, of this GPU and of others."""
+"""Neighbours: configs that a table holds for similar specs, and what the same chip was measured
+with.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,6 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH
 from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
@@ -27,8 +28,9 @@ def neighbours(
     """One config per entry, in the order of the table; duplicates stay.
 
     Similar are the same spec in another bucket and, in the same bucket, a spec with another mask or
-    another dtype of the same width; of an invariant spec also those without invariant. A config for another mask gets the order of tiles that the
-    seeds have for this one; configs that are illegal for this spec are left out.
+    another dtype of the same width; of an invariant spec also those without invariant. A config for
+    another mask gets the order of tiles that the seeds have for this one; configs that are illegal
+    for this spec are left out.
 
     leave_out: keys of entries that do not count. A tuning run leaves out what it has still to
     search. Otherwise a killed run that is resumed would see neighbours that it did not see before.
@@ -42,26 +44,6 @@ def neighbours(
             if why_illegal(spec, config, table.gpu) is None:
                 found.append(config)
     return tuple(found)
-
-
-def elsewhere(
-    tables: Iterable[Table], gpu: Gpu, spec: AttentionSpec, bucket: Bucket
-) -> tuple[KernelConfig, ...]:
-    """What other GPUs' tables hold for this spec and bucket, if it is legal on `gpu`; for an
-    invariant spec also what they hold without invariant.
-
-    GPUs of the same architecture come first, then measured entries; without duplicates. The GPU's
-    own table does not count.
-    """
-    found = [
-        (other.gpu.arch != gpu.arch, -STRENGTH[entry.result.source], entry.config)
-        for other in tables
-        for alike in dict.fromkeys((spec, replace(spec, invariant=False)))
-        if other.gpu.slug != gpu.slug and (entry := other.find(alike, bucket)) is not None
-    ]
-    found.sort(key=lambda each: each[:2])
-    legal = [config for *_, config in found if why_illegal(spec, config, gpu) is None]
-    return tuple(dict.fromkeys(legal))
 
 
 def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfig]:

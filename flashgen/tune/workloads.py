@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURES, OFF, features_on
-from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
+from flashgen.spec.problem import BUCKETS, Bucket, Problem, bucket_of, workload
 from flashgen.spec.vocabulary import BACKWARD, Direction, Mask, Precision, parse_dtype
 from flashgen.table.yaml import Nodes, text_of
 
 if TYPE_CHECKING:
     import yaml
+
+    from flashgen.table.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,47 @@ def kernels_of(
             known = ", ".join(("backward", *get_args(Direction)))
             raise InvalidArgument(f"directions must be some of {known}: got {word!r}")
     return list(dict.fromkeys(found))
+
+
+MOST_USED = BUCKETS[2]
+"""The bucket that comes first: the others of a spec run its entry until they have their own."""
+
+
+def of_tables(
+    tables: Iterable[Table],
+    wanted: Callable[[AttentionSpec], bool] = lambda _: True,
+    seqs: Iterable[int] | None = None,
+) -> tuple[tuple[AttentionSpec, Problem], ...]:
+    """What tables hold, the most used first.
+
+    wanted: which specs. seqs: lengths to run in place of those of the tables, one per bucket.
+    """
+    held: dict[tuple[AttentionSpec, Bucket], Problem] = {}
+    for table in tables:
+        for entry in table.entries:
+            if wanted(entry.spec):
+                held.setdefault(entry.key, entry.problem)
+    if seqs is not None:
+        lengths = {bucket_of(seq): seq for seq in seqs}
+        held = {
+            (spec, bucket): workload(spec, lengths[bucket])
+            for spec, bucket in held
+            if bucket in lengths
+        }
+    order = sorted(held, key=lambda key: (key[1] != MOST_USED, _use(key[0]), key[1].low))
+    return tuple((spec, held[spec, bucket]) for spec, bucket in order)
+
+
+def _use(spec: AttentionSpec) -> tuple[Any, ...]:
+    """Sorts specs by use, the most used first; judged, not counted."""
+    dims = (128, 64, 256)
+    return (
+        spec.dtype != "bfloat16",
+        spec.direction not in ("forward", "decode"),
+        len(spec.feature_words),
+        dims.index(spec.head_dim) if spec.head_dim in dims else len(dims),
+        spec.sort_key,
+    )
 
 
 def load(path: Path) -> Workload:

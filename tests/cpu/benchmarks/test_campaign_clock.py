@@ -21,6 +21,7 @@ from benchmarks.campaign_clock import (
     table,
 )
 from benchmarks.campaign_steps import STEPS
+from flashgen.spec.gpu import TARGETS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAIRS = [p for p in first_checks.kernels(campaign_clock.GPU) if p[1].schedule != "hopper"]
@@ -124,3 +125,12 @@ def test_the_counts_of_tests_are_those_of_the_files() -> None:
     lines = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
     found = {Path(file).name: lines.count(file) for file in dict.fromkeys(lines)}
     assert found == campaign_clock.TESTS
+
+
+@pytest.mark.parametrize("slug", ["nvidia_geforce_rtx_3090", "nvidia_l40s", "nvidia_h200"])
+def test_the_twenty_most_used_specs_are_measured_in_ten_minutes(slug: str) -> None:
+    """On a GPU without a table, with two compile workers too."""
+    _, _, *rows = campaign_clock.from_tables(TARGETS[slug], (5, 10))
+    for row in rows:
+        after = [int(cell) for cell in row.strip("|").split("|")]
+        assert after[2] >= 20 > after[1]

@@ -299,6 +299,30 @@ class TestTune:
         assert (found.max_regret, found.retry_quarantined) == (0.05, True)
         assert (found.where, found.shard) == (Wanted(gpus="3"), (2, 4))
 
+    def test_tables_say_what_where_options_do_not(self, options, tmp_path: Path) -> None:
+        """A workload or a model still does; 0 trials are no search."""
+        save(MIXED, tmp_path / "configs" / "nvidia_h200.yaml")
+        found = options(f"--target nvidia_l4 --from-tables --out {tmp_path}")
+        assert (found.from_tables, found.specs, found.budget.trials) == (True, (), 60)
+        tables = generating.tables_for(tmp_path, evidence=True).values()
+        assert found.work == workloads.of_tables(tables)
+        assert len(found.work) == len(MIXED.entries) == 3
+        few = options(f"--from-tables --trials 0 --direction decode --seq 1500 --out {tmp_path}")
+        assert few.budget.trials == 1
+        assert [(s.direction, p.seq_k) for s, p in few.work] == [("decode", 1500)]
+        path = ROOT / "examples" / "workloads" / "llama-3-8b.yaml"
+        assert options(f"--from-tables --workload {path}").work == workloads.load(path).work
+
+    @pytest.mark.parametrize(
+        "line", ["--invariant", "--head-dim 80", "--kv int8", "--feature bias --direction decode"]
+    )
+    def test_tables_must_have_what_the_options_name(
+        self, run, tables_alone: Path, line: str
+    ) -> None:
+        code, _, errors = run("tune", "--from-tables", *line.split(), "--out", tables_alone)
+        assert code == 2
+        assert "--from-tables needs a spec and a length of a table" in errors
+
     def test_a_workload_says_what_and_in_which_order(self, options, tmp_path: Path) -> None:
         path = ROOT / "examples" / "workloads" / "llama-3-8b.yaml"
         found = options(f"--workload {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -285,6 +286,18 @@ def test_which_table_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert value(one, "table").startswith("nvidia_l4")
     assert value(one, "to improve") == "flashgen tune --target nvidia_l4"
     assert value(one, "FLASHGEN_GPU") == "nvidia_l4"
+
+
+@pytest.mark.parametrize("slug", TARGETS)
+def test_every_known_gpu_gets_its_table_and_the_command_that_makes_it_better(slug: str) -> None:
+    gpu = TARGETS[slug]
+    serving, folder, better = machine.tables(gpu)
+    own = serving.value.startswith(f"{slug}, ")
+    if not own:
+        lent = re.fullmatch(rf"none for {slug}: the entries of \S+ serve", serving.value)
+        assert lent or gpu.arch.startswith("gfx")
+    assert folder.value == str(paths.shipped_generated_dir())
+    assert better.value == "flashgen tune --gpu" + " --from-tables" * (not own)
 
 
 def test_a_table_that_cannot_be_read_is_a_line(

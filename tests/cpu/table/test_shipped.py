@@ -29,6 +29,7 @@ from flashgen.table import emit
 from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.evidence import evidence_file
 from flashgen.table.table import Table, load_with_evidence
+from flashgen.tune.transfer import measured_on_chip
 from flashgen.tune.workloads import load
 from tests.compiled import compile_all
 
@@ -127,6 +128,21 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
             assert gpu.peak_tflops is not None
             # us has five digits: an estimate at the peak may round to just above it
             assert entry.tflops < gpu.peak_tflops * (1 + 5e-5)
+
+
+@pytest.mark.parametrize(
+    "slug", sorted(file.stem for file in paths.shipped_table("any").parent.glob("*.yaml"))
+)
+def test_no_derived_entry_is_slower_by_estimate_than_the_default_or_what_lost(slug: str) -> None:
+    """One that lost may be faster only where the same chip was measured with the entry."""
+    table = table_of(slug)
+    measured = measured_on_chip(table.gpu, map(table_of, SHIPPED))
+    for entry in table.entries:
+        run, us, evidence = table.run_of(entry), entry.result.median_us, entry.evidence
+        lent = run is not None and run.derived and us is not None
+        if lent and measured.get(entry.key) != entry.config:
+            rivals = [evidence.default_us, *(other.median_us for other in evidence.runners_up)]
+            assert us <= min(rival for rival in rivals if rival) * (1 + 5e-5)  # five digits
 
 
 def test_tables_are_short_enough_to_be_read() -> None:

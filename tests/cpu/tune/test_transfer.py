@@ -9,10 +9,9 @@ import pytest
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table.table import Table
-from flashgen.tune.transfer import elsewhere, neighbours
+from flashgen.tune.transfer import neighbours
 from tests.makers import make_config, make_spec
 from tests.tables import H200, made_entry, made_run
 
@@ -64,8 +63,6 @@ def test_an_invariant_spec_hears_the_plain_one_and_not_the_other_way() -> None:
     assert neighbours(table((SPEC, HERE, make_config(64, 128))), own, HERE) == ()  # another class
     assert neighbours(table((own, HERE, OTHER)), SPEC, HERE) == ()
     assert neighbours(table((replace(SPEC, dropout=True), HERE, OTHER)), own, HERE) == ()
-    held = table((SPEC, HERE, OTHER))
-    assert elsewhere([held], TARGETS["nvidia_h100_80gb_hbm3"], own, HERE) == (OTHER,)
 
 
 def test_the_order_of_tiles_is_that_of_the_own_mask() -> None:
@@ -92,46 +89,3 @@ def test_what_is_left_out_does_not_count() -> None:
     held = table((SPEC, THERE, TILE), (half, HERE, OTHER))
     assert neighbours(held, SPEC, HERE, leave_out={(SPEC, THERE)}) == (OTHER,)
     assert neighbours(held, SPEC, HERE, leave_out=[(half, HERE)]) == (TILE,)
-
-
-class TestElsewhere:
-    H100, L4 = TARGETS["nvidia_h100_80gb_hbm3"], TARGETS["nvidia_l4"]
-
-    @staticmethod
-    def of(gpu: Gpu, config: KernelConfig, source: Any = "estimated", **key: Any) -> Table:
-        spec, bucket = key.get("spec", SPEC), key.get("bucket", HERE)
-        entry = made_entry(spec, bucket, config)
-        entry = replace(entry, result=replace(entry.result, source=source))
-        return replace(table(), gpu=gpu, entries=(entry,))
-
-    def test_the_same_architecture_first_then_what_was_measured_and_none_twice(self) -> None:
-        far, near, again = make_config(32, 32), make_config(64, 32), make_config(128, 32)
-        tables = [
-            self.of(self.L4, far),
-            self.of(TARGETS["nvidia_a100_sxm4_80gb"], again, "measured"),
-            self.of(TARGETS["nvidia_geforce_rtx_4090"], near),
-            self.of(self.H100, near),
-        ]
-        assert elsewhere(tables, H200, SPEC, HERE) == (near, again, far)
-
-    @pytest.mark.parametrize(
-        ("gpu", "key"),
-        [
-            (H200, {}),  # the GPU's own table
-            (L4, {"bucket": THERE}),
-            (L4, {"spec": make_spec(mask="causal")}),
-            (L4, {"spec": make_spec(dtype="float16")}),
-        ],
-        ids=["itself", "bucket", "mask", "dtype"],
-    )
-    def test_only_this_very_spec_and_bucket_of_others_count(
-        self, gpu: Gpu, key: dict[str, Any]
-    ) -> None:
-        assert elsewhere([self.of(gpu, TILE, **key)], H200, SPEC, HERE) == ()
-        assert elsewhere([self.of(self.L4, TILE)], H200, SPEC, HERE) == (TILE,)
-
-    def test_what_is_illegal_here_does_not_come(self) -> None:
-        by_descriptor = replace(TILE, loads="descriptor")
-        tables = [self.of(self.H100, by_descriptor)]
-        assert elsewhere(tables, H200, SPEC, HERE) == (by_descriptor,)
-        assert elsewhere(tables, self.L4, SPEC, HERE) == ()

@@ -29,7 +29,7 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
-from flashgen.tune import evaluators, places, tune
+from flashgen.tune import evaluators, places, story, tune
 from flashgen.tune.devices import Device
 from flashgen.tune.places import Here, Wanted
 from flashgen.tune.tune import TuneOptions
@@ -210,7 +210,7 @@ def test_a_resumed_run_keeps_the_clocks_of_the_rounds_before(
     first = Served(us=us, gpu=H200)
     first.conditions = Conditions(driver="575.1", power_w=612.4)  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
-        patched.setattr(tune._Story, "_share_kernels", _killed)
+        patched.setattr(story.Story, "_share_kernels", _killed)
         with pytest.raises(Killed):
             run(patched, tmp_path, first, specs=(SPEC, CAUSAL))
     table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200), specs=(SPEC, CAUSAL))

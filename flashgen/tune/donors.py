@@ -1,0 +1,188 @@
+"""Donors: the entries of other GPUs' tables, which lend their configs and their check's result."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from flashgen.evaluate.evaluator import Evaluator, Request
+from flashgen.search.goal import rendered_digest
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Stage, Status
+from flashgen.spec.problem import Bucket, Problem
+from flashgen.table.entry import Entry, Run, must_have_run, short_digest
+from flashgen.table.table import Table
+
+DEFAULT = "default"
+"""The donor of an entry whose config is the default, which no table had for its spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Donor:
+    """An entry that lends its config, and the GPU whose table has it."""
+
+    gpu: Gpu
+    entry: Entry
+
+
+class Donors:
+    """The entries that may lend a config to `gpu`; those of the nearest GPUs come first.
+
+    What a table was lent itself it does not lend again.
+    """
+
+    def __init__(self, tables: Iterable[Table], gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._of: dict[AttentionSpec, list[Donor]] = defaultdict(list)
+        self._floors: dict[AttentionSpec, dict[str, float]] = {}
+        for table in sorted(
+            tables, key=lambda each: (each.gpu.arch != gpu.arch, abs(each.gpu.sms - gpu.sms))
+        ):
+            for entry in table.entries:
+                if table.gpu.slug != gpu.slug and not is_derived(table, entry):
+                    self._of[entry.spec].append(Donor(gpu=table.gpu, entry=entry))
+
+    def chosen(
+        self, spec: AttentionSpec, bucket: Bucket, *, on_gpu: bool
+    ) -> dict[KernelConfig, str]:
+        """What tables chose that is legal here, and the donor of each: for this bucket first, then
+        for the others; GPUs of the same architecture before others, measured entries before others.
+        For an invariant spec, after that what they chose without invariant.
+
+        on_gpu: also kernels that only an entry may have that ran.
+        """
+        found = [(each.entry.config, each.gpu.slug) for each in self._sorted(spec, bucket)]
+        return self._legal(spec, found, on_gpu=on_gpu)
+
+    def runners_up(
+        self, spec: AttentionSpec, bucket: Bucket, *, on_gpu: bool
+    ) -> tuple[KernelConfig, ...]:
+        """The runners-up of these entries, in the same order."""
+        found = [
+            (other.config, each.gpu.slug)
+            for each in self._sorted(spec, bucket)
+            for other in each.entry.evidence.runners_up
+        ]
+        return tuple(self._legal(spec, found, on_gpu=on_gpu))
+
+    def _sorted(self, spec: AttentionSpec, bucket: Bucket) -> list[Donor]:
+        plain = replace(spec, invariant=False)
+        return sorted(
+            (each for alike in dict.fromkeys((spec, plain)) for each in self._of[alike]),
+            key=lambda each: (
+                each.entry.spec != spec,
+                each.entry.bucket != bucket,
+                each.gpu.arch != self._gpu.arch,
+                -STRENGTH[each.entry.result.source],
+            ),
+        )
+
+    def _legal(
+        self, spec: AttentionSpec, found: Iterable[tuple[KernelConfig, str]], *, on_gpu: bool
+    ) -> dict[KernelConfig, str]:
+        first: dict[KernelConfig, str] = {}
+        for config, slug in found:
+            first.setdefault(config, slug)
+        return {
+            config: slug
+            for config, slug in first.items()
+            if (on_gpu or not must_have_run(config))
+            and why_illegal(spec, config, self._gpu) is None
+        }
+
+    def floors(self, spec: AttentionSpec) -> dict[str, float]:
+        """The errors of kernels that were right when they were tuned, by their short digests.
+
+        A pointer twin was right too, and has not changed where its kernel has not.
+        """
+        if spec not in self._floors:
+            found = self._floors.setdefault(spec, {})
+            for entry in (donor.entry for donor in self._of[spec]):
+                kernels = (entry.config, entry.config.pointer_twin())
+                digests = [short_digest(rendered_digest(spec, each)) for each in kernels]
+                if digests[0] == entry.evidence.digest:
+                    for digest in digests:
+                        found.setdefault(digest, entry.result.max_abs_err_floors)
+        return self._floors[spec]
+
+
+class CheckedByDonors:
+    """`inner`, without a GPU, for kernels whose donors know their errors: a text does not depend on
+    the GPU, so it is not checked again.
+    """
+
+    def __init__(self, inner: Evaluator, donors: Donors) -> None:
+        self.source = inner.source
+        self.gpu = inner.gpu
+        self._inner = inner
+        self._donors = donors
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate. A result that a donor knows names no cases."""
+        digests, floors = {}, {}
+        if stage == "check":
+            digests = {config: rendered_digest(spec, config) for config in configs}
+            floors = self._donors.floors(spec)
+        request = Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+        known = {
+            config: request.outcome(
+                config, Status.OK, digest=digest, check=_known(floors[short_digest(digest)])
+            )
+            for config, digest in digests.items()
+            if short_digest(digest) in floors
+        }
+        rest = [config for config in configs if config not in known]
+        with closing(_generator(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
+            for config in configs:
+                yield known[config] if config in known else next(outcomes)
+
+    def close(self) -> None:
+        """As Evaluator.close."""
+        self._inner.close()
+
+    def __enter__(self) -> CheckedByDonors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _known(floors: float) -> CheckResult:
+    return CheckResult(
+        passed=True,
+        floors=floors,
+        lse_error=0.0,
+        cases=0,
+        seed=0,
+        where="interpreter",
+        detail="checked for the table of another GPU",
+    )
+
+
+def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+    """The same as a generator, which can be closed and then closes `outcomes`."""
+    yield from outcomes
+
+
+def derived_run(run: Run, donor: str) -> Run:
+    """What a run is like for entries that `donor` lent."""
+    return replace(run, id=f"{run.id}-{donor}", donor=donor)
+
+
+def is_derived(table: Table, entry: Entry) -> bool:
+    """Whether an entry's config was lent by another GPU's table, and searched by nobody here."""
+    run = table.run_of(entry)
+    return run is not None and run.derived and run.donor != table.gpu.slug

@@ -1,0 +1,122 @@
+"""tune/donors.py: what tables of other GPUs lend, in which order, and whose check still counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flashgen.search.goal import rendered_digest
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.outcome import Stage
+from flashgen.spec.problem import BUCKETS, workload
+from flashgen.table.entry import RunnerUp, short_digest
+from flashgen.table.table import Table
+from flashgen.tune.donors import CheckedByDonors, Donors
+from tests.fakes import FakeEvaluator
+from tests.makers import make_config, make_spec
+from tests.tables import DIGEST, H200, made_entry, with_evidence
+
+SPEC = make_spec()
+HERE, THERE = BUCKETS[1], BUCKETS[2]
+TILE, OTHER = make_config(128, 64), make_config(64, 64)
+H100, L4 = TARGETS["nvidia_h100_80gb_hbm3"], TARGETS["nvidia_l4"]
+
+
+def of(gpu: Gpu, config: KernelConfig, source: Any = "estimated", **fields: Any) -> Table:
+    """A table of one entry."""
+    spec, bucket = fields.get("spec", SPEC), fields.get("bucket", HERE)
+    entry = made_entry(spec, bucket, config, source=source)
+    entry = with_evidence(entry, runners_up=fields.get("runners_up", ()))
+    return Table(gpu=gpu, entries=(entry,))
+
+
+def chosen(tables: list[Table], gpu: Gpu = H200, *, on_gpu: bool = False) -> list[KernelConfig]:
+    return list(Donors(tables, gpu).chosen(SPEC, HERE, on_gpu=on_gpu))
+
+
+def test_this_bucket_then_the_same_architecture_then_what_was_measured_and_none_twice() -> None:
+    far, near, again = make_config(32, 32), make_config(64, 32), make_config(128, 32)
+    tables = [
+        of(H100, OTHER, bucket=THERE),
+        of(L4, far),
+        of(TARGETS["nvidia_a100_sxm4_80gb"], again, "measured"),
+        of(TARGETS["nvidia_geforce_rtx_4090"], near),
+        of(H100, near),
+    ]
+    assert chosen(tables) == [near, again, far, OTHER]
+    assert Donors(tables, H200).chosen(SPEC, HERE, on_gpu=False)[near] == H100.slug
+
+
+def test_an_invariant_spec_is_lent_what_the_plain_one_has_after_its_own() -> None:
+    own, rows = replace(SPEC, invariant=True), make_config(128, 64, num_warps=8)
+    tables = [of(L4, OTHER), of(L4, make_config(64, 128)), of(H100, rows, bucket=THERE, spec=own)]
+    assert list(Donors(tables, H200).chosen(own, HERE, on_gpu=False)) == [rows, OTHER]
+    assert chosen([of(H100, OTHER, spec=own)]) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "spec"),
+    [(H200, SPEC), (L4, make_spec(mask="causal")), (L4, make_spec(dtype="float16"))],
+    ids=["itself", "mask", "dtype"],
+)
+def test_only_this_very_spec_of_others_counts(gpu: Gpu, spec: Any) -> None:
+    assert chosen([of(gpu, TILE, spec=spec)]) == []
+    assert chosen([of(L4, TILE)]) == [TILE]
+
+
+def test_what_is_illegal_here_does_not_come() -> None:
+    by_descriptor = replace(TILE, loads="descriptor")
+    tables = [of(H100, by_descriptor)]
+    assert chosen(tables) == [by_descriptor]
+    assert chosen(tables, L4) == []
+
+
+def test_what_must_run_first_comes_only_where_it_runs() -> None:
+    hopper = make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor")
+    tables = [of(H100, hopper, "measured")]
+    assert chosen(tables) == []
+    assert chosen(tables, on_gpu=True) == [hopper]
+
+
+def test_runners_up_are_in_the_order_of_their_winners() -> None:
+    second, third = make_config(32, 64), make_config(32, 32)
+    ups = [
+        (RunnerUp(config=config, source="untimed", digest=DIGEST),) for config in (second, third)
+    ]
+    donors = Donors([of(L4, TILE, runners_up=ups[0]), of(H100, OTHER, runners_up=ups[1])], H200)
+    assert donors.runners_up(SPEC, HERE, on_gpu=False) == (third, second)
+
+
+class TestWhatWasChecked:
+    """Nothing is checked again whose text is that of a donor's entry."""
+
+    CASES = workload(SPEC, 2048)
+
+    def checked(self, *configs: KernelConfig, stale: bool = False) -> tuple[list[float], list[Any]]:
+        """The errors, and which configs the evaluator was asked for."""
+        digest = DIGEST if stale else short_digest(rendered_digest(SPEC, TILE))
+        table = of(L4, TILE)
+        entry = with_evidence(table.entries[0], digest=digest)
+        fake = FakeEvaluator(us=lambda _: 1.0, gpu=H200, source="estimated")
+        donors = Donors([replace(table, entries=(entry,))], H200)
+        with CheckedByDonors(fake, donors) as evaluator:
+            found = list(evaluator.evaluate("check", SPEC, self.CASES, configs))
+        assert [outcome.config for outcome in found] == list(configs)
+        assert all(outcome.ok for outcome in found)
+        return [o.check.floors if o.check else -1.0 for o in found], fake.configs("check")
+
+    def test_its_error_is_the_donor_s_and_others_are_checked(self) -> None:
+        assert self.checked(OTHER, TILE) == ([1.0, 1.25], [OTHER])
+
+    def test_a_text_that_changed_since_is_checked(self) -> None:
+        assert self.checked(TILE, stale=True) == ([1.0], [TILE])
+
+    @pytest.mark.parametrize("stage", ["compile", "timed"])
+    def test_the_other_stages_are_the_evaluator_s(self, stage: Stage) -> None:
+        fake = FakeEvaluator(us=lambda _: 1.0, gpu=H200, source="estimated")
+        evaluator = CheckedByDonors(fake, Donors([of(L4, TILE)], H200))
+        assert len(list(evaluator.evaluate(stage, SPEC, self.CASES, [TILE, OTHER]))) == 2
+        assert fake.configs(stage) == [TILE, OTHER]
