@@ -150,18 +150,17 @@ decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 35.136 130.53 512.08 1020.8
 decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 35.086 130.23 510.82 1018.3
 decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 40.35 164.98 641.54 1267.9
 decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 35.112 130.25 257.2 257.2
-decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 40.876
-decode_bf16_d128_window_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 164.99 343.95 343.95
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 40.876 172.99 359.54 359.54
 decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 537.11 537.11
 decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 163.49 642.51 2558.6 5113.4
 decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 260.42 807.1 3142.0 6255.3
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 131.08 512.47 2038.0 4072.1
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 131.64 515.07 2048.8 4093.7
-decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 204.89 791.51 3105.0 6161.4
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s3_fa2_ptr 204.89 791.51 3105.0 6161.4
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 130.96 512.17 2037.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 132.85 515.14 1026.9 1026.9
 decode_bf16_d256_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 178.66
-decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s4_fa2_ptr 791.51 1609.1 1609.1
+decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s3_fa2_ptr 791.51 1609.1 1609.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 131.07 512.3 1021.0
 decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 69.683 257.25 1016.3 2028.4
 decode_bf16_d512_paged 1 br16_bc64_w4_s5_fa2_ptr_v2 89.439 303.83 1161.4 2304.9
