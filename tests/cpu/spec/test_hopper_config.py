@@ -24,7 +24,7 @@ from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import Direction
 from flashgen.table import emit
 from flashgen.table.entry import Entry, RunnerUp
-from flashgen.tune import tune
+from flashgen.tune import story
 from tests.cpu.tune.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
@@ -184,7 +184,7 @@ def test_a_search_asks_for_it_where_its_evaluator_measures(
         goals.append(goal_for(*arguments, **options))
         raise Seen
 
-    monkeypatch.setattr(tune, "goal_for", noted)
+    monkeypatch.setattr(story, "goal_for", noted)
     monkeypatch.setattr(emit, "write", lambda *_: None)
     monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path)  # none: they are large
     with pytest.raises(Seen):

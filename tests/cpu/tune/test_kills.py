@@ -30,7 +30,7 @@ from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.space import legal_configs
 from flashgen.table import emit
-from flashgen.tune import evaluators, places, tune
+from flashgen.tune import evaluators, places, story, tune
 from flashgen.tune.devices import Device
 from flashgen.tune.places import Here
 from flashgen.tune.tune import TuneOptions
@@ -104,7 +104,7 @@ def tune_into(out: Path, evaluator: Counting) -> None:
     here = Here(devices=(Device(index=0, gpu=H200),))
     places.choose = lambda *_: here  # type: ignore[assignment]
     evaluators.make_evaluator = lambda *_: evaluator  # type: ignore[assignment]
-    tune.goal_for = cheap_goal  # type: ignore[attr-defined]
+    story.goal_for = cheap_goal  # type: ignore[attr-defined]
     emit.write = lambda *_: []  # type: ignore[assignment]
     paths.shipped_configs_dir = lambda: out / "nothing shipped"  # type: ignore[assignment]
     options = TuneOptions(specs=SPECS, seqs=SEQS, budget=Budget(trials=30), out=out)

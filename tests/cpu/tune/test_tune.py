@@ -746,7 +746,7 @@ def test_what_to_try_is_a_length_that_was_asked(
     held = Table(gpu=H200).with_entry(held_entry, made_run())
     save(held, tmp_path / "configs" / "nvidia_h200.yaml")
     monkeypatch.setattr(
-        tune, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
+        story, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
     )
     _, printed = run(monkeypatch, tmp_path)
     assert str(BUCKETS[0]) in printed
@@ -770,9 +770,9 @@ def test_time_is_shared_between_searches(
     tmp_path: Path, monkeypatch: Patch, emitted: Emitted
 ) -> None:
     budgets: list[Budget] = []
-    search = tune.search
+    search = story.search
     monkeypatch.setattr(
-        tune,
+        story,
         "search",
         lambda *args, **fields: budgets.append(fields["budget"]) or search(*args, **fields),
     )
