@@ -34,7 +34,8 @@ def remember() -> None:
 
     def remembering(kernel: CompiledKernel) -> None:
         load(kernel)
-        _PTX[kernel.function] = kernel.asm["ptx"]
+        if "ptx" in kernel.asm:  # not of one that flashgen aot packaged
+            _PTX[kernel.function] = kernel.asm["ptx"]
 
     CompiledKernel._init_handles = remembering
 
