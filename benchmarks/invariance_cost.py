@@ -24,12 +24,12 @@ from flashgen.table.table import Table, load_with_evidence
 
 SPECS = {
     "prefill d64": "fwd_bf16_d64_causal",
-    "d128": "fwd_bf16_d128_causal",
-    "d192/128": "fwd_bf16_d192v128_causal",
-    "d256": "fwd_bf16_d256_causal",
+    "prefill d128": "fwd_bf16_d128_causal",
+    "prefill d192/128": "fwd_bf16_d192v128_causal",
+    "prefill d256": "fwd_bf16_d256_causal",
     "decode d64, sinks": "decode_bf16_d64_sink_paged",
-    "d128 ": "decode_bf16_d128_paged",
-    "d256 ": "decode_bf16_d256_paged",
+    "decode d128": "decode_bf16_d128_paged",
+    "decode d256": "decode_bf16_d256_paged",
     "dK, dV d128": "bwd_dkv_bf16_d128_causal",
     "dQ d128": "bwd_dq_bf16_d128_causal",
 }
@@ -62,7 +62,7 @@ def rows(tables: dict[str, Table]) -> Iterator[str]:
     for table in tables.values():
         costs = [cost(table, spec_of(name), BUCKET) for name in SPECS.values()]
         if any(each is not None for each in costs):
-            cells = ("-" if each is None else f"{100 * each:.0f} %" for each in costs)
+            cells = ("-" if each is None else f"{round(100 * each)} %" for each in costs)
             yield f"| {table.gpu.name.removeprefix('NVIDIA ')} | {' | '.join(cells)} |"
 
 

@@ -284,7 +284,8 @@ def other_half(spec: AttentionSpec) -> AttentionSpec | None:
 
 def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
     """Specs whose tiles may serve this one, nearest first: without its features, and of tuned head
-    dims from its own on up that are padded alike, each in both 16-bit types.
+    dims from its own on up that are padded alike, each in both 16-bit types. Of an invariant spec
+    those of its class come first: another tile may be of another class.
     """
     plain = plain_spec(spec)
     widest = max(spec.head_dim, spec.head_dim_v)
@@ -295,6 +296,8 @@ def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
         for dim in dims[1:]
         if padded(dim) == padded(dims[0])
     ]
+    if spec.invariant:
+        like = [*(replace(one, invariant=True) for one in like), *like]
     for one in dict.fromkeys(like):
         for near in (one, other_half(one)):
             if near is not None and near != spec:

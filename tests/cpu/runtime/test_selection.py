@@ -92,6 +92,19 @@ def test_the_tile_of_a_measured_kernel_in_gluon_serves_no_feature() -> None:
     assert alone[0].choice.config == SMALL.textbook()
 
 
+def test_packed_sequences_of_a_class_take_the_tile_of_its_entry() -> None:
+    """Before that of the plain spec, which may be of another class."""
+    of_class, plain = make_config(64, 64), make_config(128, 64, num_warps=8)
+    invariant = dataclasses.replace(SPEC, invariant=True)
+    own = (make_choice(SPEC, plain, BUCKETS[2]), make_choice(invariant, of_class, BUCKETS[2]))
+    packed = dataclasses.replace(invariant, varlen=True)
+    found = ladder(served(nvidia_l4=own), "nvidia_l4", TARGETS["nvidia_l4"], packed, 5000).rungs
+    assert [(s.rung, s.choice.config) for s in found[:2]] == [
+        ("plain_tile", of_class),
+        ("plain_tile", plain),
+    ]
+
+
 def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
     choice = make_choice(SPEC, SMALL, BUCKETS[2])
     table = served(nvidia_l4=(choice,), nvidia_geforce_rtx_4090=(choice,))
