@@ -76,8 +76,8 @@ class Table:
     Examples:
         >>> from flashgen import paths
         >>> from flashgen.table import load
-        >>> len(load(paths.shipped_table("nvidia_l4")).entries)
-        472
+        >>> load(paths.shipped_table("nvidia_l4")).gpu.sms
+        58
     """
 
     gpu: Gpu

@@ -113,10 +113,10 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
         assert (evidence.shared_bytes or 0) <= gpu.shared_per_block
         assert 0 < (evidence.registers or 0) <= 255
         assert result.max_abs_err_floors <= 2.0
-        # Of what was tried of a backward kernel with wide heads, few fit the registers; nor does
-        # another table always have two more that fit the 99 KiB of sm_120.
+        # Of what was tried of a backward kernel with wide heads, or of a numeric class, few fit the
+        # registers; nor does another table always have two more that fit the 99 KiB of sm_120.
         run = table.run_of(entry)
-        few = spec.direction != "forward" or (run is not None and run.derived)
+        few = spec.direction != "forward" or spec.invariant or (run is not None and run.derived)
         assert len(entry.evidence.runners_up) == 2 or few
         if result.source != "measured":  # a measured entry is served after its template changed
             assert not emit.is_stale(entry)
@@ -142,7 +142,8 @@ def test_no_derived_entry_is_slower_by_estimate_than_the_default_or_what_lost(sl
         lent = run is not None and run.derived and us is not None
         if lent and measured.get(entry.key) != entry.config:
             rivals = [evidence.default_us, *(other.median_us for other in evidence.runners_up)]
-            assert us <= min(rival for rival in rivals if rival) * (1 + 5e-5)  # five digits
+            least = min((rival for rival in rivals if rival), default=us)
+            assert us <= least * (1 + 5e-5)  # five digits
 
 
 def test_tables_are_short_enough_to_be_read() -> None:
@@ -350,7 +351,8 @@ def test_names_of_committed_kernels_are_short() -> None:
         for entry in table_of(slug).entries
         for config in emit.kernels_of(entry)
     }
-    assert max(map(len, names)) <= LONGEST_NAME
+    # A name of three features is longer by a word, all of them abbreviated.
+    assert max(map(len, names)) <= LONGEST_NAME + len("_inv")
 
 
 @pytest.mark.parametrize("slug", SHIPPED)
