@@ -69,6 +69,9 @@ def rows(tables: dict[str, Table]) -> Iterator[str]:
 
 def main() -> int:
     """Print the table."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     shipped = {
         slug: load_with_evidence(paths.shipped_table(slug)) for slug in emit.tables_for(Path())
     }
