@@ -84,10 +84,16 @@ def _compared(direction: Direction) -> bool:
 
 
 def _class(spec: AttentionSpec) -> tuple[object, ...]:
-    """What kernels of one class share: O and LSE of forward and decode, dQ, or dK and dV."""
-    kind = "rows" if spec.direction in _OF_ROWS else spec.direction
+    """What kernels of one class share: O and LSE of forward and decode, dQ, or dK and dV.
+
+    A gradient is one sum over all loops of its kernel, of which there are as many as its mask has
+    kinds of tiles; so kernels of one mask are compared.
+    """
     dims = default_spec(spec).head_dim
-    return kind, spec.dtype, spec.precision, dims, spec.softcap, spec.alibi
+    shared = spec.dtype, spec.precision, dims, spec.softcap, spec.alibi
+    if spec.direction in _OF_ROWS:
+        return ("rows", *shared)
+    return (spec.direction, *shared, spec.mask, spec.window, spec.chunk)
 
 
 def _defaults(spec: AttentionSpec, gpu: Gpu) -> Iterator[Kernel]:

@@ -11,8 +11,11 @@ from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.config import KernelConfig, config_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
+from flashgen.spec.problem import BUCKETS
 from flashgen.table.table import Table
 from flashgen.tune.invariance import compare, compare_classes
+from tests.makers import make_config
+from tests.tables import made_entry, made_run
 
 FORWARD, DECODE = "fwd_bf16_d64_causal_invariant", "decode_bf16_d64_paged_invariant"
 H200, A100 = TARGETS["nvidia_h200"], TARGETS["nvidia_a100_sxm4_80gb"]
@@ -106,3 +109,19 @@ def test_what_a_gpu_runs_without_entries_is_of_one_class(monkeypatch: pytest.Mon
     proofs = list(compare_classes(Table(gpu=H200)))
     assert [proof.others for proof in proofs] == [(), (), ()]
     assert sum(proof.count for proof in proofs) >= 9
+
+
+def test_gradients_of_one_mask_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window gives a kernel a third loop, so its sums look longer; a row has one window."""
+    monkeypatch.setattr("flashgen.tune.invariance.HEAD_DIMS", ())
+    monkeypatch.setattr("flashgen.tune.invariance.compare", lambda kernels, gpu: list(kernels))
+    table = Table(gpu=H200)
+    for name in ("fwd_bf16_d64_causal_invariant", "fwd_bf16_d64_causal_window_sink_invariant"):
+        entry = made_entry(spec_of(name), BUCKETS[2], make_config(64, 64, num_warps=4))
+        table = table.with_entry(entry, made_run())
+    classes = [[spec for spec, _ in kernels] for kernels in compare_classes(table)]
+    gradients = [specs for specs in classes if specs[0].direction.startswith("backward")]
+    assert len(gradients) == 4
+    for specs in gradients:
+        assert len({(spec.mask, spec.window) for spec in specs}) == 1
+    assert sum(spec.direction == "decode" for spec in classes[0]) >= 4
