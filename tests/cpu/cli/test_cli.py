@@ -18,6 +18,7 @@ import yaml
 
 import flashgen
 from flashgen import __main__, cli, paths
+from flashgen.cli import prove
 from flashgen.cli.options import table_of
 from flashgen.errors import FlashgenError
 from flashgen.kernels.render import render
@@ -30,7 +31,7 @@ from flashgen.spec.outcome import CheckResult, Outcome, Status
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit as generating
 from flashgen.table import show as showing
-from flashgen.table.table import load, load_with_evidence, save
+from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import invariance, precompile, workloads
 from flashgen.tune import verify as verifying
 from flashgen.tune.places import Wanted
@@ -819,6 +820,7 @@ class TestVerify:
         rows = [(spec, make_config(64, 64)), (step, make_config(64, 64, num_stages=2))]
         other = step, make_config(64, 32, num_stages=2)
         monkeypatch.setattr(invariance, "HEAD_DIMS", (64,))
+        monkeypatch.setattr(prove, "named_table", lambda *_: Table(gpu=H200))
         for kernels, code, last in (
             (rows, 0, "nvidia_h200: no kernels differ from their class"),
             ([*rows, other], 1, "nvidia_h200: 1 kernels differ from their class"),
@@ -830,11 +832,11 @@ class TestVerify:
             assert f"{spec.name}: 2 of {len(kernels)} kernels agree: " in lines[0]
             assert [kernel_name(*other) in line for line in lines[1:-1]] == [True] * code
 
-    @pytest.mark.slow("compiles 38 kernels: a minute")
+    @pytest.mark.slow("compiles the kernels of all classes of a table: minutes")
     def test_all_classes_of_a_gpu_compute_in_one_way(self, run) -> None:
         code, output, _ = run("verify", "--invariant", "--target", "nvidia_l4")
         assert code == 0, output
-        assert output.count(" kernels agree: ") == 9
+        assert output.count(" kernels agree: ") > 9
 
     def test_entries_that_hold_and_one_of_them_stale(self, verify) -> None:
         code, (stale, fresh, last) = verify(Evaluator())
