@@ -87,7 +87,7 @@ def test_it_finds_the_best_and_resumes(
     assert asked.count("matmul:estimate") == 8 * 2 * 2 * 3
     assert asked.count("matmul:check") == 9
     *rows, best = printed.splitlines()
-    assert len(rows) == 1 + 9
+    assert len(rows) == 2 + 9  # of which two are the header
     assert "failed" in printed
     assert best.endswith("166.0 us, estimated")
     assert "'ROWS': 64, 'COLUMNS': 128, 'DEPTH': 64" in best
