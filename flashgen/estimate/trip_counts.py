@@ -122,11 +122,10 @@ def _by_rows(
             end = min(max(start + config.br + shift, 0), end)
             whole = min(max(start + shift + 1, 0), whole)
         tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
-        ahead = spec.direction == "forward" and config.schedule in ("s_ahead", "hopper")
-        if config.schedule == "s_ahead" and ahead and not spec.invariant:
+        if spec.direction == "forward" and config.schedule == "s_ahead" and not spec.invariant:
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
-        closed = _closed(spec, 0, end) * (not ahead)
+        closed = _closed(spec, 0, end) * (config.schedule not in ("s_ahead", "hopper"))
         found.append((tiles + closed,) if loops == 1 else (unmasked + closed, tiles - unmasked))
     return found
 

@@ -254,6 +254,8 @@ def test_invariant_kernels_close_segments() -> None:
     assert more == ([1] * 8 + [2] * 8) * 2
     ahead = grid(spec, replace(config, schedule="s_ahead"), problem, h200, loops=2)
     assert list(map(sum, ahead)) == list(map(sum, plain))
+    hopper = replace(config, schedule="hopper", loads="descriptor")
+    assert grid(spec, hopper, problem, h200, loops=2) == ahead
     step = replace(spec, direction="decode", mask="none")
     tall = replace(problem, seq_q=1, seq_k=2500)
     splits = grid(step, make_config(64, 64), tall, h200, loops=2)

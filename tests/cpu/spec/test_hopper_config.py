@@ -140,6 +140,17 @@ def test_a_place_for_o_may_be_too_much() -> None:
     assert "262144 bytes of shared memory" in reason
 
 
+def test_the_total_of_an_invariant_kernel_has_a_place() -> None:
+    """Float32, of all rows of O: with it a third stage of 64 keys is too much at head dim 128."""
+    plain, three = make_spec("bfloat16", 128), replace(THREE, bc=64, num_stages=3)
+    spec = replace(plain, invariant=True)
+    more = shared_bound_bytes(spec, three, H200) - shared_bound_bytes(plain, three, H200)
+    assert more == 192 * 128 * 4
+    assert why_illegal(plain, three, H200) is None
+    assert "bytes of shared memory" in str(why_illegal(spec, three, H200))
+    assert why_illegal(spec, replace(three, num_stages=2), H200) is None
+
+
 def test_three_consumers_have_fewer_registers() -> None:
     spec = make_spec("bfloat16", 256)
     assert why_illegal(spec, replace(CONFIG, bc=64), H200) is None
