@@ -542,10 +542,11 @@ def _ampere(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "schedule ampere needs direction forward and pointer loads: "
             f"got {spec.direction} and {config.loads}"
         )
-    if spec.element_bytes != 2 or spec.featured:
+    others = [word for word in spec.feature_words if word != "invariant"]
+    if spec.element_bytes != 2 or others:
         return (
-            "schedule ampere has operands of 16 bits and no features: "
-            f"got {spec.dtype}{' with ' * spec.featured}{' and '.join(spec.feature_words)}"
+            "schedule ampere has operands of 16 bits and no features but invariant: "
+            f"got {spec.dtype}{' with ' * bool(others)}{' and '.join(others)}"
         )
     if config.num_warps not in AMPERE_WARPS or config.br != 16 * config.num_warps:
         return (

@@ -129,7 +129,9 @@ def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:
         values = ", ".join(map(str, wanted))
         got = ", ".join(map(str, fixed))
         return f"the numeric class of {spec.name} has {what} {values}: got {got}"
-    schedules = ("fa2", "s_ahead", "hopper") if spec.direction == "forward" else ("fa2", "s_ahead")
+    schedules: tuple[str, ...] = ("fa2", "s_ahead")
+    if spec.direction == "forward":
+        schedules = (*schedules, "hopper", "ampere")
     if config.schedule not in schedules:
         names = " and ".join((", ".join(schedules[:-1]), schedules[-1]))
         return f"the numeric class of {spec.name} has schedules {names}: got {config.schedule}"
