@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from flashgen.evaluate.check import check_loaded
 from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.kernels.launch import launch
 from flashgen.kernels.render import render
 from flashgen.ptx import FaultsFound, machine
 from flashgen.ptx.block import Block
@@ -23,6 +25,9 @@ from flashgen.spec.problem import Problem
 Load = tuple[int, tuple[int, ...], tuple[int, ...]]
 """A copy by the TMA unit: the address of its tensor, its box, its coordinates."""
 
+ARCHES = {"ampere": "sm_80", "blackwell": "sm_100"}
+"""What the kernels of a schedule are compiled for; those of others for sm_90."""
+
 
 def compiled(
     spec: AttentionSpec,
@@ -31,13 +36,14 @@ def compiled(
     old: str = "",
     new: str = "",
     checks: Collection[Check] = CHECKS,
+    arch: str = "",
 ) -> ExecutedKernel:
-    """The kernel of sm_80, sm_90 or sm_100; with `new` for each `old` of its text."""
+    """The kernel of `arch`, or of its schedule's own, with `new` for each `old` of its text."""
     rendered = render(spec, config)
     assert old in rendered.source, f"the text to break is not in {rendered.name}: {old}"
     if old:
         rendered = replace(rendered, source=rendered.source.replace(old, new))
-    arch = {"ampere": "sm_80", "blackwell": "sm_100"}.get(config.schedule, "sm_90")
+    arch = arch or ARCHES.get(config.schedule, "sm_90")
     return ExecutedKernel(rendered, spec, config, arch, seed=seed, checks=checks)
 
 
@@ -53,6 +59,29 @@ def assert_right(
 ) -> None:
     result = check_loaded(compiled(spec, config), spec, config, cases=cases)
     assert result.passed, result
+
+
+def assert_bits_of(
+    textbook: KernelConfig,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    broken: tuple[str, str] = ("", ""),
+) -> None:
+    """Of an invariant forward with three segments, the last of one ragged tile: O and LSE of config,
+    its text `broken`, are those of `textbook` to the last bit.
+    """
+    arch = ARCHES.get(config.schedule, "sm_90")
+    generator = torch.Generator().manual_seed(spec.head_dim)
+    dims = ((200, spec.head_dim), (2100, spec.head_dim), (2100, spec.head_dim_v))
+    q, k, v = (torch.randn(1, 1, *each, generator=generator).bfloat16() for each in dims)
+    (o, lse), (expected, its_lse) = (
+        launch(
+            compiled(spec, way, 0, *text, arch=arch), spec, way, q, k, v, scale=0.125, diagonal=1900
+        )
+        for way, text in ((config, broken), (textbook, ("", "")))
+    )
+    assert torch.equal(o, expected)
+    assert torch.equal(lse, its_lse)
 
 
 def assert_found(

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from flashgen.spec.config import KernelConfig
-from tests.executed import assert_found, assert_right, case, each
+from tests.executed import assert_bits_of, assert_found, assert_right, case, each
 from tests.makers import make_config, make_spec
 
 
@@ -50,6 +50,40 @@ def test_all_short_lengths(mask: str) -> None:
     lengths = [(q, k) for q in (1, 31, 64, 65) for k in (1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 130)]
     cases = [case(q, k, alignment=a) for q, k in lengths for a in ("bottom_right", "top_left")]
     assert_right(make_spec("bfloat16", 64, mask), ampere(), cases)
+
+
+INVARIANT = [
+    ((64, 64), ampere(64, 64), "causal", False),
+    ((64, 64), ampere(64, 64), "none", False),
+    ((192, 128), ampere(128, 64, "longest_first"), "causal", True),
+    ((256, 256), ampere(128, 64, "longest_first"), "causal", True),
+]
+
+
+@pytest.mark.parametrize(("dims", "config", "mask", "whole_rows"), each(INVARIANT, 4))
+def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(
+    dims: tuple[int, int], config: KernelConfig, mask: str, whole_rows: bool
+) -> None:
+    spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1], invariant=True)
+    assert_right(spec, config)
+    textbook = make_config(64, 64, num_warps=4, num_stages=2, whole_rows=whole_rows)
+    assert_bits_of(textbook, spec, config)
+
+
+WRONG_SEGMENTS = {
+    "a whole segment is not closed": ("if segment + SEGMENT <= full_end:", "if seq_k < 0:"),
+    "nor one with masked tiles": ("if (start + BC) % SEGMENT == 0:", "if seq_k < 0:"),
+    "the scores before the maximum are rounded": ("gl.fma(s, scale_log2e, -new_max[:, None])", "s * scale_log2e - new_max[:, None]"),
+    "the weight of a segment": ("segment_scale = gl.exp2(row_max - new_max)", "segment_scale = gl.exp2(row_max - row_max)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", each(WRONG_SEGMENTS, 4))
+def test_other_segments_give_other_bits(name: str) -> None:
+    spec = make_spec("bfloat16", 64, "causal", invariant=True)
+    textbook = make_config(64, 64, num_warps=4, num_stages=2)
+    with pytest.raises(AssertionError):
+        assert_bits_of(textbook, spec, ampere(64, 64), WRONG_SEGMENTS[name])
 
 
 D256, D256_CAUSAL = make_spec("bfloat16", 256), make_spec("bfloat16", 256, "causal")

@@ -81,6 +81,8 @@ def test_the_search_stays_in_the_class() -> None:
     assert {config.br for config in found} >= {64, 128}
     timed = legal_configs(spec, TARGETS["nvidia_h200"], on_gpu=True)
     assert {config.schedule for config in timed} == {"fa2", "s_ahead", "hopper"}
+    on_a100 = legal_configs(spec, TARGETS["nvidia_a100_sxm4_80gb"])
+    assert {config.schedule for config in on_a100} == {"fa2", "s_ahead", "ampere"}
 
 
 @pytest.mark.parametrize(
