@@ -27,7 +27,7 @@ def make_dispatcher(
     kernels = folder / name / "kernels"
     kernels.mkdir(parents=True)
     for choice in choices:
-        for config in {choice.config, choice.config.pointer_twin()}:
+        for config in {choice.config, choice.config.pointer_twin(choice.spec)}:
             file = kernels / f"{text_name(choice.spec, config)}.py"
             file.write_text(render(choice.spec, config).source)
     sys.path.insert(0, str(folder))

@@ -149,7 +149,7 @@ def why_lost(
     words = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster"
     if abs(slower) < SAME:
         words = "as fast"
-    twin = history.twin_failure(loss.config)
+    twin = history.twin_failure(entry.spec, loss.config)
     if twin is not None and slower < TIE - 1:
         return f"{words}, but its pointer twin {FAILED[twin.status]}"
     if entry.result.source == "measured":

@@ -19,6 +19,7 @@ from flashgen.kernels.descriptors import take_descriptors
 from flashgen.kernels.loader import toolchain_error
 from flashgen.kernels.plan import Kernel, KernelCall, Plan, Result
 from flashgen.runtime import kernel_files
+from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Selection
 from flashgen.spec.config import KernelConfig, kernel_name
 
@@ -36,10 +37,10 @@ class Launcher:
     """
 
     def __init__(self, package: str, rungs: tuple[Selection, ...]) -> None:
-        self._aligned = _Steps(package, [(rung, runnable(rung.choice.config)) for rung in rungs])
+        self._aligned = _Steps(package, [(rung, runnable(rung.choice)) for rung in rungs])
         self._unaligned = self._aligned
         if any(rung.choice.config.needs_aligned for rung in rungs):
-            twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs if rung.has_twin]
+            twins = [(rung, _twin(rung.choice)) for rung in rungs if rung.has_twin]
             self._unaligned = _Steps(package, twins)
 
     def __call__(self, call: KernelCall[Result]) -> Result:
@@ -134,11 +135,15 @@ class _Steps:
         return kernel_files.kernel(self._package, self.selection.choice, self.config)
 
 
-def runnable(config: KernelConfig) -> KernelConfig:
+def runnable(choice: Choice) -> KernelConfig:
     """The config, or where kernels are interpreted and its own cannot be, its pointer twin."""
-    if interpreter.active() and not config.interpretable:
-        return config.pointer_twin()
-    return config
+    if interpreter.active() and not choice.config.interpretable:
+        return _twin(choice)
+    return choice.config
+
+
+def _twin(choice: Choice) -> KernelConfig:
+    return choice.config.pointer_twin(choice.spec)
 
 
 def is_out_of_resources(error: BaseException) -> bool:

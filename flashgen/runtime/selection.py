@@ -113,7 +113,7 @@ def first_kernels(found: Ladder) -> tuple[tuple[AttentionSpec, KernelConfig], ..
     """What a ladder launches first: for tensors that can have descriptors, and for others."""
     first = found.rungs[0].choice
     pointers = next((rung.choice for rung in found.rungs if rung.has_twin), first)
-    return (first.spec, first.config), (pointers.spec, pointers.config.pointer_twin())
+    return (first.spec, first.config), (pointers.spec, pointers.config.pointer_twin(pointers.spec))
 
 
 def _own(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> Iterator[Selection]:
@@ -195,9 +195,9 @@ def _plain_tiles(
     itself = (spec,) if served.plain else ()  # its entry may be left out
     for plain in (*itself, *plainer_specs(spec)):
         for choice in _nearest_tables(served, slug, gpu, plain, seq_k):
-            config = choice.config.textbook()
+            config = choice.config.textbook(spec)
             configs.setdefault(config, choice)
-            configs.setdefault(config.pointer_twin(), choice)
+            configs.setdefault(config.pointer_twin(spec), choice)
     for config, choice in configs.items():
         reason = (
             f"no entry for {spec.name} on {slug} or a GPU like it; the tile of {choice.spec.name} "

@@ -170,7 +170,7 @@ class Evidence:
         """Whether this config's pointer twin, if it has one, is correct and fits; it may be
         slow.
         """
-        twin = config.pointer_twin()
+        twin = config.pointer_twin(self.goal.spec)
         if twin == config:
             return True
         (built,) = self.ask("compile", [twin])

@@ -76,9 +76,9 @@ class SearchHistory:
         ended = (o for o in outcomes if o and not o.ok and o.status not in RIGHT_ALL_THE_SAME)
         return next(ended, None)
 
-    def twin_failure(self, config: KernelConfig) -> Outcome | None:
+    def twin_failure(self, spec: AttentionSpec, config: KernelConfig) -> Outcome | None:
         """The outcome that ended a config's pointer twin, so that neither could be chosen."""
-        twin = config.pointer_twin()
+        twin = config.pointer_twin(spec)
         found = self.failure(twin) if twin != config else None
         return None if found is None or found.status in SLOW else found
 

@@ -255,22 +255,25 @@ class KernelConfig:
         """Registers of a thread that computes and of one that loads; schedule hopper alone."""
         return REGISTER_SPLIT[self.consumers]
 
-    def textbook(self) -> KernelConfig:
+    def textbook(self, spec: AttentionSpec) -> KernelConfig:
         """The config with the same tile in the textbook schedule, fa2, which has every feature."""
         if not self.interpretable:
-            return self.pointer_twin()
+            return self.pointer_twin(spec)
         return replace(self, schedule="fa2", maxnreg=0)
 
-    def pointer_twin(self) -> KernelConfig:
+    def pointer_twin(self, spec: AttentionSpec) -> KernelConfig:
         """The config launched instead if a call's tensors cannot have descriptors.
 
         s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
         hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps; and ampere, in a tile of
-        64 rows that fits with every head dim.
+        64 rows that fits with every head dim, or is that of an invariant spec's class.
         """
         if self.schedule == "ampere":
-            bc = min(self.bc, 32)
-            return replace(self, schedule="fa2", br=64, bc=bc, num_warps=4, num_stages=2)
+            bc = self.bc if spec.invariant else min(self.bc, 32)
+            rows = spec.invariant and spec.head_dim_v > 64
+            return replace(
+                self, schedule="fa2", br=64, bc=bc, num_warps=4, num_stages=2, whole_rows=rows
+            )
         if self.loads == "pointer":
             return self
         if self.specialized:

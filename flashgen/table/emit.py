@@ -109,7 +109,7 @@ def kernels_of(entry: Entry) -> tuple[KernelConfig, ...]:
     """The configs for which an entry needs kernels: its own and, if it differs, the pointer
     twin.
     """
-    return tuple(dict.fromkeys((entry.config, entry.config.pointer_twin())))
+    return tuple(dict.fromkeys((entry.config, entry.config.pointer_twin(entry.spec))))
 
 
 def is_stale(entry: Entry) -> bool:

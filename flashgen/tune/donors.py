@@ -103,7 +103,7 @@ class Donors:
         if spec not in self._floors:
             found = self._floors.setdefault(spec, {})
             for entry in (donor.entry for donor in self._of[spec]):
-                kernels = (entry.config, entry.config.pointer_twin())
+                kernels = (entry.config, entry.config.pointer_twin(spec))
                 digests = [short_digest(rendered_digest(spec, each)) for each in kernels]
                 if digests[0] == entry.evidence.digest:
                     for digest in digests:

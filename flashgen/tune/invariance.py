@@ -51,7 +51,7 @@ def compare_classes(table: Table) -> Iterator[ClassProof]:
         for kernel in _defaults(spec, table.gpu):
             classes.setdefault(_class(kernel[0]), {})[kernel] = None
     for entry in own:
-        for config in dict.fromkeys((entry.config, entry.config.pointer_twin())):
+        for config in dict.fromkeys((entry.config, entry.config.pointer_twin(entry.spec))):
             if _compared(entry.spec.direction):
                 classes[_class(entry.spec)][entry.spec, config] = None
     for kernels in classes.values():

@@ -891,7 +891,7 @@ class TestVerify:
         )
 
     def test_a_twin_may_be_slow_and_not_wrong(self, verify) -> None:
-        twin = AHEAD.pointer_twin()
+        twin = AHEAD.pointer_twin(SPEC)
         code, (first, *_) = verify(Evaluator(only=twin, compiled=Status.SPILLS))
         assert code == 0
         assert f"pointer twin {twin.label}: as told" in first

@@ -115,6 +115,15 @@ def test_strides_that_are_multiples_of_8() -> None:
     assert all(i.opcode.endswith(".128") for i in copies)
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_the_twin_of_an_invariant_kernel_is_of_its_class(dims: tuple[int, int]) -> None:
+    spec = make_spec("bfloat16", dims[0], "causal", head_dim_v=dims[1], invariant=True)
+    found = [c for c in legal_configs(spec, A100) if c.schedule == "ampere"]
+    assert {config.bc for config in found} == {64}
+    for config in found:
+        assert why_illegal(spec, config.pointer_twin(spec), A100) is None
+
+
 def test_who_has_it() -> None:
     spec = make_spec("float16", 128, "causal")
     for gpu in TARGETS.values():
@@ -123,5 +132,5 @@ def test_who_has_it() -> None:
         assert bool(found) is mma_sync
         for config in found:
             assert config.executed
-            assert why_illegal(spec, config.pointer_twin(), gpu) is None
-            assert why_illegal(spec, config.textbook(), gpu) is None
+            assert why_illegal(spec, config.pointer_twin(spec), gpu) is None
+            assert why_illegal(spec, config.textbook(spec), gpu) is None

@@ -271,7 +271,7 @@ class TestWhyItLost:
         assert lost(OTHERS[0], told, of) == "10.0% slower"
 
     def test_a_twin_that_failed(self) -> None:
-        twin = TWINNED.pointer_twin()
+        twin = TWINNED.pointer_twin(SPEC)
         told = (
             outcome(WINNER, 100),
             outcome(TWINNED, 80),
@@ -498,9 +498,9 @@ def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) 
 
 def test_the_winner_of_made_tables_is_a_descriptor_kernel() -> None:
     """TWINNED and AHEAD have twins, FA2 none: what the tests above rest on."""
-    assert TWINNED.pointer_twin() != TWINNED
-    assert AHEAD.pointer_twin() != AHEAD
-    assert FA2.pointer_twin() == FA2
+    assert TWINNED.pointer_twin(SPEC) != TWINNED
+    assert AHEAD.pointer_twin(SPEC) != AHEAD
+    assert FA2.pointer_twin(SPEC) == FA2
 
 
 @pytest.mark.parametrize(("rung", "stale"), [("exact", True), ("exact", False), ("default", False)])

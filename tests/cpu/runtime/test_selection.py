@@ -87,9 +87,9 @@ def test_the_tile_of_a_measured_kernel_in_gluon_serves_no_feature() -> None:
     table = served(nvidia_h200=own, nvidia_h100_80gb_hbm3=(make_choice(SPEC, BIG, BUCKETS[2]),))
     found = ladder(table, H200, TARGETS[H200], capped, 5000).rungs
     assert found[0].rung == "plain_tile"
-    assert found[0].choice.config == BIG.textbook()
+    assert found[0].choice.config == BIG.textbook(SPEC)
     alone = ladder(served(nvidia_h200=own), H200, TARGETS[H200], capped, 5000).rungs
-    assert alone[0].choice.config == SMALL.textbook()
+    assert alone[0].choice.config == SMALL.textbook(SPEC)
 
 
 def test_packed_sequences_of_a_class_take_the_tile_of_its_entry() -> None:
@@ -243,7 +243,7 @@ class TestThePlainTile:
         found = self.of(self.WINDOW, make_choice(SPEC, self.AHEAD, BUCKETS[2]))
         assert found == [
             ("plain_tile", kernel_name(self.WINDOW, textbook)),
-            ("plain_tile", kernel_name(self.WINDOW, textbook.pointer_twin())),
+            ("plain_tile", kernel_name(self.WINDOW, textbook.pointer_twin(self.WINDOW))),
             ("default", kernel_name(self.WINDOW, default_config(self.WINDOW))),
         ]
 

@@ -496,7 +496,7 @@ class TestTwin:
     def run(
         self, folder: Path, source: Source, *failing: tuple[Stage, Status], **changes: Any
     ) -> tuple[Found, FakeEvaluator]:
-        statuses = {(stage, self.AHEAD.pointer_twin()): status for stage, status in failing}
+        statuses = {(stage, self.AHEAD.pointer_twin(SPEC)): status for stage, status in failing}
         evaluator = fake(
             us=lambda config: self.TIMES[config],
             source=source,
@@ -538,7 +538,9 @@ class TestTwin:
     @pytest.mark.parametrize("source", ["measured", "estimated"])
     def test_where_no_other_is_right_there_is_nothing(self, tmp_path: Path, source: Source) -> None:
         only = {"legal": (self.AHEAD,), "default": self.AHEAD}
-        with pytest.raises(NothingRight, match=rf"{self.AHEAD.pointer_twin().label}, wrong: made"):
+        with pytest.raises(
+            NothingRight, match=rf"{self.AHEAD.pointer_twin(SPEC).label}, wrong: made"
+        ):
             self.run(tmp_path, source, ("check", Status.WRONG), **only)
 
 

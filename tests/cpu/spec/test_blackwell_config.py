@@ -52,8 +52,8 @@ def test_the_label_says_its_knobs() -> None:
 )
 def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> None:
     assert why_illegal(spec, config, gpu) is None
-    assert why_illegal(spec, config.pointer_twin(), gpu) is None
-    assert config.pointer_twin().schedule == "fa2"
+    assert why_illegal(spec, config.pointer_twin(spec), gpu) is None
+    assert config.pointer_twin(spec).schedule == "fa2"
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_default_spec_pads_both_head_dims() -> None:
 def test_twins_are_legal_where_their_configs_are() -> None:
     for spec in SPECS:
         for config in legal_configs(spec, H200):
-            assert why_illegal(spec, config.pointer_twin(), H200) is None
+            assert why_illegal(spec, config.pointer_twin(spec), H200) is None
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)

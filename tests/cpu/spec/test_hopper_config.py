@@ -27,6 +27,7 @@ from flashgen.table.entry import Entry, RunnerUp
 from flashgen.tune import story
 from tests.cpu.tune.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
+from tests.package import make_choice
 from tests.tables import made_entry, made_table
 
 H200, A100, B200 = (
@@ -57,7 +58,7 @@ def test_its_name_and_its_twin() -> None:
     assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w8_s2_hopper_tma"
     persistent = replace(CONFIG, order="grouped", persistent=True)
     for config in (CONFIG, replace(THREE, num_stages=3), persistent):
-        twin = config.pointer_twin()
+        twin = config.pointer_twin(SPEC)
         assert (twin.schedule, twin.loads, twin.br, twin.num_warps) == ("fa2", "pointer", 128, 8)
         assert twin.bc == config.bc
         assert why_illegal(SPEC, twin, H200) is None
@@ -112,7 +113,7 @@ def test_the_backward_has_it_and_a_twin(direction: Direction) -> None:
     assert found
     assert seed_configs(spec, H200, on_gpu=True)[0] in found
     for config in found:
-        twin = config.pointer_twin()
+        twin = config.pointer_twin(spec)
         assert (twin.schedule, twin.loads, twin.num_warps) == ("fa2", "pointer", 8)
         assert why_illegal(spec, twin, H200) is None
 
@@ -222,7 +223,7 @@ def test_a_table_takes_it_only_as_measured() -> None:
 def test_a_measured_entry_is_generated_with_its_twin() -> None:
     table = made_table(made_entry(SPEC, config=CONFIG, source="measured"))
     files = {path.name: text for path, text in emit.plan({"nvidia_h200": table}).items()}
-    kernel, twin = (text_name(SPEC, c) for c in (CONFIG, CONFIG.pointer_twin()))
+    kernel, twin = (text_name(SPEC, c) for c in (CONFIG, CONFIG.pointer_twin(SPEC)))
     assert f"def {kernel}(" in files[f"{kernel}.py"]
     assert f"def {twin}(" in files[f"{twin}.py"]
     assert f" {CONFIG.label} " in files["nvidia_h200.py"]
@@ -232,6 +233,7 @@ def test_check_and_launch_name_the_missing_interpreter(monkeypatch: pytest.Monke
     monkeypatch.setattr(interpreter, "active", lambda: True)
     with pytest.raises(ToolchainError, match="Gluon, for which Triton has no interpreter"):
         bind(object(), SPEC, CONFIG)
-    assert runnable(CONFIG) == CONFIG.pointer_twin()
+    choice = make_choice(SPEC, CONFIG, None)
+    assert runnable(choice) == CONFIG.pointer_twin(SPEC)
     monkeypatch.setattr(interpreter, "active", lambda: False)
-    assert runnable(CONFIG) is CONFIG
+    assert runnable(choice) is CONFIG

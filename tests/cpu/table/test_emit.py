@@ -91,13 +91,13 @@ def test_every_entry_has_its_kernel_and_pointer_twin(tables: dict[str, Table]) -
     found = names(plan(tables))
     for entry in tables["nvidia_h200"].entries:
         assert text_name(entry.spec, entry.config) in found
-        assert text_name(entry.spec, entry.config.pointer_twin()) in found
-    assert text_name(SPEC, AHEAD.pointer_twin()) in found - names(plan({}))
+        assert text_name(entry.spec, entry.config.pointer_twin(entry.spec)) in found
+    assert text_name(SPEC, AHEAD.pointer_twin(SPEC)) in found - names(plan({}))
 
 
 def test_a_pointer_config_is_its_own_twin() -> None:
     assert kernels_of(made_entry(config=FA2)) == (FA2,)
-    assert kernels_of(made_entry(config=AHEAD)) == (AHEAD, AHEAD.pointer_twin())
+    assert kernels_of(made_entry(config=AHEAD)) == (AHEAD, AHEAD.pointer_twin(SPEC))
 
 
 def all_specs() -> Iterator[AttentionSpec]:

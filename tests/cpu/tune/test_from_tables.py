@@ -168,7 +168,7 @@ class TestWhatIsChosen:
         self, tmp_path: Path, monkeypatch: Patch
     ) -> None:
         gpu = TARGETS["nvidia_h100_pcie"]
-        twin = AHEAD.pointer_twin()
+        twin = AHEAD.pointer_twin(SPEC)
         fake = evaluator(
             {AHEAD: 10.0, tuned_default(SPEC, gpu): 20.0},
             gpu=gpu,

@@ -43,7 +43,7 @@ TILE = make_config(64, 32, loads="descriptor")
 DEFAULT = default_spec(make_spec(head_dim=24, mask="causal"))
 KERNELS: tuple[tuple[AttentionSpec, KernelConfig], ...] = (
     (SPEC, TILE),
-    (SPEC, TILE.pointer_twin()),
+    (SPEC, TILE.pointer_twin(SPEC)),
     (DEFAULT, default_config(DEFAULT)),
     (SPEC.for_direction("backward_delta"), make_config(64, 16, num_stages=1)),
     (SPEC.for_direction("backward_dkv"), make_config(32, 32)),
@@ -259,7 +259,7 @@ class TestWhichKernels:
 
     def test_entries_and_their_twins(self) -> None:
         pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False)
-        assert pairs == ((SPEC, TILE), (SPEC, TILE.pointer_twin()))
+        assert pairs == ((SPEC, TILE), (SPEC, TILE.pointer_twin(SPEC)))
 
     def test_what_the_gpu_cannot_run_is_left_out(self) -> None:
         large = make_config(128, 128, num_warps=8, num_stages=4)
@@ -272,7 +272,7 @@ class TestWhichKernels:
         pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["window"])
         window = SPEC.with_features(["window"])
         default = (window, default_config(window))
-        assert pairs[2:4] == ((window, TILE), (window, TILE.pointer_twin()))
+        assert pairs[2:4] == ((window, TILE), (window, TILE.pointer_twin(window)))
         assert default in pairs[4:]
         assert all(spec.window and c.head_dims == "padded" for spec, c in pairs[4:])
         with pytest.raises(InvalidArgument, match="--feature must be one of"):

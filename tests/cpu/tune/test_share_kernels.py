@@ -239,7 +239,7 @@ class TestConsolidate:
         entries = entry(SHORT, C), entry(MIDDLE, AHEAD)
         assert fewer(tmp_path / "with", board(times), *entries)[0].config == AHEAD
         evaluator = board(times)
-        twin = AHEAD.pointer_twin()
+        twin = AHEAD.pointer_twin(SPEC)
         evaluator.failing = evaluator.failing_always = lambda asked, config: (
             Status.WRONG if (asked, config) == ("check", twin) else None
         )
