@@ -30,14 +30,14 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 666.94 2246.5 640
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 854.06 2569.9
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7167.5 8329.7
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 582.22 1867.7 6856.1 13155.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 960.6 2932.0 10753.4 21243.2
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 739.11 2157.8 7784.8 15324.2
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1016.2 3942.7 15648.6 31256.5
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 643.5 2242.7
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8330.8 15986.3
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1132.7 4439.6 17666.9 35303.4
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 741.47 2484.7 9213.3
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17901.3
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1218.7 3770.4 13823.3 27298.5
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 931.95 2730.2 9815.4 19312.7
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.18 2668.6 9840.3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 750.58
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2552.2 7076.9 8189.8

@@ -31,13 +31,13 @@ fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 546.0 1617.9 4458
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 708.56 1922.5 5212.4 6055.3
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 415.76 1162.3 4060.8 7836.9
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 527.64
-fwd_bf16_d192v128_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1510.1 5321.2 10286.5
+fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1398.5 4884.8 9411.5
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 690.42 2453.2 9521.9 18950.8
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 480.61
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1417.3 5086.6 9845.8
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 717.11 2675.1 10506.9 20949.3
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 493.98 1470.8 5226.1 10104.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 996.71 2891.7 10461.9 20612.4
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 648.39 1709.5 5887.0 11304.9
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 615.1 1958.0 7119.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 617.51
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2048.1 5636.2 6490.9

@@ -30,14 +30,14 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 779.72 2635.2 746
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1000.5 3004.8
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 8377.9 9758.4
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 677.82 2174.0 7826.6 15291.8
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1125.3 3427.9 12576.9 24893.0
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 863.23 2522.9 9106.4 17961.1
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1206.2 4681.4 18582.2 37116.6
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 754.91
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2639.8 9510.5 18582.9
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1393.4 5463.4 21743.2 43449.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 867.34 2902.0
 fwd_bf16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10613.4 20758.0
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1427.0 4402.6 16140.9 31969.1
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1088.8 3186.3 11461.1 22615.5
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 933.51 3096.2 11153.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 875.69
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2962.1 8213.1 9561.1

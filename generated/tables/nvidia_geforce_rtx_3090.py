@@ -30,14 +30,14 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 658.64 2212.0 628
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 841.17 2538.2
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7053.2 8199.1
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 573.91 1840.4 6759.4 12978.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 947.08 2887.5 10594.4 20889.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 728.21 2121.9 7669.1 15073.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1025.2 3977.6 15787.1 31533.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 634.99 2222.5
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8213.3 15771.3
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1142.7 4478.8 17823.2 35615.7
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 730.69 2449.0 9081.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17673.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1202.8 3713.4 13622.3 26837.3
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 918.24 2688.7 9672.1 18985.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 794.84 2627.0 9717.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 738.81
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2512.5 6950.1 8087.6

@@ -33,13 +33,13 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 821.76 2735.5 783
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1011.7 3037.9 8513.4
 fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s3_fa2_ptr_lpt 9923.2
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 688.63 2197.3 8059.7 15845.4
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1143.7 3484.7 12942.0 25529.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 875.24 2551.9 9323.1 18338.6
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1240.6 4816.8 19121.3 38193.9
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 761.98 2662.0
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 9859.1 19385.6
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1399.7 5489.2 21847.1 43657.7
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.33 2962.9 10939.1 21514.6
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1445.3 4456.6 16586.5 32731.1
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1103.2 3217.2 11742.7 23090.4
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 942.73 3116.0 11504.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 900.67 2969.0 8401.6 9735.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 948.17 3133.2 8874.1

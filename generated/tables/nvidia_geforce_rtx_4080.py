@@ -32,14 +32,14 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 497.87 1663.2 472
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 614.45 1831.1
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5143.5 5948.8
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 421.39 1350.9 4946.8 9512.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 693.03 2114.3 7750.4 15322.8
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 531.31 1547.7 5581.5 11001.3
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 745.43 2890.6 11471.5 22912.7
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 468.67 1634.4
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6051.3 11637.1
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 842.99 3302.4 13140.2 26257.2
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 548.41
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.9
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 878.82 2712.6 9937.3 19654.5
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 670.06 1960.3 7035.0 13863.1
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.89 1931.0 7096.7
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.07 1839.2 5100.2 5833.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 582.21 1941.5 5387.1

@@ -29,7 +29,7 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 291.52 979.87 275
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 371.53 1109.1
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3095.4 3551.2
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 256.72 827.78 3031.6 5501.3
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 419.33 1279.5 4556.7 9012.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 320.5 936.62 3281.4 6467.1
 fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 436.91 1697.3 6738.8 13460.8
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
 fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
@@ -39,7 +39,7 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 474.75 1855.6 7379.1 14743.8
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
 fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 533.02 1650.0 5834.7 11548.3
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 406.13 1191.6 4129.9 8141.3
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.69 1239.1 4464.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3

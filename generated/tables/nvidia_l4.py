@@ -29,12 +29,12 @@ fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5211.6 5211.6
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 565.74 1514.0 4227.5 4903.4
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 633.2 1658.9 4530.9 5249.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 704.24 1217.9 4389.7 8522.3
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 854.14 2557.3 9379.3 18527.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 786.53 1755.1 6206.8 12183.9
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 844.05 2584.4 10192.3 20336.1
 fwd_bf16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 844.05 1443.2 5203.5 10102.9
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 899.53 2942.0 11663.3 23291.7
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11858.5
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 1037.5 3132.4 11485.2 22704.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1005.2 1963.1 6891.0 13522.2
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1786.0 6527.1
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1631.9 4495.6 5178.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1789.6 4939.1

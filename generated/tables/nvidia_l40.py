@@ -32,7 +32,7 @@ fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 275.89 917.65 259
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 341.6 1015.6
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2817.1 3263.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 290.69 771.88 2831.8 5287.8
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 384.33 1175.4 4266.0 8275.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 293.61 860.2 3067.5 5935.9
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 442.35 1711.8 6789.8 13560.5
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.23
 fwd_bf16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 918.05
@@ -41,7 +41,7 @@ fwd_bf16_d192_causal 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6469.0
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 485.89 1899.7 7555.2 15095.8
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.08 1029.3 3761.8
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7208.0
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 490.14 1517.7 5483.6 10609.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 373.68 1094.6 3874.4 7474.9
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 328.2 1116.1 4123.3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 309.49
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1063.4 2863.4 3278.4

@@ -34,7 +34,7 @@ fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 221.93
 fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 550.82 1495.4 1729.3
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 224.22 575.77 1540.7 1780.7
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 284.2 448.89 1615.4 3006.0
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 293.35 881.56 3179.5 6163.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 277.32 604.63 2103.8 4063.0
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 331.61
 fwd_bf16_d192 1024 br128_bc64_w8_s1_ampere_ptr 945.03 3723.2 7427.3
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 332.5
@@ -42,7 +42,7 @@ fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 523.32 1890.7 3518.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 358.73 1088.9 3905.5 7549.2
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 354.36 681.94 2343.6 4507.2
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.75
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 662.77 2437.8
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04

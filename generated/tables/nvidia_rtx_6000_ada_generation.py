@@ -32,14 +32,14 @@ fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1834.9 1834.9
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 201.06 554.1 1504.4 1739.7
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 206.22 579.2 1549.9 1791.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 257.21 451.56 1625.0 3024.0
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 295.09 886.82 3198.6 6200.5
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 250.29 608.23 2116.4 4087.3
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 306.39 950.67 3745.4 7471.8
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.08
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 526.44 1902.0 3539.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 360.86 1095.4 3928.8 7594.4
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 319.8 686.0 2357.7 4534.2
 fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.82
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 666.72 2452.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
