@@ -150,7 +150,7 @@ class AutoProposer(Proposer):
         central = max(START, min(MIDDLE, self._space.size // PART))
         if self._guesses is None and not self._likely_first:
             return central
-        return START if self._guesses is not None or self._order_holds() else START + central
+        return START if self._guesses is not None or self._ordered() else START + central
 
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""
@@ -220,7 +220,7 @@ class AutoProposer(Proposer):
         place = {number: at for at, number in enumerate(seen)}
         target = min(float(known.heights[place[number]]) for number in rivals)
         scores = expected.scores(target)
-        if self._likely_first and self._order_holds():
+        if self._ordered():
             ranks = np.array(candidates) / self._space.size
             scores = scores - TRUST / len(seen) * np.log1p(TRUST * ranks)
         chosen = choose_first(scores)
@@ -235,7 +235,7 @@ class AutoProposer(Proposer):
             return self._new([*self._near(elites), *self._mutants(elites)]), best + pending
         count = WHOLE if self._space.size <= WHOLE else POOL
         pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
-        if kind != "valley" or self._likely_first or not self._space.parameters:
+        if kind != "valley" or self._ordered() or not self._space.parameters:
             return pool, best + pending
         codes = self._space.codes(best)
         other = codes != codes[0]  # an argmax of 0 is none
@@ -248,8 +248,12 @@ class AutoProposer(Proposer):
         away = self._space.codes(pool)[:, column] != codes[0, column]
         return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
 
-    def _order_holds(self) -> bool:
-        """Whether of two evaluated points the later is the worse one at least as often as not."""
+    def _ordered(self) -> bool:
+        """Whether the order of the space means something: of two evaluated points the later is the
+        worse one at least as often as not.
+        """
+        if not self._likely_first:
+            return False
         numbers = np.array(list(self._learnt))
         values = np.array([math.inf if each is None else each for each in self._learnt.values()])
         later = numbers[:, None] > numbers
