@@ -17,7 +17,7 @@ If the order of the space means something (Method.likely_first), it is a prior, 
 Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
 TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
 1 / (1 + TRUST * rank), with ranks from 0 to 1. It does not count while earlier points turn out
-worse than later ones.
+worse than later ones. Other valleys are searched only where it has proved wrong.
 
 docs/lab-notes.md says what an ablation found of the constants.
 """
@@ -59,9 +59,8 @@ CENTRAL = 0.05
 """The share of them, nearest to the middle of the space, that a search starts in."""
 
 POOL = 400
-"""Random points among the candidates; all points of a space that has no more than WHOLE."""
+"""Random points among the candidates; all points of a space that has no more."""
 
-WHOLE = 1000
 BEST = 3
 """How many good points have candidates next to them, and how many valleys are searched in turn."""
 
@@ -150,7 +149,7 @@ class AutoProposer(Proposer):
         central = max(START, min(MIDDLE, self._space.size // PART))
         if self._guesses is None and not self._likely_first:
             return central
-        return START if self._guesses is not None or self._ordered() else START + central
+        return START if self._guesses is not None or self._order_holds() else START + central
 
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""
@@ -220,7 +219,7 @@ class AutoProposer(Proposer):
         place = {number: at for at, number in enumerate(seen)}
         target = min(float(known.heights[place[number]]) for number in rivals)
         scores = expected.scores(target)
-        if self._ordered():
+        if self._likely_first and self._order_holds():
             ranks = np.array(candidates) / self._space.size
             scores = scores - TRUST / len(seen) * np.log1p(TRUST * ranks)
         chosen = choose_first(scores)
@@ -233,9 +232,9 @@ class AutoProposer(Proposer):
         if kind == "elites" and self._space.parameters:
             elites = self._elites(best)
             return self._new([*self._near(elites), *self._mutants(elites)]), best + pending
-        count = WHOLE if self._space.size <= WHOLE else POOL
-        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
-        if kind != "valley" or self._ordered() or not self._space.parameters:
+        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, POOL))])
+        follows = self._likely_first and not self._order_is_wrong()
+        if kind != "valley" or follows or not self._space.parameters:
             return pool, best + pending
         codes = self._space.codes(best)
         other = codes != codes[0]  # an argmax of 0 is none
@@ -248,17 +247,24 @@ class AutoProposer(Proposer):
         away = self._space.codes(pool)[:, column] != codes[0, column]
         return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
 
-    def _ordered(self) -> bool:
-        """Whether the order of the space means something: of two evaluated points the later is the
-        worse one at least as often as not.
+    def _order_holds(self) -> bool:
+        """Whether of two evaluated points the later is the worse one at least as often as not."""
+        return self._reversed() <= 0
+
+    def _order_is_wrong(self) -> bool:
+        """Whether more pairs are reversed than chance makes, by two deviations of Kendall's tau."""
+        count = len(self._learnt)
+        return self._reversed() > 2 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+
+    def _reversed(self) -> int:
+        """In how many pairs of evaluated points the later is the better, less those where it is the
+        worse.
         """
-        if not self._likely_first:
-            return False
         numbers = np.array(list(self._learnt))
         values = np.array([math.inf if each is None else each for each in self._learnt.values()])
         later = numbers[:, None] > numbers
         worse, better = values[:, None] > values, values[:, None] < values
-        return int((later & worse).sum()) >= int((later & better).sum())
+        return int((later & better).sum()) - int((later & worse).sum())
 
     def _elites(self, best: Sequence[int]) -> list[int]:
         """The first of these points, and the next that differ enough from those before."""
