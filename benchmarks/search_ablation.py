@@ -53,6 +53,7 @@ DEVIATION = 0.25
 WAYS = ("cold", "order", "reversed", "guesses", "inverted", "small")
 SMALL = 24
 POOLS = 'auto.TURNS = (("pool", True), ("pool", False))'
+NO_PRIORS = "surrogate.LENGTH_PRIOR = (-0.69, 1e9); surrogate.NOISE_PRIOR = (-4.61, 1e9)"
 VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("START 5, now 3", "guesses", "auto.START = 3"),
     ("LEAST_KNOWN 3, now 1", "cold", "auto.LEAST_KNOWN = 1"),
@@ -63,8 +64,20 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("no SPREAD (3)", "cold", "auto.SPREAD = 0"),
     ("no INNER (0.5)", "cold", "auto.INNER = 1.0"),
     ("no PART (4)", "small", "auto.PART = 1"),
-    ("POOL = WHOLE = 400", "cold", "auto.WHOLE = 400"),
+    *(
+        (
+            f"SAMPLE = POOL = WHOLE = {n}",
+            "cold",
+            f"auto.SAMPLE = {n}; auto.POOL = {n}; auto.WHOLE = {n}",
+        )
+        for n in (400, 1000)
+    ),
     ("BEST 3, now 1", "cold", "auto.BEST = 1"),
+    *(
+        ("WHOLE 1000, now 400; BEST 1", way, "auto.WHOLE = 400; auto.BEST = 1")
+        for way in ("order", "guesses", "reversed")
+    ),
+    ("MIDDLE 8, now 5", "cold", "auto.MIDDLE = 5"),
     (
         "no ELITES (3), no ELITE_GAP (3)",
         "cold",
@@ -89,6 +102,7 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("2 SLOPES, not 3", "inverted", "surrogate.SLOPES = (1.0, 0.0)"),
     ("no LENGTH_PRIOR", "cold", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no NOISE_PRIOR", "cold", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
+    *(("no LENGTH_PRIOR, no NOISE_PRIOR", way, NO_PRIORS) for way in ("cold", "reversed")),
     (
         "no ENOUGH_TO_FIT, ALWAYS_FITTED, SWEPT_TWICE; USUAL_LENGTH 0.4, PRIOR_COUNT 1",
         "cold",

@@ -17,7 +17,7 @@ If the order of the space means something (Method.likely_first), it is a prior, 
 Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
 TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
 1 / (1 + TRUST * rank), with ranks from 0 to 1. It does not count while earlier points turn out
-worse than later ones.
+worse than later ones. Other valleys are searched only where it has proved wrong.
 
 docs/lab-notes.md says what an ablation found of the constants.
 """
@@ -59,9 +59,8 @@ CENTRAL = 0.05
 """The share of them, nearest to the middle of the space, that a search starts in."""
 
 POOL = 400
-"""Random points among the candidates; all points of a space that has no more than WHOLE."""
+"""Random points among the candidates; all points of a space that has no more."""
 
-WHOLE = 1000
 BEST = 3
 """How many good points have candidates next to them, and how many valleys are searched in turn."""
 
@@ -233,9 +232,9 @@ class AutoProposer(Proposer):
         if kind == "elites" and self._space.parameters:
             elites = self._elites(best)
             return self._new([*self._near(elites), *self._mutants(elites)]), best + pending
-        count = WHOLE if self._space.size <= WHOLE else POOL
-        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
-        if kind != "valley" or self._likely_first or not self._space.parameters:
+        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, POOL))])
+        follows = self._likely_first and not self._order_is_wrong()
+        if kind != "valley" or follows or not self._space.parameters:
             return pool, best + pending
         codes = self._space.codes(best)
         other = codes != codes[0]  # an argmax of 0 is none
@@ -250,11 +249,22 @@ class AutoProposer(Proposer):
 
     def _order_holds(self) -> bool:
         """Whether of two evaluated points the later is the worse one at least as often as not."""
+        return self._reversed() <= 0
+
+    def _order_is_wrong(self) -> bool:
+        """Whether more pairs are reversed than chance makes, by two deviations of Kendall's tau."""
+        count = len(self._learnt)
+        return self._reversed() > 2 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+
+    def _reversed(self) -> int:
+        """In how many pairs of evaluated points the later is the better, less those where it is the
+        worse.
+        """
         numbers = np.array(list(self._learnt))
         values = np.array([math.inf if each is None else each for each in self._learnt.values()])
         later = numbers[:, None] > numbers
         worse, better = values[:, None] > values, values[:, None] < values
-        return int((later & worse).sum()) >= int((later & better).sum())
+        return int((later & better).sum()) - int((later & worse).sum())
 
     def _elites(self, best: Sequence[int]) -> list[int]:
         """The first of these points, and the next that differ enough from those before."""

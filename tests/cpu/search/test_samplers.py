@@ -284,6 +284,17 @@ class TestAuto:
                 assert likely == (number < START)
                 made.learn(place, value and value - PLACES.index(place))
 
+    @pytest.mark.parametrize("holds", [False, True])
+    def test_other_valleys_are_searched_unless_an_order_holds(self, holds: bool) -> None:
+        space = ListedSpace([{"x": x, "y": y} for x, y in PLACES])
+        made = AutoProposer(space, Method(likely_first=True))
+        for number in range(0, len(PLACES), 5):
+            made.learn(number, 1.0 + (number if holds else len(PLACES) - number))
+        candidates, _ = made._candidates("valley")
+        best = PLACES[0 if holds else max(range(0, len(PLACES), 5))]
+        shared = [all(PLACES[n][at] != best[at] for n in candidates) for at in (0, 1)]
+        assert any(shared) != holds
+
     @pytest.mark.parametrize(("size", "count"), [(9, START), (28, 7), (64, MIDDLE)])
     def test_a_small_space_has_a_short_start(
         self, size: int, count: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import statistics
 from collections.abc import Sequence
 
@@ -14,10 +17,43 @@ from flashgen.search.space import Method
 TRIALS, DRAWS, NEAR = 80, 12, 0.20
 
 
-def last(landscape: Landscape, draws: Sequence[int]) -> float:
-    """The median regret of searches of TRIALS evaluations."""
+def regrets(landscape: Landscape, draws: Sequence[int]) -> list[float]:
+    """Of searches of TRIALS evaluations, a draw each."""
     wrong = search_ablation.from_slow_to_fast(landscape)
-    return statistics.median(replay(wrong, Method(seed=seed), TRIALS)[-1] for seed in draws)
+    return [replay(wrong, Method(seed=seed), TRIALS)[-1] for seed in draws]
+
+
+def last(landscape: Landscape, draws: Sequence[int]) -> float:
+    """The median regret."""
+    return statistics.median(regrets(landscape, draws))
+
+
+def trap() -> Landscape:
+    """As a public convolution: the best have two switches on, one of which is bad without the other.
+    Padding makes the valley beside theirs wider.
+    """
+    luck, times = random.Random(0), {}
+    base = {
+        (0, 0, 0): 1.5,
+        (0, 1, 0): 1.5,
+        (0, 1, 1): 1.5,
+        (1, 0, 0): 2.6,
+        (1, 1, 0): 1.0,
+        (1, 1, 1): 1.6,
+    }
+    for x, y, tx, ty in itertools.product(range(16), range(5), range(4), range(4)):
+        off = 0.04 * abs(x - 5) + 0.25 * abs(y - 2) + 0.25 * abs(tx - 1) + 0.2 * abs(ty - 2)
+        for switches, least in base.items():
+            steep = 2 if switches == (1, 1, 0) else 1
+            times[x, y, tx, ty, *switches] = least * math.exp(steep * off + luck.gauss(0, 0.15))
+    names = ("x", "y", "tx", "ty", "cache", "copy", "pad")
+    return Landscape(
+        name="trap",
+        source="made",
+        unit="ms",
+        points=tuple(dict(zip(names, point, strict=True)) for point in times),
+        times=tuple(times.values()),
+    )
 
 
 def test_the_order_is_reversed() -> None:
@@ -42,3 +78,9 @@ def test_of_all_draws(name: str) -> None:
     made = {each.name: each for each in made_landscapes.landscapes()}
     some = search_efficiency.shipped() if name == "shipped" else [made[f"made {name}"]]
     assert all(last(each, range(DRAWS)) <= NEAR for each in some)
+
+
+def test_few_searches_are_trapped() -> None:
+    """Without proposals for other valleys half of them are."""
+    found = regrets(trap(), range(DRAWS))
+    assert sum(regret <= NEAR for regret in found) >= 0.75 * DRAWS
