@@ -10,6 +10,7 @@ import pytest
 
 from flashgen import paths
 from flashgen.evaluate import sanitize as sanitizing
+from flashgen.evaluate.check_attention import packed_case
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.sanitize import sanitize
 from flashgen.ptx.program import InvalidPtx
@@ -65,6 +66,14 @@ def test_a_kernel_of_schedule_hopper_is_right_as_it_was_compiled() -> None:
         order="longest_first",
     )  # fmt: skip
     result = sanitize(spec, config, "sm_90", cases=[CASE], seeds=2)
+    assert result.holds, result.lines()
+
+
+def test_bounds_in_int64_are_read_as_such() -> None:
+    spec = make_spec("bfloat16", 64, mask="causal", varlen=True)
+    config = make_config(64, 32, num_warps=4, num_stages=2)
+    case = packed_case([(64, 64), (64, 32)], index="int64")
+    result = sanitize(spec, config, "sm_80", cases=[case])
     assert result.holds, result.lines()
 
 
