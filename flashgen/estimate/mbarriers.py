@@ -82,7 +82,9 @@ def _sum(
     """
     if base == "LEA" and sources[-1] == _SHARED_WINDOW:
         return NOTHING
-    terms = [s for s in sources if _REGISTER.fullmatch(s) or _NUMBER.match(s) or s in ("RZ", "URZ")]
+    terms: Sequence[str] = [
+        s for s in sources if _REGISTER.fullmatch(s) or _NUMBER.match(s) or s in ("RZ", "URZ")
+    ]
     place = NOTHING
     if base in ("IMAD", "LEA"):
         place = NOTHING if "RZ" in sources[:2] or "URZ" in sources[:2] else UNKNOWN

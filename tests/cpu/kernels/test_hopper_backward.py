@@ -292,9 +292,11 @@ OF_NEXT_S = {
         "            mbarrier.wait(q_full.index(following), (((nth + 1) // STAGES) & 1).to(gl.int32))\n", ""),
     "the first Q is not awaited": ("    mbarrier.wait(q_full.index(0), 0)\n", ""),
     "S of the same tile again": ("following = ((nth + 1) % STAGES)", "following = (nth % STAGES)"),
-    "nobody announces the Q after the last": ("    mbarrier.arrive(q_full.index(stage), count=1)\n", ""),
-    "it is announced while a place is in use": (
-        "    mbarrier.wait(empty.index(stage), phase ^ 1)\n    mbarrier.arrive(q_full", "    mbarrier.arrive(q_full"),
+    "nobody loads the Q after the last": (
+        "    at = [batch, kv_head, seq_q, 0]\n    mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)\n"
+        "    tma_load(q_desc, at, q_full.index(stage), q_smem.index(stage))\n", ""),
+    "it is loaded while its place is in use": (
+        "    mbarrier.wait(empty.index(stage), phase ^ 1)\n    at = [batch, kv_head, seq_q", "    at = [batch, kv_head, seq_q"),
     "S of the next tile is not finished": (
         "            s_t = warpgroup_mma_wait(0, deps=(s_t,))\n", "            s_t = warpgroup_mma_wait(1, deps=(s_t,))\n"),
     "a place is given back before it is read": (
@@ -327,7 +329,9 @@ OF_SHARED_KEYS = {
     "K and V are not awaited": ("    mbarrier.wait(kv_full.index(0), 0)\n", ""),
     "Q of the next tile is not awaited": ("        mbarrier.wait(q_full.index(following), phase)\n", ""),
     "dO of the next tile is not awaited": ("        mbarrier.wait(do_full.index(following), phase)\n", ""),
-    "nobody announces the dO after the last": ("    mbarrier.arrive(do_full.index(stage), count=1)\n", ""),
+    "nobody loads the dO after the last": (
+        "\n    mbarrier.expect(do_full.index(stage), do_desc.block_type.nbytes)\n"
+        "    tma_load(do_desc, at, do_full.index(stage), do_smem.index(stage))\n", "\n"),
     "a place is given back before it is read": (
         "        dk = warpgroup_mma_wait(2, deps=(dk,))\n        mbarrier.arrive(empty.index(stage), count=1)\n",
         "        mbarrier.arrive(empty.index(stage), count=1)\n        dk = warpgroup_mma_wait(2, deps=(dk,))\n"),
