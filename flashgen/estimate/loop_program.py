@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from flashgen.compile.loops import Body, Role, shape_of, shared_bytes
 from flashgen.compile.sass import WARP, Instruction, Listing
 from flashgen.errors import NoEstimate
 from flashgen.estimate.machines import SUB_PARTITIONS, Machine
+from flashgen.estimate.mbarriers import PLACE_BYTES, Place, address_of, families, place_of
 from flashgen.estimate.register_ports import reads
 
 # estimate/sm_clock.py repeats these numbers: numba's cache does not see changes in another file.
@@ -57,8 +58,6 @@ NAMED_BARRIERS = 16
 MULTIPLY_WIDE_CYCLES = 4.0  # IMAD.WIDE writes two registers
 
 NEVER_LAGS = 1 << 20
-
-_ADDRESS = re.compile(r"\[U?R\w+(?:\+U?R\w+)?(?:\+0x([0-9a-f]+))?\]")
 
 _LEFT_UNDER_WAY = re.compile(r"(?:gsb0|SB0),\s*0x([0-9a-f]+)")
 
@@ -200,14 +199,6 @@ def _expects(i: Instruction) -> bool:
     return i.opcode == "SYNCS.ARRIVE.TRANS64" and not i.operands.endswith(", RZ")
 
 
-def address_of(i: Instruction) -> int | None:
-    """The constant part of the address of an mbarrier: 0x8000 of [UR22+0x8000], of
-    [R7+UR7+0x8000].
-    """
-    match = _ADDRESS.search(i.operands)
-    return int(match[1] or "0", 16) if match else None
-
-
 def hmma_spacing(body: Sequence[Instruction]) -> float | None:
     """The least stall count between neighbouring HMMA of 16-bit operands that are independent:
     those that add to different registers, and of which the second waits for no earlier one. None
@@ -337,17 +328,24 @@ def _named_barriers(
 
 
 def _mbarriers(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
-    """Families of mbarriers: those of one ring, of which the code of the loops names the first.
+    """Families of mbarriers: those of one ring, by the address of the first.
 
     The n-th wait of a ring is for its n-th phase, less those that were started before the loop. A
     role that loads waits for a free slot; at first the whole ring is free.
     """
     using = (EXPECT, ARRIVE, AWAIT)
-    bases: set[int] = set()
+    places = _places_of_mbarriers(listing, [role for role, _ in bodies])
+    named: dict[int, tuple[Place, bool]] = {}
     for number, (_, body) in enumerate(bodies):
-        pairs = zip(_rows(made, number), body, strict=True)
-        bases |= {_address(i) for each, i in pairs if each.kind in using}
-    order = sorted(bases)
+        rows = _rows(made, number)
+        loads = any(each.kind == TMA for each in rows)
+        for each, i in zip(rows, body, strict=True):
+            if each.kind in using:
+                full = each.kind == EXPECT or (each.kind == AWAIT and not loads)
+                named[i.address] = places[i.address], full
+    initialized = {i.address: places[i.address].offset for i in listing.instructions if _begins(i)}
+    first = families(named, frozenset(initialized.values()))
+    order = sorted(set(first.values()))
     made.arrivals = [0] * len(order)
     expected = [False] * len(order)
     for number, (_, body) in enumerate(bodies):
@@ -358,20 +356,29 @@ def _mbarriers(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Bod
                     raise NoEstimate(f"{i.address:#x} loads for no barrier that is seen")
                 each.count = family
             elif each.kind in using:
-                each.count = order.index(_address(i))
+                each.count = order.index(first[i.address])
                 if each.kind == EXPECT:
                     family = each.count
                     expected[family] = True
                 elif each.kind == ARRIVE:
                     made.arrivals[each.count] += made.warps[number]
     _bulk_loads(made, listing, bodies)
-    _lags(made, listing, bodies, order, expected)
+    _lags(made, listing, bodies, order, expected, places)
 
 
-def _address(i: Instruction) -> int:
-    address = address_of(i)
-    assert address is not None  # _control() has seen it
-    return address
+def _begins(i: Instruction) -> bool:
+    """Whether it initializes an mbarrier."""
+    return i.opcode.startswith("SYNCS.EXCH") and address_of(i) is not None
+
+
+def _places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, Place]:
+    """The place that each instruction names which names an mbarrier, by its address."""
+    found = {}
+    for number, i in enumerate(listing.instructions):
+        if i.base == "SYNCS" and address_of(i) is not None:
+            start = max((role.start for role in roles if role.start <= i.address), default=0)
+            found[i.address] = place_of(listing.instructions, number, start)
+    return found
 
 
 def _bulk_loads(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
@@ -411,6 +418,7 @@ def _lags(
     bodies: Sequence[tuple[Role, Body]],
     order: Sequence[int],
     expected: Sequence[bool],
+    places: Mapping[int, Place],
 ) -> None:
     """The number of phases by which each wait lags behind."""
     in_loops = {i.address for _, body in bodies for i in body}
@@ -426,7 +434,9 @@ def _lags(
             here = [
                 i
                 for i in listing.instructions
-                if i.base == "SYNCS" and i.address not in in_loops and address_of(i) in ring
+                if i.address in places
+                and i.address not in in_loops
+                and places[i.address].offset in ring
             ]
             if not expected[each.count] and not made.arrivals[each.count]:
                 each.amount = NEVER_LAGS
@@ -435,13 +445,23 @@ def _lags(
             elif expected[each.count]:
                 each.amount = 0
             elif loads:
-                each.amount = len({address_of(i) for i in here if ".EXCH" in i.opcode})
+                each.amount = _ring_size(
+                    base, {places[i.address].offset for i in here if _begins(i)}
+                )
             else:
                 arrives = [i for i in here if ".ARRIVE" in i.opcode and not _expects(i)]
                 each.amount = sum(i.address < body[0].address for i in arrives)
 
 
 RING_BYTES = 64
+
+
+def _ring_size(base: int, initialized: set[int]) -> int:
+    """How many mbarriers stand side by side from `base` on."""
+    size = 0
+    while base + size * PLACE_BYTES in initialized:
+        size += 1
+    return size
 
 
 def _runs_before(i: Instruction, body: Body, role: Role) -> bool:

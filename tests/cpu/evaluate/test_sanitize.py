@@ -10,8 +10,10 @@ import pytest
 
 from flashgen import paths
 from flashgen.evaluate import sanitize as sanitizing
+from flashgen.evaluate.check import cases_of
+from flashgen.evaluate.check_attention import packed_case
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.sanitize import sanitize
+from flashgen.evaluate.sanitize import executed_cases, sanitize
 from flashgen.ptx.program import InvalidPtx
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
@@ -65,6 +67,28 @@ def test_a_kernel_of_schedule_hopper_is_right_as_it_was_compiled() -> None:
         order="longest_first",
     )  # fmt: skip
     result = sanitize(spec, config, "sm_90", cases=[CASE], seeds=2)
+    assert result.holds, result.lines()
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_the_case_of_many_heads_is_executed_on_fewer_blocks(varlen: bool) -> None:
+    spec = make_spec("bfloat16", 64, mask="causal", varlen=varlen)
+    config = make_config(64, 32)
+    checked, executed = cases_of(spec, config), executed_cases(spec, config)
+    assert executed[1:] == checked[1:]
+    many, fewer = checked[0].problem, executed[0].problem
+    assert (many.heads, fewer.heads) == (6, 4)
+    assert (fewer.batch, fewer.kv_heads, fewer.seq_q) == (many.batch, many.kv_heads, many.seq_q)
+    tiles = [-(-each.seq_k // config.bc) for each in (many, fewer)]
+    assert tiles == ([5, 5] if varlen else [3, 2])
+    assert many.seq_k % config.bc == fewer.seq_k % config.bc
+
+
+def test_bounds_in_int64_are_read_as_such() -> None:
+    spec = make_spec("bfloat16", 64, mask="causal", varlen=True)
+    config = make_config(64, 32, num_warps=4, num_stages=2)
+    case = packed_case([(64, 64), (64, 32)], index="int64")
+    result = sanitize(spec, config, "sm_80", cases=[case])
     assert result.holds, result.lines()
 
 

@@ -1,0 +1,92 @@
+"""What flashgen.ptx has executed of the shipped tables: a row a table.
+
+    python -m benchmarks.executed_tables            # the rows
+    python -m benchmarks.executed_tables SLUG...    # first executes what RECORD lacks of these
+
+A line of RECORD is a kernel of one architecture, by its digest: a kernel whose text has changed
+since counts as not executed, and one that several tables share is executed once. A run that was cut
+off goes on; it also continues `flashgen verify --executed` in this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from flashgen import paths
+from flashgen.evaluate.evaluator import triton_version
+from flashgen.evaluate.sanitize import Sanitized
+from flashgen.kernels.render import render
+from flashgen.table.emit import kernels_of
+from flashgen.table.table import Table, load
+from flashgen.tune.verify import execute
+
+RECORD = Path(__file__).parent / "results" / "executed.jsonl"
+SEEDS = 1
+"""Orders of blocks, warps and copies that each kernel is executed in."""
+
+
+def main() -> None:
+    """Execute the tables that are named, and print the rows of all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("slugs", nargs="*", metavar="SLUG", help="tables to execute first")
+    parser.add_argument("--jobs", type=int, help="children that work; one a core by default")
+    asked = parser.parse_args()
+    for slug in asked.slugs:
+        execute_table(load(paths.shipped_table(slug)), asked.jobs)
+    print("\n".join(rows()))
+
+
+def execute_table(table: Table, jobs: int | None = None) -> None:
+    """Execute the kernels of a table that RECORD lacks, and append them. `jobs` children work."""
+    version, arch = triton_version(), table.gpu.arch
+    log = paths.state_dir(Path()) / f"{table.gpu.slug}-executed.jsonl"
+    known = {
+        line["digest"]: Sanitized(name=line["name"], digest=line["digest"], passed=True)
+        for line in recorded()
+        if (line["triton"], line["arch"], line["faults"]) == (version, arch, 0)
+    }
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a") as file:
+        file.writelines(
+            json.dumps({"triton": version} | asdict(done)) + "\n" for done in known.values()
+        )
+    for _, found in execute(table, log, jobs):
+        if found.digest not in known:
+            line = {"triton": version, "arch": arch, "name": found.name, "digest": found.digest}
+            faults = len(found.findings) + (not found.passed)
+            with RECORD.open("a") as file:
+                file.write(json.dumps(line | {"faults": faults}) + "\n")
+            print("\n".join(found.lines()), flush=True)
+
+
+def recorded() -> list[dict[str, str | int]]:
+    """The lines of RECORD."""
+    return [json.loads(line) for line in RECORD.read_text().splitlines()]
+
+
+def rows() -> list[str]:
+    """A header, then a row for each shipped table."""
+    lines = recorded()
+    versions = ", ".join(sorted({str(line["triton"]) for line in lines}))
+    faults = {(line["arch"], line["digest"]): int(line["faults"]) for line in lines}
+    found = [
+        f"Triton {versions}, all cases of the check, seeds: {SEEDS}",
+        f"{'table':34} {'arch':8} {'kernels':>8} {'executed':>9} {'with faults':>12}",
+    ]
+    for path in sorted(paths.shipped_configs_dir().glob("*.yaml")):
+        table = load(path)
+        kernels = {(e.spec, config) for e in table.everything for config in kernels_of(e)}
+        keys = [(table.gpu.arch, render(*kernel).digest) for kernel in kernels]
+        done = [faults[key] for key in keys if key in faults]
+        wrong = sum(count > 0 for count in done)
+        found.append(
+            f"{table.gpu.slug:34} {table.gpu.arch:8} {len(keys):8} {len(done):9} {wrong:12}"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main()
