@@ -63,8 +63,9 @@ def main_bodies(listing: Listing) -> tuple[Body, ...]:
 
 def issued(listing: Listing, num_warps: int) -> tuple[int, int] | None:
     """Instructions that all warps of a block issue for one tile in the steady loops, and the exp2
-    of MUFU among them: of each role the shortest main loop, times its warps. num_warps: of a block
-    whose warps all do the same. None without a main loop, and where roles cannot be told.
+    of MUFU among them: of each role the shortest main loop, times its warps. Those that take no
+    slot are left out. num_warps: of a block whose warps all do the same. None without a main loop,
+    and where roles cannot be told.
     """
     if hidden_roles(listing):
         return None
@@ -74,7 +75,7 @@ def issued(listing: Listing, num_warps: int) -> tuple[int, int] | None:
     if not steady:
         return None
     exp2 = sum(warps * sum(i.is_exp2 for i in loop) for loop, warps in steady)
-    return sum(warps * len(loop) for loop, warps in steady), exp2
+    return sum(warps * sum(i.takes_slot for i in loop) for loop, warps in steady), exp2
 
 
 def _paths(body: Body) -> tuple[Body, ...]:
