@@ -20,7 +20,8 @@ Body = tuple[Instruction, ...]
 def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], ...]:
     """The natural loops, in order of address, each as its instructions in order of address.
 
-    Blocks behind a loop's last back edge are left out: retries that run only when a wait fails.
+    Blocks behind a loop's last back edge are left out: retries that run only when a wait fails. Not
+    so where that edge comes before the header, as LLVM places it.
     """
     blocks = _blocks(instructions)
     starts = {block[0].address: n for n, block in enumerate(blocks)}
@@ -35,7 +36,8 @@ def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...],
     found = []
     for header, sources in sorted(latches.items()):
         body = _natural_loop(header, sources, predecessors)
-        inside = (n for n in sorted(body) if header <= n <= max(sources))
+        last = max(sources)
+        inside = (n for n in sorted(body) if last < header or header <= n <= last)
         found.append(tuple(instruction for n in inside for instruction in blocks[n]))
     return tuple(found)
 

@@ -56,6 +56,22 @@ def test_counts_of_a_loop() -> None:
     assert loop.shared_bytes == 64 * (16 + 16 + 4)  # a bank is 4 bytes wide
 
 
+ROTATED = TEXT.replace("s_load_dwordx2 s[0:1], s[4:5], 0x0", "s_branch .LBB0_2").replace(
+    "	s_cbranch_scc1 .LBB0_1\n; %bb.2:",
+    """	s_cbranch_scc1 .LBB0_4
+.LBB0_2:
+	v_mfma_f32_32x32x8_bf16 v[0:15], v[0:1], v[2:3], v[0:15]
+	s_cbranch_scc0 .LBB0_1
+.LBB0_4:""",
+)
+
+
+def test_a_loop_may_end_before_its_header() -> None:
+    """LLVM places the last part of a loop before its header, where that saves a branch."""
+    (loop,) = gcn.main_loops(gcn.parse(ROTATED), 64)
+    assert (loop.instructions, loop.matrix_instructions, loop.exp2) == (11, 2, 1)
+
+
 @pytest.mark.parametrize(
     "text", ["", TEXT.replace("gfx942", "sm_90"), TEXT.replace("vgpr", "sgpr")]
 )
