@@ -25,12 +25,13 @@ sys.path.insert(0, str(ROOT))
 
 from flashgen import paths
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.vocabulary import Direction
 from flashgen.table.table import Table, load
 
 MOST = 3
 """Tiles of AOTriton that count as its choice."""
 
-DIRECTIONS = {
+DIRECTIONS: dict[str, Direction] = {
     "attn_fwd": "forward",
     "bwd_kernel_dk_dv": "backward_dkv",
     "bwd_kernel_dq": "backward_dq",
