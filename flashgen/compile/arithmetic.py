@@ -33,9 +33,10 @@ class Arithmetic:
     """What two kernels of one numeric class have in common.
 
     products: the matrix instructions, without the width that a tile decides. chains: how many of
-    them are added into one accumulator between two labels, as in a trip of a loop. sums: digests of what is added up over the lanes of a row,
-    or where nothing is, of what exp2 takes. approximate: other operations that round in a way of
-    their own. fusible: operations that a compiler may still fuse.
+    them are added into one accumulator between two labels, as in a trip of a loop. sums: digests of
+    what is added up over the lanes of a row, or where nothing is, of what exp2 takes. approximate:
+    other operations that round in a way of their own. fusible: operations that a compiler may still
+    fuse.
     """
 
     products: frozenset[str]
