@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,16 @@ from flashgen.compile import gcn
 from flashgen.compile.bounds import cycles_a_score
 from flashgen.compile.compiler import CompileFailed, judge, warp_size
 from flashgen.errors import ToolchainError
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Status
+from flashgen.spec.structure import text_name
+from flashgen.table.emit import kernels_of, tables_for
 from tests.compiled import compile_one, made_compiled, made_loop
 from tests.makers import make_config, make_spec
 
+ROOT = Path(__file__).resolve().parents[3]
 GPUS = {
     TARGETS[slug].arch: TARGETS[slug]
     for slug in (
@@ -125,3 +131,25 @@ def test_the_busiest_unit_bounds_a_score() -> None:
 def test_an_unknown_architecture_is_named() -> None:
     with pytest.raises(CompileFailed, match=r"gfx9999, which is none of sm_80, .*gfx1201"):
         compile_one(make_spec(), make_config(), "gfx9999")
+
+
+def kernels_of_plain_texts() -> dict[str, tuple[AttentionSpec, KernelConfig]]:
+    """One of the kernels of each plain Triton text of the tables that loads by pointer."""
+    found: dict[str, tuple[AttentionSpec, KernelConfig]] = {}
+    for table in tables_for(ROOT).values():
+        for entry in table.entries:
+            for config in kernels_of(entry):
+                if config.interpretable and config.loads == "pointer":
+                    found.setdefault(text_name(entry.spec, config), (entry.spec, config))
+    return found
+
+
+@pytest.mark.slow("5 minutes")
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
+def test_every_plain_text_compiles_for_rdna(arch: str) -> None:
+    """With the tile of some GPU of NVIDIA, which may spill: it is the text that compiles."""
+    texts = kernels_of_plain_texts()
+    assert len(texts) > 40
+    for name, (spec, config) in texts.items():
+        compiled = compile_one(spec, config, arch)
+        assert compiled.registers > 0, name
