@@ -19,5 +19,6 @@ fwd_fp16_d64 4096 br64_bc64_w4_s2_fa2_ptr -
 fwd_fp16_d64_causal 4096 br64_bc64_w4_s2_fa2_ptr -
 fwd_fp16_d128 4096 br64_bc32_w4_s2_fa2_ptr -
 fwd_fp16_d128_causal 4096 br128_bc64_w8_s3_fa2_ptr_lpt -
+decode_bf16_d128_paged 4096 br16_bc64_w4_s3_fa2_ptr -
 """,
 }
