@@ -68,7 +68,7 @@ def recorded() -> list[dict[str, str | int]]:
 
 
 def rows() -> list[str]:
-    """A header, then a row for each shipped table."""
+    """A header, then a row for each shipped table of a GPU of NVIDIA."""
     lines = recorded()
     versions = ", ".join(sorted({str(line["triton"]) for line in lines}))
     faults = {(line["arch"], line["digest"]): int(line["faults"]) for line in lines}
@@ -78,6 +78,8 @@ def rows() -> list[str]:
     ]
     for path in sorted(paths.shipped_configs_dir().glob("*.yaml")):
         table = load(path)
+        if not table.gpu.is_nvidia:  # whose code is no PTX
+            continue
         kernels = {(e.spec, config) for e in table.everything for config in kernels_of(e)}
         keys = [(table.gpu.arch, render(*kernel).digest) for kernel in kernels]
         done = [faults[key] for key in keys if key in faults]

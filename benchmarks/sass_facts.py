@@ -109,10 +109,11 @@ class Kernel(NamedTuple):
 
 
 def shipped() -> list[Kernel]:
-    """The kernels of all tables that were searched, in the order of architectures and specs. Where
-    GPUs of one architecture share a kernel, it is there once.
+    """The kernels of all tables of NVIDIA that were searched, in the order of architectures and
+    specs. Where GPUs of one architecture share a kernel, it is there once.
     """
-    files = [path for slug in TARGETS if (path := paths.shipped_table(slug)).exists()]
+    nvidia = (slug for slug, gpu in TARGETS.items() if gpu.is_nvidia)
+    files = [path for slug in nvidia if (path := paths.shipped_table(slug)).exists()]
     tables = [
         table
         for table in map(load, files)

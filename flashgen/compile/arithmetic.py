@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 _OPERATION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(.*);")
@@ -34,9 +33,10 @@ class Arithmetic:
     """What two kernels of one numeric class have in common.
 
     products: the matrix instructions, without the width that a tile decides. chains: how many of
-    them are added into one accumulator. sums: digests of what is added up over the lanes of a row,
-    or where nothing is, of what exp2 takes. approximate: other operations that round in a way of
-    their own. fusible: operations that a compiler may still fuse.
+    them are added into one accumulator between two labels, as in a trip of a loop. sums: digests of
+    what is added up over the lanes of a row, or where nothing is, of what exp2 takes. approximate:
+    other operations that round in a way of their own. fusible: operations that a compiler may still
+    fuse.
     """
 
     products: frozenset[str]
@@ -67,16 +67,13 @@ def _listed(values: frozenset[str] | frozenset[int]) -> str:
 def arithmetic_of(ptx: str) -> Arithmetic:
     """What of a kernel's text decides its bits."""
     walk = _Walk()
-    for opcode, operands in _operations(ptx):
-        walk.step(opcode, operands)
-    return walk.result()
-
-
-def _operations(ptx: str) -> Iterator[tuple[str, str]]:
     for line in ptx.splitlines():
+        if line.startswith("$L__BB"):
+            walk.end_chains()
         found = _OPERATION.match(line.split("//")[0])
         if found is not None:
-            yield found[1], found[2]
+            walk.step(found[1], found[2])
+    return walk.result()
 
 
 class _Walk:
@@ -167,6 +164,11 @@ class _Walk:
         scale = next(x for x in behind if x and not x.startswith("%rd"))
         return scale == "0" or scale in self._false
 
+    def end_chains(self) -> None:
+        """Begin to count anew: how many loops follow one another does not change a sum."""
+        for name in list(self._chains):
+            self._end(name)
+
     def _end(self, name: str) -> None:
         if length := self._chains.pop(name, 0):
             self._ended.add(length)
@@ -204,8 +206,7 @@ class _Walk:
         self._values[target] = value
 
     def result(self) -> Arithmetic:
-        for name in list(self._chains):
-            self._end(name)
+        self.end_chains()
         whole = [value for value in self._sums if id(value) not in self._partial]
         return Arithmetic(
             products=frozenset(self._products),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen import settings
-from flashgen.compile import sass
+from flashgen.compile import gcn, sass
 from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
@@ -27,12 +27,13 @@ from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig
+from flashgen.spec.data_sheets import LIMITS
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.outcome import Status
 from flashgen.spec.records import parsed, record_of, value_of
 
-FACTS = 4
+FACTS = 5
 """Version of the facts in a cache file; raise it whenever their computation changes."""
 
 LEAST_OVERLAP = 0.85
@@ -55,7 +56,6 @@ measures what they cost. FlashAttention's kernels for the A100 ship with 5 to 53
 # C7510 to C7518 are of wgmma that waits; of the others C7508 says that setmaxnreg is ignored.
 _ADVISORY = re.compile(r"\(C75(?:1[0-8]\)|\d\d\) Potential Performance Loss).*")
 _SPILL_STORES = re.compile(r"(\d+) bytes spill stores")
-_GCN_FACT = re.compile(r"^\s*\.(vgpr_count|vgpr_spill_count):\s*(\d+)", re.MULTILINE)
 
 
 class CompileFailed(FlashgenError, RuntimeError):
@@ -68,8 +68,8 @@ class Compiled:
 
     registers are 32-bit registers per thread, spill_bytes what a thread spills to its stack,
     shared_bytes dynamic shared memory per block. loop has the facts of the steady main loop and
-    other_loops those of the others, such as the masked one; None and () without a disassembler
-    (AMD). advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
+    other_loops those of the others, such as the masked one; None and () in a kernel without a
+    loop. advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
     whole: compiled to store results, not float32 parts (signature.compile_signature). spilling:
     spills and instructions of each loop that spills. tensor_columns: of tensor memory, of a block;
     above 0 only if it uses tcgen05. only_traps: its body is a trap, so that it computes nothing.
@@ -265,30 +265,6 @@ def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) 
     return slow + may_be_wrong(compiled.arch, config)
 
 
-def cycles_a_score(
-    compiled: Compiled, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
-) -> tuple[float, float] | None:
-    """The least cycles of an SM for a score, by the pipe that bounds the kernel, and those in which
-    its instructions issue. None where the instructions of a tile are not known.
-
-    Of the issue slots, MUFU and the matrix units the one that is busy the longest (CUDA C++
-    Programming Guide, throughput of arithmetic instructions: 4 warps issue a cycle, MUFU does 16).
-    """
-    if compiled.issued is None:
-        return None
-    instructions, exp2 = compiled.issued
-    lanes, scores = gpu.warp_size, config.br * config.bc
-    issue = instructions * lanes / (ISSUED_A_CYCLE * lanes * scores)
-    special = exp2 * lanes / (EXP2_A_CYCLE * scores)
-    flops = spec.products * (spec.head_dim + spec.head_dim_v)
-    matrix = flops / gpu.matrix_flops_per_clock if gpu.matrix_flops_per_clock else 0.0
-    return max(issue, special, matrix), issue
-
-
-ISSUED_A_CYCLE, EXP2_A_CYCLE = 4, 16
-"""Of an SM: instructions of warps, and exp2 of MUFU."""
-
-
 def least_overlap(spec: AttentionSpec, config: KernelConfig) -> float:
     """The share of exp2 that a schedule is made to overlap with wgmma on sm_90; 0 if it is not."""
     if config.schedule == "s_ahead":
@@ -332,34 +308,29 @@ def _compile(
     if arch.startswith("sm_"):
         binary = built.asm["cubin"]
         listing = sass.disassemble(binary)
-        registers, loops = listing.registers, main_loops(listing)
-        spilling, only_traps = spilling_loops(listing), listing.only_traps
-        steady = issued(listing, config.block_warps)
         stores = _SPILL_STORES.search(log)
-        spill_bytes = int(stores[1]) if stores else listing.stack_bytes
+        loops, spill_bytes = main_loops(listing), int(stores[1]) if stores else listing.stack_bytes
     else:
         binary = built.asm["hsaco"]
-        counts = {name: int(value) for name, value in _GCN_FACT.findall(built.asm["amdgcn"])}
-        registers, loops = counts.get("vgpr_count", 0), ()
-        spilling, only_traps, steady = (), False, None
-        spill_bytes = 4 * counts.get("vgpr_spill_count", 0)
+        listing = gcn.parse(built.asm["amdgcn"])
+        loops, spill_bytes = gcn.main_loops(listing, warp_size(arch)), listing.stack_bytes
     compiled = Compiled(
         name=rendered.name,
         digest=rendered.digest,
         arch=arch,
         triton=triton,
         num_warps=config.block_warps,
-        registers=registers,
+        registers=listing.registers,
         spill_bytes=spill_bytes,
         shared_bytes=int(built.metadata.shared),
         loop=loops[0] if loops else None,
         advisories=tuple(dict.fromkeys(_ADVISORY.findall(log))),
         other_loops=loops[1:],
         whole=whole,
-        spilling=spilling,
+        spilling=spilling_loops(listing),
         tensor_columns=int(getattr(built.metadata, "tmem_size", 0) or 0),
-        only_traps=only_traps,
-        issued=steady,
+        only_traps=listing.only_traps,
+        issued=issued(listing, config.block_warps),
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts are written last: if they exist, so does the binary.
@@ -389,7 +360,8 @@ def build(
         try:
             built = triton.compile(ast, target=target_of(arch), options=options)
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-            reason = f"{rendered.name} for {arch}: {_first_line(error)}"
+            unknown = "" if arch in LIMITS else f", which is none of {', '.join(LIMITS)}"
+            reason = f"{rendered.name} for {arch}{unknown}: {_first_line(error)}"
             raise toolchain_error(error) or CompileFailed(reason) from error
     return built, log.getvalue()
 
@@ -417,7 +389,12 @@ def target_of(arch: str) -> Any:
 
     if arch.startswith("sm_"):
         return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
-    return GPUTarget("hip", arch, 64)
+    return GPUTarget("hip", arch, warp_size(arch))
+
+
+def warp_size(arch: str) -> int:
+    """Threads of a warp: 64 of AMD's CDNA, 32 of all else."""
+    return 64 if arch.startswith("gfx9") else 32
 
 
 @contextlib.contextmanager

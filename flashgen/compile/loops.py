@@ -20,7 +20,8 @@ Body = tuple[Instruction, ...]
 def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], ...]:
     """The natural loops, in order of address, each as its instructions in order of address.
 
-    Blocks behind a loop's last back edge are left out: retries that run only when a wait fails.
+    Blocks behind a loop's last back edge are left out: retries that run only when a wait fails. Not
+    so where that edge comes before the header, as LLVM places it.
     """
     blocks = _blocks(instructions)
     starts = {block[0].address: n for n, block in enumerate(blocks)}
@@ -35,7 +36,8 @@ def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...],
     found = []
     for header, sources in sorted(latches.items()):
         body = _natural_loop(header, sources, predecessors)
-        inside = (n for n in sorted(body) if header <= n <= max(sources))
+        last = max(sources)
+        inside = (n for n in sorted(body) if last < header or header <= n <= last)
         found.append(tuple(instruction for n in inside for instruction in blocks[n]))
     return tuple(found)
 
@@ -63,8 +65,9 @@ def main_bodies(listing: Listing) -> tuple[Body, ...]:
 
 def issued(listing: Listing, num_warps: int) -> tuple[int, int] | None:
     """Instructions that all warps of a block issue for one tile in the steady loops, and the exp2
-    of MUFU among them: of each role the shortest main loop, times its warps. num_warps: of a block
-    whose warps all do the same. None without a main loop, and where roles cannot be told.
+    of MUFU among them: of each role the shortest main loop, times its warps. Those that take no
+    slot are left out. num_warps: of a block whose warps all do the same. None without a main loop,
+    and where roles cannot be told.
     """
     if hidden_roles(listing):
         return None
@@ -74,7 +77,7 @@ def issued(listing: Listing, num_warps: int) -> tuple[int, int] | None:
     if not steady:
         return None
     exp2 = sum(warps * sum(i.is_exp2 for i in loop) for loop, warps in steady)
-    return sum(warps * len(loop) for loop, warps in steady), exp2
+    return sum(warps * sum(i.takes_slot for i in loop) for loop, warps in steady), exp2
 
 
 def _paths(body: Body) -> tuple[Body, ...]:

@@ -114,6 +114,11 @@ class Instruction:
         return self.base == "UTMALDG"
 
     @property
+    def takes_slot(self) -> bool:
+        """Whether it takes one of the slots in which an SM issues instructions: all of NVIDIA's."""
+        return True
+
+    @property
     def barrier_name(self) -> int | None:
         """The number of a barrier of the block; None for anything else, and if a register holds
         it.

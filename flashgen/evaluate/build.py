@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashgen.compile.compiler import Compiled, cycles_a_score, judge, recall, residents
+from flashgen.compile.bounds import cycles_a_score
+from flashgen.compile.compiler import Compiled, judge, recall, residents
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay
@@ -65,7 +66,7 @@ class BuildResult:
     def cycles(
         self, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
     ) -> tuple[float, float] | None:
-        """compiler.cycles_a_score of it."""
+        """bounds.cycles_a_score of it."""
         return cycles_a_score(self.compiled, spec, config, gpu) if self.compiled else None
 
 

@@ -88,7 +88,7 @@ class Request:
         cycles: tuple[float, float] | None = None,
     ) -> Outcome:
         """A new Outcome of one config. digest is "" if no kernel was rendered; residents are the
-        blocks of the kernel on an SM, cycles those of compiler.cycles_a_score.
+        blocks of the kernel on an SM, cycles those of bounds.cycles_a_score.
         """
         untimed = status is Status.NO_ESTIMATE
         return Outcome(

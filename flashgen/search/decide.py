@@ -251,7 +251,7 @@ def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
     that bounds the kernel; by those in which its instructions issue; by the warps that an SM holds;
     by stages. Equal ones keep their order.
 
-    Without a disassembler (AMD), larger tiles come first, first on their own side.
+    Where a tile's instructions are not known, larger tiles come first, first on their own side.
     """
 
     def rank(outcome: Outcome) -> tuple[float, ...]:

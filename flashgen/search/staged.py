@@ -42,6 +42,7 @@ from flashgen.search.goal import (
 )
 from flashgen.search.log import Log
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome, Status
 
 FINALISTS = 4
@@ -87,6 +88,11 @@ def search(
         >>> from flashgen.search import search
         >>> found = search(goal, evaluator, log, budget=budget, method=method)  # doctest: +SKIP
     """
+    if not goal.legal:
+        reason = why_illegal(goal.spec, goal.default, evaluator.gpu)
+        raise NothingRight(
+            f"no config of {goal.spec.name} is legal on {evaluator.gpu.slug}: {reason}"
+        )
     evidence = Evidence(goal, evaluator, log, notify)
     explorer = Explorer(evidence, budget, method)
     offline = _least_right if goal.derived else _right_in_order

@@ -38,6 +38,10 @@ LIMITS: dict[str, Limits] = {
     "gfx90a": Limits(64 * KIB, 64 * KIB, 32, 32, 131072, 64),
     "gfx942": Limits(64 * KIB, 64 * KIB, 32, 32, 131072, 64),
     "gfx950": Limits(160 * KIB, 160 * KIB, 32, 32, 131072, 64),
+    # RDNA 3 and 4 instruction set guides: a workgroup processor has 128 KiB of LDS, 64 of them for
+    # a block, and four vector units of 192 KiB of registers and 16 warps.
+    "gfx1100": Limits(64 * KIB, 128 * KIB, 64, 32, 196608),
+    "gfx1201": Limits(64 * KIB, 128 * KIB, 64, 32, 196608),
 }
 
 
@@ -49,10 +53,10 @@ for sm_100f runs on compute capability 10.3 too, for sm_120f on 12.1 (CUDA C++ P
 
 
 class DataSheet(NamedTuple):
-    """One product: SMs (compute units), MHz, GB/s (1e9 bytes a second), MiB of L2, GB of memory.
+    """One product: SMs, MHz, GB/s (1e9 bytes a second), MiB of L2, GB of memory.
 
-    matrix: floating-point operations of one SM in a clock cycle, dense, 16-bit operands summed in
-    float32.
+    sms: compute units of CDNA, pairs of them (workgroup processors) of RDNA. matrix: floating-point
+    operations of one SM in a clock cycle, dense, 16-bit operands summed in float32.
     """
 
     name: str
@@ -77,6 +81,8 @@ SOURCES: dict[str, str] = {
     "gfx90a": "CDNA 2 white paper; data sheets of the MI210 and the MI250X",
     "gfx942": "CDNA 3 white paper; data sheets of the MI300X and the MI325X",
     "gfx950": "CDNA 4 white paper; MI355X data sheet",
+    "gfx1100": "RDNA 3 instruction set guide; AMD's specifications of the RX 7900 XTX",
+    "gfx1201": "RDNA 4 instruction set guide; AMD's specifications of the RX 9070 XT",
 }
 """Where the rows of an architecture stand, in short; comments at the rows have the details."""
 
@@ -163,6 +169,10 @@ DATA_SHEETS = (
     DataSheet("AMD Instinct MI300X", "gfx942", 304, 2100, 5300.0, 2048, 32, 192),
     DataSheet("AMD Instinct MI325X", "gfx942", 304, 2100, 6000.0, 2048, 32, 256),
     DataSheet("AMD Instinct MI355X", "gfx950", 256, 2400, 8000.0, 4096, 32, 288),
+    # AMD's specifications: 122.8 (RX 7900 XTX) and 195 (RX 9070 XT) TFLOP/s of dense FP16; 96 and
+    # 64 compute units. Devices report half as many processors: two are a workgroup processor.
+    DataSheet("AMD Radeon RX 7900 XTX", "gfx1100", 48, 2500, 960.0, 1024, 6, 24),
+    DataSheet("AMD Radeon RX 9070 XT", "gfx1201", 32, 2970, 640.0, 2048, 8, 16),
 )
 
 SAME_AS: dict[str, str] = {
@@ -193,5 +203,6 @@ SAME_AS: dict[str, str] = {
     "NVIDIA GeForce RTX 5090 D v2": "NVIDIA GeForce RTX 5090",
     "NVIDIA GeForce RTX 5090 Laptop GPU": "NVIDIA GeForce RTX 5080",
     "AMD Instinct MI350X": "AMD Instinct MI355X",
+    "Radeon RX 7900 XTX": "AMD Radeon RX 7900 XTX",  # of older drivers
 }
 """Products served by the table of another one: the same die, or near enough in SMs and clocks."""

@@ -26,7 +26,7 @@ class Gpu:
     Args:
         name: as NVML and torch give it.
         arch: as Triton names it, sm_90 or gfx942.
-        sms: streaming multiprocessors, or compute units.
+        sms: streaming multiprocessors, compute units (CDNA) or workgroup processors (RDNA).
         shared_per_block: bytes of shared memory that a block may have.
         shared_per_sm: bytes of shared memory of an SM.
         registers_per_sm: registers of 32 bits.

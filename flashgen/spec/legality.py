@@ -36,8 +36,8 @@ BLACKWELL = ("sm_100", "sm_103")
 AMPERE_WARPS = (4, 8)
 """Warps of schedule ampere, 16 rows each."""
 
-REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
-"""The most 32-bit registers a thread can name, by vendor."""
+REGISTERS_PER_THREAD = {"sm_": 255, "gfx9": 512, "gfx1": 256}
+"""The most 32-bit registers a thread can name: of NVIDIA, CDNA and RDNA."""
 
 
 def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
@@ -176,7 +176,7 @@ def too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> s
     threads = config.num_warps * gpu.warp_size
     what, elements = _accumulators(spec, config)
     need = elements // threads
-    limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
+    limit = next(most for arch, most in REGISTERS_PER_THREAD.items() if gpu.arch.startswith(arch))
     limit = min(limit, gpu.registers_per_sm // threads)
     if config.schedule == "hopper":
         limit = config.register_split[0]

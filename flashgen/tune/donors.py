@@ -33,16 +33,17 @@ class Donor:
 class Donors:
     """The entries that may lend a config to `gpu`; those of the nearest GPUs come first.
 
-    What a table was lent itself it does not lend again.
+    What a table was lent itself it does not lend again. GPUs of AMD, whose entries no time chose,
+    lend nothing to those of NVIDIA.
     """
 
     def __init__(self, tables: Iterable[Table], gpu: Gpu) -> None:
         self._gpu = gpu
         self._of: dict[AttentionSpec, list[Donor]] = defaultdict(list)
         self._floors: dict[AttentionSpec, dict[str, float]] = {}
-        for table in sorted(
-            tables, key=lambda each: (each.gpu.arch != gpu.arch, abs(each.gpu.sms - gpu.sms))
-        ):
+        lending = [table for table in tables if table.gpu.is_nvidia or not gpu.is_nvidia]
+        lending.sort(key=lambda each: (each.gpu.arch != gpu.arch, abs(each.gpu.sms - gpu.sms)))
+        for table in lending:
             for entry in table.entries:
                 if table.gpu.slug != gpu.slug and not is_derived(table, entry):
                     self._of[entry.spec].append(Donor(gpu=table.gpu, entry=entry))

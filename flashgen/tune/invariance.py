@@ -13,12 +13,14 @@ from flashgen.spec.config import BY_KEYS, KernelConfig, kernel_name
 from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.vocabulary import Direction
+from flashgen.spec.vocabulary import Direction, padded
 from flashgen.table.table import Table
 
 Kernel = tuple[AttentionSpec, KernelConfig]
 HEAD_DIMS = (64, 128, 256)
 """Of the classes that are compared beside those of a table: bfloat16, causal."""
+DEPTH_BYTES = 32
+"""Of a row or column that one matrix instruction multiplies: k16 of 16-bit operands."""
 _OF_ROWS = ("forward", "decode")
 
 
@@ -70,7 +72,13 @@ def compare(kernels: Iterable[Kernel], gpu: Gpu) -> ClassProof:
 
 
 def _arithmetic(spec: AttentionSpec, config: KernelConfig, arch: str) -> Arithmetic:
-    return arithmetic_of(build_ptx(render(spec, config), spec, config, arch).ptx)
+    """Chains over the head dim as they are where it is padded: that adds products with 0."""
+    found = arithmetic_of(build_ptx(render(spec, config), spec, config, arch).ptx)
+    padded_to = {
+        dim * spec.element_bytes // DEPTH_BYTES: padded(dim) * spec.element_bytes // DEPTH_BYTES
+        for dim in (spec.head_dim, spec.head_dim_v)
+    }
+    return replace(found, chains=frozenset(padded_to.get(n, n) for n in found.chains))
 
 
 def _causal(dim: int) -> AttentionSpec:
@@ -84,16 +92,10 @@ def _compared(direction: Direction) -> bool:
 
 
 def _class(spec: AttentionSpec) -> tuple[object, ...]:
-    """What kernels of one class share: O and LSE of forward and decode, dQ, or dK and dV.
-
-    A gradient is one sum over all loops of its kernel, of which there are as many as its mask has
-    kinds of tiles; so kernels of one mask are compared.
-    """
+    """What kernels of one class share: O and LSE of forward and decode, dQ, or dK and dV."""
+    written = "rows" if spec.direction in _OF_ROWS else spec.direction
     dims = default_spec(spec).head_dim
-    shared = spec.dtype, spec.precision, dims, spec.softcap, spec.alibi
-    if spec.direction in _OF_ROWS:
-        return ("rows", *shared)
-    return (spec.direction, *shared, spec.mask, spec.window, spec.chunk)
+    return (written, spec.dtype, spec.precision, dims, spec.softcap, spec.alibi)
 
 
 def _defaults(spec: AttentionSpec, gpu: Gpu) -> Iterator[Kernel]:

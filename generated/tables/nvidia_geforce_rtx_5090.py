@@ -44,8 +44,7 @@ fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 287.1
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 991.44 3678.7
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.33 919.98
 fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2521.3 2918.5
-fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 293.26
-fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 992.71 2653.0
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 300.96 992.71 2653.0
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 958.58 3516.6 13694.5 27203.5
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 578.28 2141.1 8327.4 16505.0
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 547.36 2026.5 7881.9 15622.1

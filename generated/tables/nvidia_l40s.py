@@ -47,8 +47,7 @@ fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.75
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 662.77 2437.8
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5 1847.3
-fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 272.25
-fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 635.37 1696.3
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 366.99 635.37 1696.3
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1016.2 3752.2 14620.4 29094.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 498.07 1797.7 6942.1 13784.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 532.34 1959.1 7592.7 15086.2

@@ -44,8 +44,7 @@ fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.82
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 666.72 2452.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.14 1623.1 1858.3
-fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 246.35
-fwd_bf16_d256_causal_window_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 639.15 1706.4
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 332.51 639.15 1706.4
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1022.3 3774.7 14708.0 29268.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 501.03 1808.5 6983.7 13867.1
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 535.51 1970.8 7638.2 15176.5

@@ -9,6 +9,7 @@ import pytest
 from flashgen.compile.arithmetic import arithmetic_of
 from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.config import KernelConfig, config_of
+from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
@@ -111,8 +112,29 @@ def test_what_a_gpu_runs_without_entries_is_of_one_class(monkeypatch: pytest.Mon
     assert sum(proof.count for proof in proofs) >= 9
 
 
-def test_gradients_of_one_mask_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window gives a kernel a third loop, so its sums look longer; a row has one window."""
+LOOPS = """mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1}, {%r2}, {%r3}, {%r1};
+$L__BB0_3:
+mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1}, {%r2}, {%r3}, {%r1};"""
+
+
+def test_how_many_loops_follow_one_another_does_not_make_a_chain_longer() -> None:
+    """As the masked loops on either side of a window do."""
+    assert arithmetic_of(LOOPS).chains == {1}
+    assert arithmetic_of(LOOPS.replace("$L__BB0_3:\n", "")).chains == {2}
+
+
+def test_products_with_the_padding_of_a_head_dim_count() -> None:
+    """Head dim 192 is served by a kernel of its own and by one that pads it to 256."""
+    spec = spec_of("fwd_bf16_d192v128_causal_invariant")
+    own = make_config(64, 64, num_warps=4, num_stages=2, whole_rows=True)
+    padding = default_configs(default_spec(spec))[0]
+    proof = compare([(default_spec(spec), padding), (spec, own)], A100)
+    assert proof.others == ()
+    assert 16 in proof.arithmetic.chains
+
+
+def test_kernels_of_all_masks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window changes no sum of the class: its kernels are compared with those without one."""
     monkeypatch.setattr("flashgen.tune.invariance.HEAD_DIMS", ())
     monkeypatch.setattr("flashgen.tune.invariance.compare", lambda kernels, gpu: list(kernels))
     table = Table(gpu=H200)
@@ -120,8 +142,7 @@ def test_gradients_of_one_mask_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
         entry = made_entry(spec_of(name), BUCKETS[2], make_config(64, 64, num_warps=4))
         table = table.with_entry(entry, made_run())
     classes = [[spec for spec, _ in kernels] for kernels in compare_classes(table)]
-    gradients = [specs for specs in classes if specs[0].direction.startswith("backward")]
-    assert len(gradients) == 4
-    for specs in gradients:
-        assert len({(spec.mask, spec.window) for spec in specs}) == 1
+    assert len(classes) == 3
+    for specs in classes:
+        assert {bool(spec.window) for spec in specs} == {False, True}
     assert sum(spec.direction == "decode" for spec in classes[0]) >= 4

@@ -134,6 +134,13 @@ class TestWhatIsEvaluated:
         with pytest.raises(NothingRight, match=r"of 20 tried; .* compile_crash: made to fail"):
             run(tmp_path, evaluator)
 
+    def test_a_spec_without_a_legal_config_says_why(self, tmp_path: Path) -> None:
+        goal = make_goal(legal=(), seeds=(), default=make_config(256, 256, num_stages=4))
+        with pytest.raises(
+            NothingRight, match=f"no config .* is legal on {GPU.slug}: .* shared memory"
+        ):
+            run(tmp_path, fake(), goal=goal)
+
     @pytest.mark.parametrize("source", ["measured", "estimated"])
     def test_late_it_ends_with_the_best_so_far(self, tmp_path: Path, source: Source) -> None:
         found = run(tmp_path, fake(source=source), seconds=0.0)

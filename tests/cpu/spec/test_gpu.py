@@ -57,6 +57,8 @@ PUBLISHED_TFLOPS = {
     "amd_instinct_mi300x": 1307.4,
     "amd_instinct_mi325x": 1307.4,
     "amd_instinct_mi355x": 2516.6,
+    "amd_radeon_rx_7900_xtx": 122.8,
+    "amd_radeon_rx_9070_xt": 195.0,
 }
 
 
@@ -76,7 +78,7 @@ def test_an_alias_is_served_by_a_known_product_of_its_vendor(alias: str) -> None
     product = product_of(alias)
     assert product in TARGETS
     assert alias not in TARGETS
-    assert alias.split("_")[0] == product.split("_")[0]
+    assert alias.startswith("nvidia_") == TARGETS[product].is_nvidia
 
 
 def test_without_a_c_compiler_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,13 @@ def test_only_this_very_spec_of_others_counts(gpu: Gpu, spec: Any) -> None:
     assert chosen([of(L4, TILE)]) == [TILE]
 
 
+def test_what_no_time_chose_on_amd_is_not_lent_to_nvidia() -> None:
+    mi300x = TARGETS["amd_instinct_mi300x"]
+    tables = [of(H100, TILE), of(mi300x, OTHER)]
+    assert list(Donors(tables, H200).chosen(SPEC, HERE, on_gpu=False)) == [TILE]
+    assert list(Donors([of(H100, TILE)], mi300x).chosen(SPEC, HERE, on_gpu=False)) == [TILE]
+
+
 def test_what_is_illegal_here_does_not_come() -> None:
     by_descriptor = replace(TILE, loads="descriptor")
     tables = [of(H100, by_descriptor)]
