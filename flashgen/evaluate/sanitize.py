@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.check import AnyCase, cases_of, check_loaded
 from flashgen.evaluate.check_attention import PackedCase
+from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.kernels.render import render
-from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 
@@ -53,21 +53,33 @@ class Sanitized:
 
 
 def executed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[AnyCase, ...]:
-    """The cases of the check, on fewer blocks where they have many heads.
+    """The cases of the check, on fewer blocks where they have many.
 
-    Its first case is made for GPUs, and takes three quarters of the time of all. Two groups of two
-    heads show what two groups of three do, and other cases have as many tiles of keys.
+    Those are made for GPUs. The first one of attention takes three quarters of the time of all: two
+    groups of two heads show what two groups of three do, and other cases have as many tiles of
+    keys. The first two of a decode take over half: see _decode_on_fewer_blocks().
     """
-    return tuple(_on_fewer_blocks(case, config) for case in cases_of(spec, config))
+    return tuple(_on_fewer_blocks(spec, case, config) for case in cases_of(spec, config))
 
 
-def _on_fewer_blocks(case: AnyCase, config: KernelConfig) -> AnyCase:
-    if not isinstance(case, CheckCase) or case.problem.heads <= 2 * case.problem.kv_heads:
+def _on_fewer_blocks(spec: AttentionSpec, case: AnyCase, config: KernelConfig) -> AnyCase:
+    if isinstance(case, DecodeCase):
+        return _decode_on_fewer_blocks(case) if spec.direction == "decode" else case
+    if case.problem.heads <= 2 * case.problem.kv_heads:
         return case
     fewer = replace(case.problem, heads=2 * case.problem.kv_heads)
     if not isinstance(case, PackedCase):
         fewer = replace(fewer, seq_k=fewer.seq_k - config.bc)
     return replace(case, problem=fewer)
+
+
+def _decode_on_fewer_blocks(case: DecodeCase) -> DecodeCase:
+    """The case of shared pages alone keeps two heads of K and V. It loses the sequence whose keys
+    fill their tiles, and a split: the last one is without a key either way.
+    """
+    if case.shared:
+        return replace(case, lengths=case.lengths[1:], splits=case.splits - 1)
+    return replace(case, kv_heads=1)
 
 
 def sanitize(

@@ -29,7 +29,7 @@ from flashgen.ptx.program import (
     Target,
     Targets,
 )
-from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format
+from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format, same
 from flashgen.ptx.warp import Mask, Step, Warp
 
 Source = Callable[[Warp], Array]
@@ -187,6 +187,8 @@ class Form:
     def numbers(self, operand: Operand, kind: Format) -> Source:
         """An operand as numbers of a format."""
         bits, load = self.bits(operand, kind.size, kind), kind.load
+        if load is same:
+            return bits
         if isinstance(operand, Register):
             index = operand.index
             if TYPE_BYTES[operand.type] == kind.size:

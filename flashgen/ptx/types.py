@@ -120,8 +120,15 @@ def flush(values: Array) -> Array:
     return np.where(tiny, np.copysign(_ZERO, values), values) if np.count_nonzero(tiny) else values
 
 
+def same(bits: Array) -> Array:
+    """The numbers of a format without a sign: they are its bits."""
+    return bits
+
+
 def _viewed(dtype: Any) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     raw = RAW[np.dtype(dtype).itemsize]
+    if dtype == raw:
+        return same, lambda values: values.astype(raw, copy=False)
     return (
         lambda bits: bits.view(dtype),
         lambda values: values.astype(dtype, copy=False).view(raw),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import FORMATS, Array
+from flashgen.ptx.program import Number
+from flashgen.ptx.types import DTYPES, FORMATS, Array
 from flashgen.ptx.warp import LANES, Step
 
 U32 = FORMATS["u32"]
@@ -38,6 +39,10 @@ def shift(form: Form) -> Step:
     write = form.result(kind)
     value, amount = form.numbers(form.operands[1], kind), form.number(2, "u32")
     left = form.opcode == "shl"
+    last = form.operands[2]
+    if isinstance(last, Number) and 0 <= (places := int(last.text, 0)) < width:  # as nearly all are
+        move, fixed = (np.left_shift if left else np.right_shift), DTYPES[kind.name].type(places)
+        return lambda warp, mask: write(warp, move(value(warp), fixed), mask)
 
     def shifted(a: Array, by: Array) -> Array:
         count = np.minimum(by, np.uint32(width - 1)).astype(a.dtype)

@@ -12,6 +12,7 @@ from flashgen import paths
 from flashgen.evaluate import sanitize as sanitizing
 from flashgen.evaluate.check import cases_of
 from flashgen.evaluate.check_attention import packed_case
+from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.sanitize import executed_cases, sanitize
 from flashgen.ptx.program import InvalidPtx
@@ -19,6 +20,7 @@ from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import Direction
 from flashgen.table.table import load
 from flashgen.tune.verify import execute
 from tests.makers import make_config, make_spec
@@ -82,6 +84,27 @@ def test_the_case_of_many_heads_is_executed_on_fewer_blocks(varlen: bool) -> Non
     tiles = [-(-each.seq_k // config.bc) for each in (many, fewer)]
     assert tiles == ([5, 5] if varlen else [3, 2])
     assert many.seq_k % config.bc == fewer.seq_k % config.bc
+
+
+def test_the_cases_of_a_decode_are_executed_on_fewer_blocks() -> None:
+    spec, config = make_spec("bfloat16", 64, direction="decode"), make_config(16, 32)
+    cases = executed_cases(spec, config)
+    checked = cases_of(spec, config)
+    assert cases[2:] == checked[2:]
+    edges, shared = cases[:2]
+    assert isinstance(edges, DecodeCase)
+    assert isinstance(shared, DecodeCase)
+    assert replace(edges, kv_heads=2) == checked[0]
+    assert (shared.kv_heads, shared.shared) == (2, True)
+    tiles = [-(-length // config.bc) for length in shared.lengths]
+    of_a_split = [-(-count // shared.splits) for count in tiles]
+    assert (tiles, of_a_split) == ([4, 2], [2, 1]), "the third split has no key"
+
+
+@pytest.mark.parametrize("direction", ["combine", "append"])
+def test_other_kernels_of_a_cache_are_executed_on_all_blocks(direction: Direction) -> None:
+    spec, config = make_spec("bfloat16", 64, direction=direction), make_config(16, 16)
+    assert executed_cases(spec, config) == cases_of(spec, config)
 
 
 def test_bounds_in_int64_are_read_as_such() -> None:

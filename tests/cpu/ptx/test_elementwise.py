@@ -192,6 +192,7 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("and.b16 {d}, {0}, {1};", [U16, V16], np.uint16, np.bitwise_and),
     ("or.b16 {d}, {0}, {1};", [U16, V16], np.uint16, np.bitwise_or),
     ("shl.b16 {d}, {0}, 3;", [U16], np.uint16, lambda a: a << 3),
+    ("shl.b32 {d}, {0}, 32;", [U32], np.uint32, lambda a: 0 * a),
     ("shl.b64 {d}, {0}, 33;", [U64], np.uint64, lambda a: a << np.uint64(33)),
     ("shr.u64 {d}, {0}, 33;", [U64], np.uint64, lambda a: a >> np.uint64(33)),
     ("mul.lo.s64 {d}, {0}, {1};", [U64, V64], np.uint64, lambda a, b: a * b),

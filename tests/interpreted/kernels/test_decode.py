@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.evaluate.check import check_kernel
+from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import decode_run, make_decode
+from flashgen.evaluate.sanitize import executed_cases
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Combine, Decode, Parts
 from flashgen.kernels.loader import load_kernel, load_text
@@ -164,7 +165,8 @@ def test_mutant_is_caught(name: str) -> None:
     rendered = render(spec, config)
     assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
     mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    assert not check_kernel(mutant, spec, config, seed=1).passed
+    for cases in (cases_of, executed_cases):
+        assert not check_kernel(mutant, spec, config, seed=1, cases=cases(spec, config)).passed
 
 
 # The dispatcher: both kernels together, chosen and launched as on a GPU

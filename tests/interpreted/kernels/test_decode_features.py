@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen.evaluate.check import check_kernel
+from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.evaluate.check_cache import (
     DecodeCase,
     judge,
     make_call,
     make_features,
 )
+from flashgen.evaluate.sanitize import executed_cases
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.loader import load_kernel
@@ -258,7 +259,9 @@ def test_mutant_is_caught(name: str) -> None:
     rendered = render(spec, config)
     assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
     mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    assert any(not check_kernel(mutant, spec, config, seed=seed).passed for seed in (1, 5))
+    for cases in (cases_of(spec, config), executed_cases(spec, config)):
+        verdicts = [check_kernel(mutant, spec, config, seed=seed, cases=cases) for seed in (1, 5)]
+        assert not all(verdict.passed for verdict in verdicts)
 
 
 # The dispatcher: both kernels together, chosen and launched as on a GPU

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashgen.evaluate.check import check_kernel
+from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import make_decode
+from flashgen.evaluate.sanitize import executed_cases
 from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Append, Decode
@@ -237,7 +238,8 @@ def test_mutant_is_caught(name: str) -> None:
     rendered = render(spec, config)
     assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
     mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    assert not check_kernel(mutant, spec, config, seed=1).passed
+    for cases in (cases_of, executed_cases):
+        assert not check_kernel(mutant, spec, config, seed=1, cases=cases(spec, config)).passed
 
 
 @pytest.mark.parametrize("name", OF_TIES)
