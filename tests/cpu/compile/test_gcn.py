@@ -144,7 +144,7 @@ def kernels_of_plain_texts() -> dict[str, tuple[AttentionSpec, KernelConfig]]:
     return found
 
 
-@pytest.mark.slow("5 minutes")
+@pytest.mark.slow("a quarter of an hour")
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
 def test_every_plain_text_compiles_for_rdna(arch: str) -> None:
     """With the tile of some GPU of NVIDIA, which may spill: it is the text that compiles."""
