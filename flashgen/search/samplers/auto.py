@@ -16,8 +16,8 @@ neither alternative is better everywhere:
 If the order of the space means something (Method.likely_first), it is a prior, applied as in
 Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
 TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
-1 / (1 + TRUST * rank), with ranks from 0 to 1. It does not count while earlier points turn out
-worse than later ones. Other valleys are searched only where it has proved wrong.
+1 / (1 + TRUST * rank), with ranks from 0 to 1. Once the order has proved wrong, it does not count,
+and other valleys are searched, too.
 
 docs/lab-notes.md says what an ablation found of the constants.
 """
@@ -149,7 +149,8 @@ class AutoProposer(Proposer):
         central = max(START, min(MIDDLE, self._space.size // PART))
         if self._guesses is None and not self._likely_first:
             return central
-        return START if self._guesses is not None or self._order_holds() else START + central
+        misled = self._guesses is None and self._order_is_wrong()
+        return START + central if misled else START
 
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""
@@ -219,7 +220,7 @@ class AutoProposer(Proposer):
         place = {number: at for at, number in enumerate(seen)}
         target = min(float(known.heights[place[number]]) for number in rivals)
         scores = expected.scores(target)
-        if self._likely_first and self._order_holds():
+        if self._likely_first and not self._order_is_wrong():
             ranks = np.array(candidates) / self._space.size
             scores = scores - TRUST / len(seen) * np.log1p(TRUST * ranks)
         chosen = choose_first(scores)
@@ -247,24 +248,17 @@ class AutoProposer(Proposer):
         away = self._space.codes(pool)[:, column] != codes[0, column]
         return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
 
-    def _order_holds(self) -> bool:
-        """Whether of two evaluated points the later is the worse one at least as often as not."""
-        return self._reversed() <= 0
-
     def _order_is_wrong(self) -> bool:
-        """Whether more pairs are reversed than chance makes, by two deviations of Kendall's tau."""
-        count = len(self._learnt)
-        return self._reversed() > 2 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-
-    def _reversed(self) -> int:
-        """In how many pairs of evaluated points the later is the better, less those where it is the
-        worse.
+        """Whether of two evaluated points the later is the better one more often than by chance:
+        by a deviation of Kendall's tau.
         """
         numbers = np.array(list(self._learnt))
         values = np.array([math.inf if each is None else each for each in self._learnt.values()])
         later = numbers[:, None] > numbers
         worse, better = values[:, None] > values, values[:, None] < values
-        return int((later & better).sum()) - int((later & worse).sum())
+        count = len(numbers)
+        chance = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+        return int((later & better).sum()) - int((later & worse).sum()) > chance
 
     def _elites(self, best: Sequence[int]) -> list[int]:
         """The first of these points, and the next that differ enough from those before."""
