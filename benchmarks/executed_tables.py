@@ -73,7 +73,7 @@ def rows() -> list[str]:
     versions = ", ".join(sorted({str(line["triton"]) for line in lines}))
     faults = {(line["arch"], line["digest"]): int(line["faults"]) for line in lines}
     found = [
-        f"Triton {versions}, all cases of the check, seeds: {SEEDS}",
+        f"Triton {versions}, all cases of the check, some on fewer blocks, seeds: {SEEDS}",
         f"{'table':34} {'arch':8} {'kernels':>8} {'executed':>9} {'with faults':>12}",
     ]
     for path in sorted(paths.shipped_configs_dir().glob("*.yaml")):

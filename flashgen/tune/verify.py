@@ -147,7 +147,7 @@ EXECUTE_LIMIT_S = 300.0
 
 
 def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[str, Sanitized]]:
-    """Execute every kernel of a table as this Triton compiles it, on the cases of the check, and
+    """Execute every kernel of a table as this Triton compiles it, on sanitize.executed_cases(), and
     yield the name of its spec with what was found, in the order of the table. `jobs` children work.
 
     The lines of `log` are the results so far: a run that was cut off goes on, and one that comes to
