@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from benchmarks import executed_tables
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.sanitize import Sanitized
 from flashgen.kernels.render import render
+from flashgen.spec.gpu import TARGETS
 from flashgen.table.table import Table, save
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 
 SPEC = make_spec("bfloat16", 64, direction="backward_delta")
+A10, H200 = TARGETS["nvidia_a10"], TARGETS["nvidia_h200"]
 CONFIGS = [make_config(br, 16, num_warps=2, num_stages=1) for br in (16, 32)]
 
 
@@ -58,6 +61,31 @@ def test_a_table_is_executed_but_for_what_the_record_holds(
     # The one with a fault is executed again.
     executed_tables.execute_table(table)
     assert of_log == digests[:1]
+
+
+def test_ptx_that_another_architecture_shares_is_executed_once(table: Table) -> None:
+    spec, config = table.entries[0].spec, table.entries[0].config
+    line = {"triton": triton_version(), "name": "kernel", "faults": 0}
+    line |= {"digest": render(spec, config).digest}
+    for arch, gpu, count in (
+        ("sm_90", A10, 0),
+        ("sm_80", A10, 1),
+        ("sm_80", H200, 0),
+        ("sm_80", replace(A10, arch="sm_80"), 0),
+    ):
+        executed_tables.RECORD.write_text(json.dumps(line | {"arch": arch}))
+        found = list(executed_tables.lent(replace(table, gpu=gpu)))
+        assert found == [line | {"arch": gpu.arch, "executed_for": arch}] * count
+
+
+def test_the_ptx_of_products_is_that_of_a_family() -> None:
+    spec, config = make_spec("bfloat16", 64), make_config(64, 32, num_warps=4)
+    a100, ada, hopper = (
+        executed_tables.instructions(spec, config, arch) for arch in ("sm_80", "sm_89", "sm_90")
+    )
+    assert a100 == ada != hopper
+    assert "mma.sync" in a100
+    assert ".target" not in a100
 
 
 def test_a_kernel_whose_text_has_changed_counts_as_not_executed(table: Table) -> None:
