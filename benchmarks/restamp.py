@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,7 @@ from flashgen.kernels.render import render
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.emit import is_stale
 from flashgen.table.entry import Entry, short_digest
-from flashgen.table.table import load_with_evidence, restamped, save
+from flashgen.table.table import Table, load_with_evidence, save
 
 
 def why_not(entry: Entry, arch: str, before: Iterable[Code], after: Iterable[Code]) -> str:
@@ -67,6 +68,20 @@ def stamp(slug: str, before: Sequence[Code], after: Sequence[Code], *, write: bo
     if write and count:
         save(new, path)
     return left
+
+
+def restamped(table: Table, digests: Mapping[str, str]) -> Table:
+    """The table with digests of its evidence replaced, from the old to the new one, short or full.
+    Runners-up are as they were.
+    """
+    new = {short_digest(old): short_digest(text) for old, text in digests.items()}
+
+    def stamped(entry: Entry) -> Entry:
+        digest = entry.evidence.digest
+        evidence = replace(entry.evidence, digest=new.get(digest or "", digest))
+        return replace(entry, evidence=evidence)
+
+    return table.of(map(stamped, table.everything))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -28,10 +28,14 @@ AHEAD = replace(FA2, schedule="s_ahead", loads="descriptor", num_stages=3, order
 DIGEST = "sha256:" + "ab" * 6
 
 
+def named(name: str, date: str = "20260102T030405Z") -> str:
+    """What a run of tests is called: its name follows its date."""
+    return name if name[:1].isdigit() else f"{date}-{name}"
+
+
 def made_run(name: str = "a", source: Source = "estimated") -> Run:
     return Run(
-        id=name,
-        date="2026-01-02T03:04:05Z",
+        id=named(name),
         source=source,
         flashgen="0.1.0",
         triton="3.10",
@@ -65,7 +69,7 @@ def made_entry(
         config=config,
         result=result,
         evidence=EntryEvidence(
-            run=run,
+            run=named(run),
             digest=short_digest(digest),
             problem=workload(spec, BUCKET_SEQ[bucket]),
             registers=174,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -161,12 +160,14 @@ def merge(tables: Sequence[Table]) -> Table:
         raise InvalidArgument("tables must be one at least: got none")
     _demand_one_gpu(tables, "merged")
     strongest = max(tables, key=lambda table: max(map(_weight, table.runs), default=(-1, "")))
-    winners = _Winners()
+    won: dict[tuple[AttentionSpec, Bucket], tuple[Entry, Run | None]] = {}
     for table in tables:
         runs = {run.id: run for run in table.runs}
         for entry in table.entries:
-            winners.add(entry, runs.get(entry.evidence.run or ""))
-    merged = winners.table(strongest.gpu)
+            key, found = entry.key, (entry, runs.get(entry.evidence.run or ""))
+            if key not in won or _wins(*found, *won[key]):
+                won[key] = found
+    merged = _of_winners(list(won.values()), tables, strongest.gpu)
     for entry in merged.entries:
         reason = why_illegal(entry.spec, entry.config, merged.gpu)
         if reason is not None:
@@ -186,51 +187,30 @@ def _weight(run: Run) -> tuple[int, str]:
     return STRENGTH[run.source], run.date
 
 
-class _Winners:
-    """The best entries so far, and the runs they come from, whose names are distinct."""
+def _of_winners(
+    won: Sequence[tuple[Entry, Run | None]], tables: Sequence[Table], gpu: Gpu
+) -> Table:
+    """The table of these entries and their runs, whose names are distinct. An entry of an unknown
+    run may come from any.
+    """
+    named: dict[str, Run] = {}
 
-    def __init__(self) -> None:
-        self._entries: dict[tuple[AttentionSpec, Bucket], Entry] = {}
-        self._runs: dict[str, Run] = {}
-        self._uses: Counter[str | None] = Counter()
-
-    def add(self, entry: Entry, run: Run | None) -> None:
-        """Take an entry if it wins over the present one."""
-        key = entry.key
-        held = self._entries.get(key)
-        if held and not _wins(entry, run, held, self._runs.get(held.evidence.run or "")):
-            return
-        name = None if run is None else self._named(run)
-        self._entries[key] = replace(entry, evidence=replace(entry.evidence, run=name))
-        self._uses[name] += 1
-        if held:
-            self._release(held.evidence.run)
-
-    def _named(self, run: Run) -> str:
-        """The name of a run here: another run may have its own."""
+    def name_of(run: Run) -> str:
         number, name = 1, run.id
-        while self._runs.get(name, named := replace(run, id=name)) != named:
+        while named.setdefault(name, there := replace(run, id=name)) != there:
             number += 1
             name = f"{run.id}-{number}"
-        self._runs[name] = named
         return name
 
-    def _release(self, name: str | None) -> None:
-        """Drop the run of a replaced entry if no other has it. An entry of an unknown run may come
-        from any.
-        """
-        self._uses[name] -= 1
-        if self._uses[name] or self._uses[None]:
-            return
-        gone = [name] if name else [each for each in self._runs if not self._uses[each]]
-        for each in gone:
-            self._runs.pop(each, None)
-
-    def table(self, gpu: Gpu) -> Table:
-        """All of them, in the order of tables."""
-        runs = sorted(self._runs.values(), key=lambda run: (run.date, run.id))
-        entries = sorted(self._entries.values(), key=lambda e: (e.spec.sort_key, e.bucket.low))
-        return Table(gpu=gpu, runs=tuple(runs), entries=tuple(entries))
+    entries = []
+    for entry, run in won:
+        name = name_of(run) if run else None
+        entries.append(replace(entry, evidence=replace(entry.evidence, run=name)))
+    if any(run is None for _, run in won):
+        for each in tables:
+            for run in each.runs:
+                name_of(run)
+    return Table(gpu=gpu, runs=tuple(named.values()), entries=tuple(entries)).in_order()
 
 
 def _wins(entry: Entry, run: Run | None, held: Entry, held_run: Run | None) -> bool:

@@ -152,7 +152,7 @@ def _table_text(table: Table) -> str:
 def _lines(entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
     """The line of each row, and its first entry."""
     for spec, group in groupby(entries, key=lambda entry: entry.spec):
-        for row in filter(None, (row.entries for row in rows_of(group))):
+        for row in rows_of(group):
             us = (entry.result.median_us for entry in row)
             times = " ".join("-" if time is None else figure(time) for time in us)
             yield row[0], f"{spec.name} {row[0].bucket.low} {row[0].config.label} {times}"

@@ -48,9 +48,10 @@ def must_have_run(config: KernelConfig) -> bool:
 def _check_ran(config: KernelConfig, source: Source, tritons: tuple[str, ...] = ()) -> None:
     if must_have_run(config) and source != "measured" and not tritons:
         raise InvalidArgument(
-            f"schedule {config.schedule} needs source measured, or a row of `executed`: got "
-            f"{source}"
+            f"schedule {config.schedule} needs source measured, or a block `executed`: got {source}"
         )
+    if tritons and source not in ("estimated", "untimed"):
+        raise InvalidArgument(f"an executed entry must be estimated or untimed: got {source}")
     for version in tritons:
         if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", version):
             raise InvalidArgument(f"a version of Triton must be like 3.7: got {version!r}")
@@ -67,12 +68,12 @@ def _check_digest(digest: str) -> None:
 class Run:
     """One tuning run of entries; fields that an offline run lacks (driver, clocks) are None.
 
-    donor: the GPU whose table lent the configs (tune/donors.py); None where they were searched.
-    Texts are printable and on one line. Raises InvalidArgument.
+    id: begins with its date in UTC, as in 20260102T030405Z-estimated. donor: the GPU whose table
+    lent the configs (tune/donors.py); None where they were searched. Texts are printable and on one
+    line. Raises InvalidArgument.
     """
 
     id: str
-    date: str  # ISO 8601, UTC
     source: Source
     flashgen: str
     triton: str
@@ -91,11 +92,26 @@ class Run:
                 raise InvalidArgument(
                     f"{field.name} must be printable text on one line: got {value!r}"
                 )
+        if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z-[\w.-]+ \w+", f"{self.id} {self.donor}", re.ASCII):
+            raise InvalidArgument(
+                f"a run must be named after its date, like 20260102T030405Z-a, and its donor must "
+                f"be the slug of a GPU: got {self.id!r}, {self.donor!r}"
+            )
+
+    @property
+    def date(self) -> str:
+        """The date at which it began, ISO 8601, UTC."""
+        return re.sub(r"(....)(..)(..T..)(..)(..Z).*", r"\1-\2-\3:\4:\5", self.id)
 
     @property
     def derived(self) -> bool:
         """Whether nobody searched."""
         return self.donor is not None
+
+
+def run_name(stamp: str, source: Source, donor: str | None) -> str:
+    """What a run is called, if nobody says otherwise."""
+    return "-".join(filter(None, (stamp, source, donor)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def schema() -> str:
     )
     table = _object(
         gpu=_object(slug=text, name=text, arch=text),
-        runs={"type": "array", "items": _object(**_of_fields(Run))},
+        runs={"type": "array", "items": _object(**_of_fields(Run), date=text)},
         entries={"type": "array", "items": entry},
     )
     tables = {"type": "array", "items": table}

@@ -4,101 +4,118 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import get_args
+from operator import attrgetter
+from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import config_of
+from flashgen.spec.outcome import STRENGTH
 from flashgen.spec.problem import BUCKETS, Bucket
-from flashgen.spec.vocabulary import Source
 from flashgen.table.entry import Entry, Result, figure
 
-LEGEND = (
-    "# A row holds from the number of keys before it to the next row's. Its columns of us and of",
-    "# x default (times as fast as the default) are the buckets of lengths that begin at "
-    f"{', '.join(str(bucket.low) for bucket in BUCKETS[:-1])}",
-    f"# and {BUCKETS[-1].low}. The error is in floors.",
-)
-EXECUTED_LEGEND = (
-    "# These serve in place of the entries above under the versions of Triton that they name: what",
-    "# those compile was executed on a CPU, was right and had no fault. No GPU has timed them.",
-    "# With another Triton, and with FLASHGEN_PLAIN=1, the entries above serve.",
-)
-_HEADS = ("# from", "config", "source", "us", "x default", "floors")
-_NO_ENTRY, _NOT_TIMED = "none", "-"
-"""What stands in a row for buckets without an entry, and in the place of a time that is missing."""
+LEGEND = f"""\
+# A block names its source and its specs: bfloat16 and float16 share one where only floors differ.
+# A row begins at the number of keys before it. Its columns of us and of x default (times as fast as
+# the default) are the buckets that begin at {", ".join(str(bucket.low) for bucket in BUCKETS)}.
+# Floors are the error of each spec."""
+EXECUTED_LEGEND = """\
+# A block `executed` serves in place of those above it, under the versions of Triton that it names:
+# what those compile was executed on a CPU, was right and had no fault. No GPU has timed it.
+# With another Triton, and with FLASHGEN_PLAIN=1, those above it serve."""
+EXECUTED, TRITON = "executed", "triton"
+"""The source of a block that serves under the versions of Triton that stand behind its specs."""
+
+_HEADS = ("# from", "config", "us", "x default", "floors")
+_NOT_TIMED = "-"
+"""What stands in the place of a time that is missing."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """Neighbouring buckets of a spec whose entries share config, source and floors. entries is
-    empty from where on there is none, up to the next row.
-    """
-
-    low: int
-    entries: tuple[Entry, ...]
-
-    def _cells(self, field: str, form: Callable[[float], str]) -> list[str]:
-        """A figure of each entry, in the column of its bucket."""
-        found = dict.fromkeys(BUCKETS, "")
-        for entry in self.entries:
-            value = getattr(entry.result, field)
-            found[entry.bucket] = form(value) if value else _NOT_TIMED
-        return list(found.values())
+Row = tuple[Entry, ...]
+"""Neighbouring buckets of a spec whose entries share config, source and floors."""
 
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
     """The rows of the entries of one spec."""
     held = {entry.bucket: entry for entry in entries}
-    found: list[Row] = []
-    for shared, group in groupby(BUCKETS, key=lambda bucket: _shared(held.get(bucket))):
-        buckets = list(group)
-        if shared or found:
-            row = tuple(held[bucket] for bucket in buckets if shared)
-            found.append(Row(low=buckets[0].low, entries=row))
-    return found
+    groups = groupby(BUCKETS, key=lambda bucket: _shared(held.get(bucket)))
+    return [tuple(held[bucket] for bucket in buckets) for shared, buckets in groups if shared]
 
 
 def _shared(entry: Entry | None) -> tuple[str, str, str] | None:
     """The columns that entries of one row have in common; None where there is no entry."""
     if entry is None:
         return None
-    result = entry.result
-    return entry.config.label, result.source, f"{result.max_abs_err_floors:.3f}"
+    return entry.config.label, entry.result.source, _floors(entry)
 
 
-def lines_of(entries: Iterable[Entry]) -> Iterator[str]:
-    """The heads of the columns; then of each spec its line, and its rows."""
-    groups = groupby(entries, key=lambda entry: entry.spec)
-    blocks = {spec.name: rows_of(group) for spec, group in groups}
-    lines = iter(_in_columns([row for rows in blocks.values() for row in rows]))
-    yield next(lines)
-    for name, rows in blocks.items():
-        yield f"- spec: {name}"
-        tritons = next(row.entries[0].tritons for row in rows if row.entries)
-        if tritons:
-            yield f'  triton: "{" ".join(tritons)}"'
-        yield from islice(lines, len(rows))
-
-
-def _in_columns(rows: Sequence[Row]) -> list[str]:
-    us = _joined([row._cells("median_us", figure) for row in rows])
-    speedups = _joined([row._cells("speedup", _ratio) for row in rows])
-    lines: list[tuple[str, ...]] = [_HEADS]
-    for row, *times in zip(rows, us, speedups, strict=True):
-        shared = _shared(row.entries[0]) if row.entries else None
-        config, source, floors = shared or (_NO_ENTRY, "", "")
-        lines.append((f"  {row.low}:", config, source, *times, floors))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+def _floors(entry: Entry) -> str:
+    return f"{entry.result.max_abs_err_floors:.3f}"
 
 
 def _ratio(value: float) -> str:
     return f"{max(value, 0.01):.2f}"  # 0 is no ratio
+
+
+def _figures(row: Row, field: str, form: Callable[[float], str]) -> tuple[str, ...]:
+    """A figure of each entry, in the column of its bucket."""
+    found = dict.fromkeys(BUCKETS, "")
+    for entry in row:
+        value = getattr(entry.result, field)
+        found[entry.bucket] = form(value) if value else _NOT_TIMED
+    return tuple(found.values())
+
+
+def lines_of(entries: Iterable[Entry]) -> Iterator[str]:
+    """The heads of the columns; then of each block its source and specs, and its rows."""
+    blocks: dict[tuple[Any, ...], list[list[Row]]] = {}
+    key = attrgetter("spec.name", "tritons", "result.source")
+    for (name, tritons, source), group in groupby(sorted(entries, key=_place), key=key):
+        rows = rows_of(group)
+        cells = [
+            (
+                f"  {row[0].bucket.low}:",
+                row[0].config.label,
+                _figures(row, "median_us", figure),
+                _figures(row, "speedup", _ratio),
+            )
+            for row in rows
+        ]
+        twin = name.replace("_fp16_", "_bf16_"), tritons, source, *cells
+        blocks.setdefault(twin, []).append(rows)
+    lines = iter(
+        _in_columns(
+            [
+                (*cells, " ".join(_floors(row[0]) for row in twins))
+                for (_, _, _, *same), block in blocks.items()
+                for cells, *twins in zip(same, *block, strict=True)
+            ]
+        )
+    )
+    yield next(lines)
+    for (_, tritons, source, *same), block in blocks.items():
+        names = [rows[0][0].spec.name for rows in block]
+        words = (EXECUTED, *names, TRITON, *tritons) if tritons else (source, *names)
+        yield f"- {words[0]}: {' '.join(words[1:])}"
+        yield from islice(lines, len(same))
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    """Sort key of entries in the text: twins stand together, and what is executed behind them."""
+    direction, dtype, *more = entry.spec.sort_key
+    strength = STRENGTH[entry.result.source]
+    return direction, more, bool(entry.tritons), dtype, entry.tritons, -strength, entry.bucket.low
+
+
+def _in_columns(rows: Sequence[tuple[Any, ...]]) -> list[str]:
+    us, speedups = (_joined([row[place] for row in rows]) for place in (2, 3))
+    lines = [_HEADS]
+    for row, *times in zip(rows, us, speedups, strict=True):
+        lines.append((*row[:2], *times, row[4]))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -108,46 +125,44 @@ def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def read(
-    spec: AttentionSpec, buckets: Sequence[Bucket], text: str, tritons: tuple[str, ...] = ()
-) -> tuple[Entry, ...]:
-    """The entries of the row of these buckets, executed ones under `tritons`. Raises
-    InvalidArgument.
-    """
-    count = len(buckets)
+    source: str,
+    specs: Sequence[AttentionSpec],
+    tritons: tuple[str, ...],
+    buckets: Sequence[Bucket],
+    text: str,
+) -> Iterator[Entry]:
+    """The entries of a row of a block, which may have these buckets. Raises InvalidArgument."""
     config, *words = text.split()
-    if (config, words) == (_NO_ENTRY, []):
-        return ()
-    if len(words) != 2 + 2 * count:
+    count, rest = divmod(len(words) - len(specs), 2)
+    if rest or not 0 < count <= len(buckets):
         lows = ", ".join(str(bucket.low) for bucket in buckets)
         raise InvalidArgument(
-            f"a row must have config, source, us and x default of each bucket, and floors, which "
-            f"is {3 + 2 * count} words for the buckets from {lows}: got {1 + len(words)}"
+            f"a row must have config, us of each bucket, x default of each, and the floors of each "
+            f"spec: got {len(words)} numbers for {len(specs)} spec{'s' * (len(specs) > 1)} and "
+            f"buckets from {lows}"
         )
-    source, *times, floors = words
-    if source not in get_args(Source):
-        raise InvalidArgument(
-            f"source must be one of {', '.join(get_args(Source))}: got {source!r}"
-        )
-    us = [_number("us", word) for word in times[:count]]
-    speedups = [_number("x default", word) for word in times[count:]]
-    error = _number("floors", floors)
-    if error is None:
-        raise InvalidArgument("floors must be a number, like 12.5: got '-'")
-    return tuple(
-        Entry(
-            spec=spec,
-            bucket=bucket,
-            config=config_of(config),
-            result=Result(
-                source=source,  # type: ignore[arg-type]  # checked above
+    us = [_number("us", word) for word in words[:count]]
+    speedups = [_number("x default", word) for word in words[count : 2 * count]]
+    if source == EXECUTED:
+        source = "untimed" if us[0] is None else "estimated"
+    for spec, floors in zip(specs, words[2 * count :], strict=True):
+        error = _number("floors", floors)
+        if error is None:
+            raise InvalidArgument("floors must be a number, like 12.5: got '-'")
+        for bucket, median_us, speedup in zip(buckets, us, speedups, strict=False):
+            result = Result(
+                source=source,  # type: ignore[arg-type]  # a key that was read
                 median_us=median_us,
                 speedup=speedup,
                 max_abs_err_floors=error,
-            ),
-            tritons=tritons,
-        )
-        for bucket, median_us, speedup in zip(buckets, us, speedups, strict=True)
-    )
+            )
+            yield Entry(
+                spec=spec,
+                bucket=bucket,
+                config=config_of(config),
+                result=result,
+                tritons=tritons,
+            )
 
 
 def _number(name: str, word: str) -> float | None:

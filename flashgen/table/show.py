@@ -197,7 +197,7 @@ def record_of(
         known = {name: value for name, value in row.items() if value is not None}
         found.append(known | more | {"evidence": evidence})
     gpu = {"slug": table.gpu.slug, "name": table.gpu.name, "arch": table.gpu.arch}
-    runs = [asdict(run) for run in table.runs]
+    runs = [asdict(run) | {"date": run.date} for run in table.runs]
     return {"gpu": gpu, "runs": runs, "entries": found}
 
 

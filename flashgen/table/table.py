@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -22,7 +23,7 @@ from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH
+from flashgen.spec.outcome import STRENGTH, Source
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table import rows
 from flashgen.table.entry import (
@@ -32,7 +33,7 @@ from flashgen.table.entry import (
     Run,
     RunnerUp,
     figure,
-    short_digest,
+    run_name,
 )
 from flashgen.table.evidence import evidence_file, evidence_text, with_evidence
 from flashgen.table.yaml import Nodes, text_of
@@ -49,11 +50,10 @@ __all__ = [
     "load_folders",
     "load_with_evidence",
     "parse",
-    "restamped",
     "save",
 ]
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the layout of configs/*.yaml, the only one that is read."""
 
 COLUMNS = 120
@@ -139,9 +139,10 @@ class Table:
             or (bool(other.tritons) != bool(entry.tritons) and not _outdone(other, entry, run))
         ]
         runs = [other for other in self.runs if other.id != name] + ([run] if run else [])
-        return replace(self.of([*stay, entry]), runs=tuple(runs))._in_order()
+        return replace(self.of([*stay, entry]), runs=tuple(runs)).in_order()
 
-    def _in_order(self) -> Table:
+    def in_order(self) -> Table:
+        """The table as files have it: sorted, without runs that no entry can come from."""
         used = {entry.evidence.run for entry in self.everything}
         runs = [run for run in self.runs if run.id in used or None in used]
         runs.sort(key=lambda run: (run.date, run.id))
@@ -207,31 +208,46 @@ def load_folders(*folders: Path, evidence: bool = False) -> dict[str, Table]:
 
 def dump(table: Table) -> str:
     """Write a table as text. Any text that this made, parsed and written again, is the same."""
-    table = table._in_order()
-    gpu = {"slug": table.gpu.slug} | _held(table.gpu)
+    table = table.in_order()
     lines = [
         f"# What flashgen chose for {table.gpu.name}. Review it here; `flashgen tune` writes it.",
         f"schema: {SCHEMA}",
         "",
-        "gpu:",
-        *(f"  {name}: {_word(value)}" for name, value in gpu.items()),
+        *_flow("gpu: ", _held(table.gpu)),
         "",
         "runs:" if table.runs else "runs: []",
-        *(line for run in table.runs for line in _flow(_held(run))),
+        *_lines_of_runs(table.runs),
         "",
-        *(rows.LEGEND if table.entries else ()),
+        *([rows.LEGEND] if table.entries else ()),
+        *([rows.EXECUTED_LEGEND] if table.executed else ()),
         "entries:" if table.entries else "entries: []",
-        *(rows.lines_of(table.entries) if table.entries else ()),
-        *(("", *rows.EXECUTED_LEGEND, "executed:") if table.executed else ()),
-        *(rows.lines_of(table.executed) if table.executed else ()),
+        *(rows.lines_of(table.everything) if table.entries else ()),
     ]
     return "\n".join(lines) + "\n"
 
 
+def _lines_of_runs(runs: Iterable[Run]) -> Iterator[str]:
+    """The facts that runs share, once; below them, by the GPU that lent configs, their dates."""
+    groups: dict[tuple[tuple[str, Any], ...], dict[str, list[str]]] = {}
+    for run in runs:
+        facts = _held(replace(run, donor=None))
+        del facts["id"]
+        donors = groups.setdefault(tuple(facts.items()), {})
+        stamp = run.id.partition("-")[0]
+        word = stamp if run.id == run_name(stamp, run.source, run.donor) else run.id
+        donors.setdefault(f"from {run.donor}" if run.donor else _SEARCHED, []).append(word)
+    for shared, donors in groups.items():
+        yield from _flow("- facts: ", dict(shared))
+        for name, words in donors.items():
+            line = f"  {name}: {' '.join(words)}"
+            yield from textwrap.wrap(
+                line, COLUMNS, subsequent_indent="    ", break_on_hyphens=False
+            )
+
+
 def _held(value: Gpu | Run) -> dict[str, Any]:
     """The fields of a dataclass that are not None."""
-    held = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: each for name, each in held.items() if each is not None}
+    return {name: each for name, each in asdict(value).items() if each is not None}
 
 
 _PLAIN = re.compile(r"[a-z]\w*(:[0-9a-f]{12})?|[0-9]+/[0-9]+", re.ASCII)
@@ -250,16 +266,16 @@ def _word(value: Any) -> str:
     return str(value)
 
 
-def _flow(values: Mapping[str, Any]) -> list[str]:
-    """A mapping as an item of a list, on lines that are short enough."""
-    lines, begin = [], "- {"
+def _flow(begin: str, values: Mapping[str, Any]) -> list[str]:
+    """A mapping after `begin`, on lines that are short enough."""
+    lines, line = [], begin + "{"
     for name, value in values.items():
         item = f"{name}: {_word(value)}, "
-        if len(begin + item) > COLUMNS and begin.strip():
-            lines.append(begin.rstrip())
-            begin = "   "
-        begin += item
-    return [*lines, begin.removesuffix(", ") + "}"]
+        if len(line + item) > COLUMNS and not line.endswith("{"):
+            lines.append(line.rstrip())
+            line = "    "
+        line += item
+    return [*lines, line.removesuffix(", ") + "}"]
 
 
 def save(table: Table, path: Path, *, any_name: bool = False) -> None:
@@ -287,7 +303,7 @@ def save(table: Table, path: Path, *, any_name: bool = False) -> None:
         raise TableError(
             f"{path}: the table of {table.gpu.name} is {table.gpu.slug}.yaml; rename it"
         )
-    table = table._in_order()
+    table = table.in_order()
     beside = evidence_file(path)
     unread = [entry for entry in table.everything if entry.evidence == NO_EVIDENCE]
     read = with_evidence(table.of(unread), beside) if unread else ()
@@ -296,20 +312,6 @@ def save(table: Table, path: Path, *, any_name: bool = False) -> None:
     write_whole(path, dump(table), durable=True)
     if evidence or beside.exists():
         write_whole(beside, evidence, durable=True)
-
-
-def restamped(table: Table, digests: Mapping[str, str]) -> Table:
-    """The table with digests of its evidence replaced, for kernels whose new text compiles to the
-    same machine code: from the old to the new one, short or full. Runners-up are as they were.
-    """
-    new = {short_digest(old): short_digest(text) for old, text in digests.items()}
-
-    def stamped(entry: Entry) -> Entry:
-        digest = entry.evidence.digest
-        evidence = replace(entry.evidence, digest=new.get(digest or "", digest))
-        return replace(entry, evidence=evidence)
-
-    return table.of(map(stamped, table.everything))
 
 
 def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
@@ -325,6 +327,10 @@ def _parsed(text: str, path: Path, any_name: bool) -> Table:
     return reader.table(reader.root(text))
 
 
+_SEARCHED = "searched"
+_A_NAME = run_name("20260102T030405Z", "estimated", None)
+"""Stands for the name of a run while the facts that it shares are read."""
+_SOURCES = (*get_args(Source), rows.EXECUTED)
 _PLACE = {str(bucket.low): place for place, bucket in enumerate(BUCKETS)}
 
 
@@ -344,81 +350,85 @@ class _Reader(Nodes):
                 schema.start_mark,
                 f"schema {found} {newer} this flashgen, which reads {SCHEMA}; {remedy}",
             )
-        parts = self.keys(root, ("schema", "gpu", "runs", "entries", "executed"), ("executed",))
-        gpu = self.gpu(parts["gpu"])
-        runs = self.runs(parts["runs"])
-        marked = self.entries(parts["entries"])
-        executed = self.entries(parts["executed"], executed=True) if "executed" in parts else []
-        held = {entry.key for entry, _ in marked}
-        for entry, mark in executed:
-            if entry.key not in held or entry.result.source not in ("estimated", "untimed"):
-                self.fail(
-                    mark,
-                    f"{entry.spec.name} {entry.bucket} must be estimated or untimed, and stand in "
-                    "place of an entry; remove the row",
-                )
-        for rows_ in (marked, executed):
-            self.check(rows_, gpu)
-        table = Table(gpu=gpu, runs=runs)
-        return table.of(entry for entry, _ in (*marked, *executed))
+        parts = self.keys(root, ("schema", "gpu", "runs", "entries"))
+        table = Table(gpu=self.gpu(parts["gpu"]), runs=self.runs(parts["runs"]))
+        marked = [
+            each for block in self.items(parts["entries"], "entries") for each in self.block(block)
+        ]
+        self.check(marked, table.gpu)
+        return table.of(entry for entry, _ in marked).in_order()
 
     def gpu(self, node: yaml.Node) -> Gpu:
-        gpu: Gpu = self.record(node, Gpu, beside=("slug",))
-        parts = self.keys(node, None)
-        slug = self.value(parts["slug"], str, "slug")
-        if slug != gpu.slug:
-            self.fail(parts["slug"].start_mark, f"slug must be that of {gpu.name!r}: {gpu.slug}")
+        gpu: Gpu = self.record(node, Gpu)
         if gpu.slug != self.path.stem and not self.any_name:
             self.fail(
-                parts["name"].start_mark,
+                node.start_mark,
                 f"this is the table of another product, {gpu.name!r}; its file is {gpu.slug}.yaml",
             )
         return gpu
 
     def runs(self, node: yaml.Node) -> tuple[Run, ...]:
         found: dict[str, Run] = {}
-        for item in self.items(node, "runs"):
-            run: Run = self.record(item, Run)
-            if run.id in found:
-                self.fail(item.start_mark, f"the run {run.id!r} is here twice; remove one")
-            found[run.id] = run
+        for group in self.items(node, "runs"):
+            parts = self.keys(group, None)
+            self.keys(group, ("facts", *parts))
+            facts: Run = self.record(parts.pop("facts"), Run, id=_A_NAME, donor=None)
+            for name, words in parts.items():
+                donor = None if name == _SEARCHED else name.removeprefix("from ")
+                for word in self.value(words, str, name).split():
+                    named = word if "-" in word else run_name(word, facts.source, donor)
+                    if named in found:
+                        self.fail(words.start_mark, f"the run {named!r} is here twice; remove one")
+                    try:
+                        found[named] = replace(facts, id=named, donor=donor)
+                    except InvalidArgument as error:
+                        self.fail(words.start_mark, f"{error}; correct it or remove it")
         return tuple(found.values())
 
-    def entries(self, node: yaml.Node, *, executed: bool = False) -> list[tuple[Entry, yaml.Mark]]:
-        """The entries, each with its line; those that are executed name versions of Triton."""
-        found = []
-        for group in self.items(node, "executed" if executed else "entries"):
-            names = ("spec", "triton") if executed else ("spec",)
-            parts = self.keys(group, (*names, *_PLACE), tuple(_PLACE))
-            name = parts.pop("spec")
-            tritons = ()
-            if executed:
-                tritons = tuple(self.value(parts.pop("triton"), str, "triton").split())
+    def block(self, node: yaml.Node) -> Iterator[tuple[Entry, yaml.Mark]]:
+        """The entries of a block, each with its line."""
+        parts = self.keys(node, (*_SOURCES, *_PLACE), (*_SOURCES, *_PLACE))
+        source, *more = [name for name in parts if name in _SOURCES] or [""]
+        if more or not source:
+            self.fail(
+                node.start_mark,
+                f"a block must have one of {', '.join(_SOURCES)} before its specs; correct it",
+            )
+        line = parts.pop(source)
+        try:
+            names, _, versions = self.value(line, str, source).partition(f" {rows.TRITON} ")
+            tritons = tuple(versions.split())
+            if bool(tritons) != (source == rows.EXECUTED):
+                raise InvalidArgument(
+                    f"a block `executed`, and no other, must name versions of Triton, like "
+                    f"`- executed: fwd_bf16_d64 {rows.TRITON} 3.6 3.7`"
+                )
+            specs = tuple(map(spec_of, names.split()))
+        except InvalidArgument as error:
+            self.fail(line.start_mark, f"{error}; correct it or remove the block")
+        lows = sorted(parts, key=int)
+        for low, after in zip(lows, [*lows[1:], None], strict=True):
+            buckets = BUCKETS[_PLACE[low] : _PLACE[after] if after else None]
+            row = parts[low]
             try:
-                spec = spec_of(self.value(name, str, "spec"))
+                text = self.value(row, str, "a row")
+                for entry in rows.read(source, specs, tritons, buckets, text):
+                    yield entry, row.start_mark
             except InvalidArgument as error:
-                self.fail(name.start_mark, f"{error}; correct it or remove the entry")
-            lows = sorted(parts, key=int)
-            for low, after in zip(lows, [*lows[1:], None], strict=True):
-                end = _PLACE[after] if after else len(BUCKETS)
-                row = parts[low]
-                try:
-                    text = self.value(row, str, "a row")
-                    read = rows.read(spec, BUCKETS[_PLACE[low] : end], text, tritons)
-                except InvalidArgument as error:
-                    self.fail(row.start_mark, f"{error}; correct it or remove the row")
-                found += [(entry, row.start_mark) for entry in read]
-        return found
+                self.fail(row.start_mark, f"{error}; correct it or remove the row")
 
     def check(self, marked: Sequence[tuple[Entry, yaml.Mark]], gpu: Gpu) -> None:
         """Refuse entries that another entry does not allow, or that the GPU cannot run."""
-        lines: dict[tuple[AttentionSpec, Bucket], int] = {}
+        held = {entry.key for entry, _ in marked if not entry.tritons}
+        lines: dict[tuple[AttentionSpec, Bucket, bool], int] = {}
         for entry, mark in marked:
-            name = f"{entry.spec.name} {entry.bucket}"
-            if entry.key in lines:
-                line = lines[entry.key]
+            name, key = f"{entry.spec.name} {entry.bucket}", (*entry.key, bool(entry.tritons))
+            if key in lines:
+                line = lines[key]
                 self.fail(mark, f"{name} overlaps the entry of line {line}; remove one of them")
-            lines[entry.key] = mark.line + 1
+            lines[key] = mark.line + 1
+            if entry.key not in held:
+                self.fail(mark, f"{name} must stand in place of an entry; remove it")
             if reason := why_illegal(entry.spec, entry.config, gpu):
                 label = entry.config.label
                 self.fail(mark, f"{name} has the illegal config {label}: {reason}; remove it")

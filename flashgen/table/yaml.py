@@ -136,17 +136,18 @@ class Nodes:
             self.fail(node.start_mark, f"{name} must be a list; write [] if it is empty")
         return list(node.value)
 
-    def record(self, node: yaml.Node, kind: Any, beside: tuple[str, ...] = ()) -> Any:
+    def record(self, node: yaml.Node, kind: Any, beside: tuple[str, ...] = (), **given: Any) -> Any:
         """The dataclass `kind` that a mapping of its fields holds; those with a default may be left
-        out.
+        out, and those that are `given` must be.
 
         Keys `beside` them are required, too, and left for the caller to read.
         """
         types, optional = _types(kind)
-        parts = self.keys(node, (*types, *beside), optional)
-        values = {n: self.value(parts[n], kind_, n) for n, kind_ in types.items() if n in parts}
+        held = {name: kind_ for name, kind_ in types.items() if name not in given}
+        parts = self.keys(node, (*held, *beside), optional)
+        values = {n: self.value(parts[n], kind_, n) for n, kind_ in held.items() if n in parts}
         try:
-            return kind(**values)
+            return kind(**values, **given)
         except InvalidArgument as error:
             self.fail(node.start_mark, f"{error}; correct it or remove the entry")
 

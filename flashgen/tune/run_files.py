@@ -131,7 +131,6 @@ def run_now(evaluator: Evaluator, shard: tuple[int, int] = (1, 1)) -> Run:
         cuda = torch.version.cuda
     return Run(
         id=f"{now:%Y%m%dT%H%M%SZ}-{evaluator.source}{part}",
-        date=f"{now:%Y-%m-%dT%H:%M:%SZ}",
         source=evaluator.source,
         flashgen=flashgen.__version__,
         triton=triton_version(),

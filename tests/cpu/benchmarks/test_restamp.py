@@ -16,7 +16,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.table.entry import short_digest
 from flashgen.table.table import Table, load_with_evidence, save
 from tests.makers import make_config, make_spec
-from tests.tables import made_entry, made_run
+from tests.tables import made_entry, made_run, made_table, with_evidence
 
 SPEC, CONFIG = make_spec("bfloat16", 64), make_config(64, 64)
 NOW = render(SPEC, CONFIG)
@@ -92,3 +92,11 @@ def test_a_comparison_names_what_is_worse(
     assert compare_machine_code.main(["compare", str(before), str(after)]) == 1  # one is missing
     before.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in old[:2]))
     assert compare_machine_code.main(["compare", str(before), str(after)]) == 0
+
+
+def test_restamped_digests_keep_all_else() -> None:
+    table = made_table()
+    old, new = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
+    (entry,) = restamp.restamped(table, {old: new}).entries
+    assert entry == with_evidence(table.entries[0], digest="sha256:" + "cd" * 6)
+    assert restamp.restamped(table, {new: old}) == table

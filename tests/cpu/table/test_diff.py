@@ -24,10 +24,12 @@ from tests.tables import (
     made_entry,
     made_run,
     made_table,
+    named,
     with_evidence,
 )
 
 OTHER = make_spec(dtype="float16", head_dim=64, mask="causal")
+LATER = named("b", "20260303T000000Z")
 
 
 def timed(median_us: float, *, spread: float = 1.0, **fields: Any) -> Entry:
@@ -36,10 +38,10 @@ def timed(median_us: float, *, spread: float = 1.0, **fields: Any) -> Entry:
     return with_evidence(entry, low_us=median_us - spread, high_us=median_us + spread)
 
 
-def table_of(*entries: Entry, date: str = "2026-01-02T03:04:05Z", **run: Any) -> Table:
+def table_of(*entries: Entry, **run: Any) -> Table:
     table = Table(gpu=H200)
     for entry in entries:
-        made = replace(made_run(entry.evidence.run or "", entry.result.source), date=date, **run)
+        made = replace(made_run(entry.evidence.run or "", entry.result.source), **run)
         table = table.with_entry(entry, made)
     return table
 
@@ -113,7 +115,6 @@ def test_markdown_has_what_a_reviewer_needs() -> None:
     new = table_of(
         better,
         timed(200.0, spec=OTHER, config=FA2, run="b"),
-        date="2026-02-02T00:00:00Z",
         driver="580.1",
     )
     text = markdown(diff(old, new))
@@ -137,7 +138,7 @@ def test_markdown_has_what_a_reviewer_needs() -> None:
     head, row = rows(text, "Same config, other figures")
     assert head == ["spec", "seq_k", "config", "median us", "old / new", "source"]
     head, before, after = rows(text, "Runs")
-    assert (before[0], before[1], before[-1]) == ("old", "a", "2")
+    assert (before[0], before[1], before[-1]) == ("old", named("a"), "2")
     assert dict(zip(head, after, strict=True))["driver"] == "580.1"
 
 
@@ -176,10 +177,10 @@ def test_facts_of_the_gpu_that_differ_are_told() -> None:
 
 def test_text_of_a_file_cannot_break_the_markdown() -> None:
     old = table_of(timed(500.0, run="a"))
-    new = table_of(timed(400.0, run="b|<b> # x"), clocks="`1|2`")
+    new = table_of(timed(400.0, run="b"), clocks="`1|2`", power="b|<b> # x")
     head, _, after = rows(markdown(diff(old, new)).replace("\\|", "!"), "Runs")
     assert len(after) == len(head)
-    assert after[1] == "b!\\<b\\> \\# x"
+    assert after[head.index("power")] == "b!\\<b\\> \\# x"
     assert after[head.index("clocks")] == "\\`1!2\\`"
 
 
@@ -190,7 +191,7 @@ def test_entries_of_all_tables_are_there_with_their_runs() -> None:
     one, two = timed(10.0, run="a"), timed(20.0, spec=OTHER, run="b")
     merged = merge([table_of(one), table_of(two)])
     assert set(merged.entries) == {one, two}
-    assert [run.id for run in merged.runs] == ["a", "b"]
+    assert [run.id for run in merged.runs] == [named("a"), named("b")]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +209,8 @@ def test_entries_of_all_tables_are_there_with_their_runs() -> None:
     ],
 )
 def test_the_rule_of_merging(first: Entry, second: Entry, wins: int) -> None:
-    second = with_evidence(second, run="b")
-    tables = [table_of(first), table_of(second, date="2026-03-03T00:00:00Z")]
+    second = with_evidence(second, run=LATER)
+    tables = [table_of(first), table_of(second)]
     expected = first if wins == 1 else second
     assert merge(tables).entries == (expected,)
     assert merge(tables[::-1]).entries == (expected,)
@@ -217,8 +218,8 @@ def test_the_rule_of_merging(first: Entry, second: Entry, wins: int) -> None:
 
 def test_times_of_other_protocols_do_not_compete() -> None:
     early = table_of(timed(5.0), protocol=1)
-    late = table_of(timed(50.0, run="b"), date="2026-03-03T00:00:00Z", protocol=2)
-    assert merge([late, early]).entries[0].evidence.run == "b"
+    late = table_of(timed(50.0, run=LATER), protocol=2)
+    assert merge([late, early]).entries[0].evidence.run == LATER
 
 
 def test_of_equal_dates_the_first_stays() -> None:
@@ -237,7 +238,7 @@ def test_two_runs_of_one_name_both_stay() -> None:
         timed(20.0, spec=OTHER), timed(21.0, spec=OTHER, bucket=BUCKETS[2]), clocks="there"
     )
     merged = merge([here, there])
-    assert [run.id for run in merged.runs] == ["a", "a-2"]
+    assert [run.id for run in merged.runs] == [named("a"), named("a-2")]
     for entry in merged.entries:
         run = merged.run_of(entry)
         assert run is not None
@@ -249,10 +250,10 @@ def test_a_name_is_free_again_when_its_run_has_no_entry() -> None:
     weak = table_of(made_entry(), clocks="weak")
     strong = table_of(timed(10.0, run="b"), clocks="strong")
     later = table_of(timed(20.0, spec=OTHER), clocks="later")
-    assert [run.id for run in merge([weak, strong, later]).runs] == ["a", "b"]
+    assert [run.id for run in merge([weak, strong, later]).runs] == [named("a"), named("b")]
     unknown = bare(made_table(made_entry(make_spec(head_dim=32), config=FA2)))
     merged = merge([replace(unknown, runs=()), weak, strong, later])
-    assert [run.id for run in merged.runs] == ["a", "a-2", "b"]
+    assert [run.id for run in merged.runs] == [named("a"), named("a-2"), named("b")]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_the_work_grows_as_the_entries_do(
 
 
 def test_the_gpu_is_as_the_strongest_run_found_it() -> None:
-    listed = table_of(made_entry(), date="2026-09-09T00:00:00Z")
+    listed = table_of(made_entry(run=LATER))
     read = replace(table_of(timed(10.0, spec=OTHER, run="b")), gpu=replace(H200, clock_mhz=1000))
     assert merge([listed, read]).gpu.clock_mhz == 1000
     assert merge([read, listed]).gpu.clock_mhz == 1000

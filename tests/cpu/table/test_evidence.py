@@ -14,7 +14,7 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
 from flashgen.table.evidence import evidence_file, evidence_text, missing
 from flashgen.table.table import Table, load, load_with_evidence, save
-from tests.tables import FA2, SPEC, bare, made_entry, made_table, with_evidence
+from tests.tables import FA2, SPEC, bare, made_entry, made_table, named, with_evidence
 
 MEASURED = with_evidence(
     made_entry(bucket=BUCKETS[2], source="measured"), sdpa_us=999.5, p_value=0.0123, regret=0.015
@@ -64,13 +64,13 @@ def test_a_table_without_its_evidence_generates_the_same(
 
 def test_evidence_of_another_run_is_dropped(path: Path, table: Table) -> None:
     text = path.read_text()
-    path.write_text(text.replace("{id: a,", "{id: another,"))
+    path.write_text(text.replace("Z-a", "Z-another"))
     assert load_with_evidence(path).entries == bare(table).entries
 
 
 def test_what_was_not_read_is_kept(path: Path, table: Table) -> None:
     new = made_entry(bucket=BUCKETS[0], run="b")
-    bigger = load(path).with_entry(new, replace(table.runs[0], id="b"))
+    bigger = load(path).with_entry(new, replace(table.runs[0], id=named("b")))
     save(bigger, path)
     assert load_with_evidence(path).entries == (new, *table.entries)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.errors import TableError
+from flashgen.errors import InvalidArgument, TableError
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Ladder, ladder
 from flashgen.spec.config import KernelConfig
@@ -15,10 +15,20 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
 from flashgen.table.diff import merge
-from flashgen.table.entry import Entry
+from flashgen.table.entry import NO_EVIDENCE, Entry
 from flashgen.table.table import Table, dump, load_with_evidence, parse, save
 from tests.makers import make_config
-from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table, with_evidence
+from tests.tables import (
+    AHEAD,
+    FA2,
+    H200,
+    SPEC,
+    made_entry,
+    made_run,
+    made_table,
+    named,
+    with_evidence,
+)
 
 HOPPER = make_config(
     128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
@@ -28,8 +38,8 @@ PATH = Path("nvidia_h200.yaml")
 
 def executed(source: str = "estimated", bucket: int = 1) -> Entry:
     made = made_entry(bucket=BUCKETS[bucket], source="measured", config=HOPPER)
-    made = replace(made, tritons=("3.7", "3.8"))
-    return replace(made, result=replace(made.result, source=source, median_us=700.0))  # type: ignore[arg-type]
+    result = replace(made.result, source=source, median_us=700.0)  # type: ignore[arg-type]
+    return replace(made, result=result, tritons=("3.7", "3.8"))
 
 
 def both() -> Table:
@@ -47,8 +57,7 @@ def test_it_stands_in_a_list_of_its_own_and_is_read_again(tmp_path: Path) -> Non
     table = both()
     assert (table.entries, table.executed) == ((made_entry(),), (executed(),))
     text = dump(table)
-    assert "\nexecuted:\n" in text
-    assert '\n  triton: "3.7 3.8"\n' in text
+    assert f"\n- executed: {SPEC.name} triton 3.7 3.8\n" in text
     path = tmp_path / PATH
     save(table, path)
     assert load_with_evidence(path) == table
@@ -72,7 +81,7 @@ def test_it_serves_under_its_versions_of_triton_and_names_what_else_does(tmp_pat
 def test_a_measured_entry_takes_its_place() -> None:
     table = both()
     measured = made_entry(run="b", source="measured", config=AHEAD)
-    run = replace(table.runs[0], id="b", source="measured", triton="3.7.1")
+    run = replace(table.runs[0], id=named("b"), source="measured", triton="3.7.1")
     after = table.with_entry(measured, run)
     assert (after.entries, after.executed) == ((measured,), ())
     slower = replace(made_entry(), result=replace(made_entry().result, median_us=900.0))
@@ -84,9 +93,10 @@ def test_a_measured_entry_takes_its_place() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('triton: "3.7 3.8"', 'triton: "3.7.1"', "a version of Triton must be like 3.7"),
-        ('triton: "3.7 3.8"', 'triton: " "', "needs source measured, or a row of `executed`"),
-        ('  triton: "3.7 3.8"\n', "", "the key 'triton' is missing"),
+        ("triton 3.7 3.8", "triton 3.7.1", "a version of Triton must be like 3.7"),
+        (" triton 3.7 3.8", "", "a block `executed`, and no other, must name versions of Triton"),
+        ("executed:", "estimated:", "a block `executed`, and no other, must name versions of"),
+        (" triton 3.7 3.8", " 3.7", "a block `executed`, and no other, must name versions of"),
     ],
 )
 def test_what_is_no_executed_entry_is_refused(old: str, new: str, said: str) -> None:
@@ -97,10 +107,32 @@ def test_what_is_no_executed_entry_is_refused(old: str, new: str, said: str) -> 
 
 
 def test_it_stands_in_the_place_of_an_entry_and_is_estimated() -> None:
-    for wrong in (executed(bucket=2), executed(source="measured")):
-        text = dump(made_table(made_entry()).of([made_entry(), wrong]))
-        with pytest.raises(TableError, match="must be estimated or untimed, and stand in place of"):
-            parse(text, PATH)
+    text = dump(made_table(made_entry()).of([made_entry(), executed(bucket=2)]))
+    with pytest.raises(
+        TableError, match=r"\[4096, 16384\) must stand in place of an entry; remove"
+    ):
+        parse(text, PATH)
+    for source in ("measured", "replayed"):
+        with pytest.raises(InvalidArgument, match="must be estimated or untimed: got"):
+            executed(source)
+
+
+def test_it_follows_the_block_in_whose_place_it_serves() -> None:
+    """Behind that of the other dtype, too: twins share it."""
+    plain, twin = made_entry(), replace(SPEC, dtype="float16")
+    other = made_entry(twin, config=FA2)
+    table = made_table(plain, other).of([plain, other, executed(), replace(executed(), spec=twin)])
+    blocks = [line[2:] for line in dump(table).splitlines() if line.startswith("- ")][1:]
+    names = [SPEC.name, twin.name]
+    assert blocks == [
+        *(f"estimated: {name}" for name in names),
+        f"executed: {' '.join(names)} triton 3.7 3.8",
+    ]
+    assert parse(dump(table), PATH).executed == tuple(map(unread, table.executed))
+
+
+def unread(entry: Entry) -> Entry:
+    return replace(entry, evidence=NO_EVIDENCE)
 
 
 BLACKWELL = make_config(
@@ -136,10 +168,10 @@ def test_where_nothing_was_timed_it_is_untimed(tmp_path: Path) -> None:
 def test_a_measured_entry_takes_its_place_where_it_was_a_rival(
     config: KernelConfig, triton: str, stays: bool
 ) -> None:
-    run = replace(made_run(), id="now", source="measured", triton=triton)
+    run = replace(made_run("now"), source="measured", triton=triton)
     made = made_entry(bucket=BUCKETS[1], source="measured", config=config)
-    table = both().with_entry(with_evidence(made, run="now"), run)
-    assert table.find(made.spec, made.bucket) == with_evidence(made, run="now")
+    table = both().with_entry(with_evidence(made, run=run.id), run)
+    assert table.find(made.spec, made.bucket) == with_evidence(made, run=run.id)
     assert (table.executed_for(made.spec, made.bucket) is not None) is stays
 
 

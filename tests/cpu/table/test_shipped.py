@@ -176,19 +176,20 @@ def test_a_table_of_amd_is_chosen_by_facts_of_kernels_that_do_not_spill(slug: st
 
 
 def test_tables_are_short_enough_to_be_read() -> None:
-    """A line a bucket, two a spec at most, and evidence of entries that are there."""
+    """300 lines for 440 buckets, executed entries among them; two for an entry where there are few.
+    And evidence of entries that are there.
+    """
     total = 0
-    for slug in SHIPPED:
-        lines = paths.shipped_table(slug).read_text().splitlines()
-        table = table_of(slug)
-        head = lines.index("entries:") + 1
-        specs = len({entry.spec for entry in table.entries})
-        executed = 2 * len({entry.spec for entry in table.executed}) + 6
-        assert len(lines) - head <= len(table.everything) + 2 * specs + executed
-        evidence = evidence_file(paths.shipped_table(slug)).read_text().count("\n")
+    for path in paths.shipped_table("any").parent.glob("*.yaml"):
+        lines = path.read_text().splitlines()
+        table = table_of(path.stem)
+        buckets = len(table.entries)
+        assert len(lines) <= (300 * buckets / 440 if buckets > 100 else 2 * buckets + 25), path
+        assert max(map(len, lines)) <= 120, path
+        evidence = evidence_file(path).read_text().count("\n")
         assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.everything)
         total += len(lines)
-    assert total < 5000
+    assert total < 5500
 
 
 def test_generated_agrees_with_tables_and_templates() -> None:

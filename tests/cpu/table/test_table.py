@@ -27,7 +27,6 @@ from flashgen.table.table import (
     load,
     load_folders,
     parse,
-    restamped,
     save,
 )
 from tests.tables import (
@@ -39,7 +38,7 @@ from tests.tables import (
     made_entry,
     made_run,
     made_table,
-    with_evidence,
+    named,
 )
 
 PATH = Path("configs/nvidia_h200.yaml")
@@ -113,22 +112,24 @@ def entry_lines(table: Table) -> list[str]:
     return text[text.index("entries:") :].splitlines()
 
 
+TWIN = replace(SPEC, dtype="float16")
+
+
 def test_neighbours_with_one_config_are_one_row() -> None:
     """With a figure for each of their buckets, below those of other rows."""
     entries = [
         made_entry(bucket=b, median_us=us)
         for b, us in zip(BUCKETS, (9, 80.5, 700, 1e6), strict=True)
     ]
-    other = made_entry(replace(SPEC, dtype="float16"), BUCKETS[1], FA2, source="untimed")
+    other = made_entry(TWIN, BUCKETS[1], FA2, source="untimed")
     table = made_table(*entries, other)
     assert entry_lines(table) == [
         "entries:",
-        "# from   config                            source     us                        x default            floors",
-        "- spec: fwd_bf16_d128_causal",
-        "  1:     br128_bc64_w8_s3_s_ahead_tma_lpt  estimated  9.0 80.5 700.0 1000000.0  2.00 2.00 2.00 2.00  1.250",
-        "- spec: fwd_fp16_d128_causal",
-        "  1024:  br128_bc64_w8_s2_fa2_ptr          untimed           -                          -            1.250",
-        "  4096:  none",
+        "# from   config                            us                        x default            floors",
+        "- estimated: fwd_bf16_d128_causal",
+        "  1:     br128_bc64_w8_s3_s_ahead_tma_lpt  9.0 80.5 700.0 1000000.0  2.00 2.00 2.00 2.00  1.250",
+        "- untimed: fwd_fp16_d128_causal",
+        "  1024:  br128_bc64_w8_s2_fa2_ptr                 -                          -            1.250",
     ]
     assert parse(dump(table), PATH) == bare(table)
 
@@ -145,11 +146,50 @@ def test_what_differs_has_a_row_of_its_own(change: str) -> None:
     else:
         last = replace(last, bucket=BUCKETS[2])
     table = made_table(first, last)
-    lows = [line.split()[0] for line in entry_lines(table)[3:]]
-    assert lows == (
-        ["1:", "1024:", "4096:", "16384:"] if change == "gap" else ["1:", "1024:", "4096:"]
-    )
+    begins = [line.split()[0] for line in entry_lines(table)[3:]]
+    assert begins == {
+        "gap": ["1:", "4096:"],
+        "source": ["1024:", "-", "1:"],
+    }.get(change, ["1:", "1024:"])
     assert parse(dump(table), PATH) == bare(table)
+
+
+def twins(**changes: Any) -> Table:
+    """Entries of bfloat16, and of float16 with other floors; the latter's first is changed."""
+    held = [made_entry(bucket=bucket) for bucket in BUCKETS[:2]]
+    other = [replace(entry, spec=TWIN) for entry in held]
+    other = [replace(e, result=replace(e.result, max_abs_err_floors=0.5)) for e in other]
+    other[0] = replace(other[0], result=replace(other[0].result, **changes))
+    return made_table(*held, *other)
+
+
+def test_twins_that_differ_in_floors_are_one_block() -> None:
+    block = entry_lines(twins())[2:]
+    assert block[0] == "- estimated: fwd_bf16_d128_causal fwd_fp16_d128_causal"
+    assert [line.split()[-2:] for line in block[1:]] == [["1.250", "0.500"]]
+    assert parse(dump(twins()), PATH) == bare(twins())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"median_us": 9.0}, {"speedup": 9.0}, {"max_abs_err_floors": 0.75}]
+)
+def test_twins_that_differ_in_more_stand_one_behind_the_other(changes: dict[str, Any]) -> None:
+    """Before those of other head dims; also where floors alone make other rows."""
+    table = twins(**changes)
+    wide = made_entry(replace(SPEC, head_dim=64, head_dim_v=64), BUCKETS[0], FA2)
+    table = table.with_entry(wide, made_run())
+    blocks = [line.split()[2] for line in entry_lines(table) if line.startswith("- ")]
+    assert blocks == ["fwd_bf16_d64_causal", "fwd_bf16_d128_causal", "fwd_fp16_d128_causal"]
+    assert parse(dump(table), PATH) == bare(table)
+
+
+def test_a_hand_can_put_specs_into_one_block(text: str) -> None:
+    """And order blocks as it likes: they are sorted when they are read."""
+    names = "fwd_bf16_d128_causal fwd_bf16_d64_causal"
+    both = text.replace("fwd_bf16_d128_causal", names).replace("  1.250", "  1.250 1.500")
+    read = parse(both, PATH)
+    assert [entry.spec.head_dim for entry in read.entries] == [64, 64, 128, 128]
+    assert [entry.result.max_abs_err_floors for entry in read.entries] == [1.5, 1.5, 1.25, 1.25]
 
 
 def test_lines_are_short() -> None:
@@ -161,10 +201,41 @@ def test_lines_are_short() -> None:
     assert parse(text, PATH).runs == (run,)
 
 
+def test_runs_share_their_facts_and_stand_by_their_donors() -> None:
+    made = [
+        made_run(),
+        made_run("estimated"),
+        replace(made_run(), id="20260102T030406Z-estimated-nvidia_l4", donor="nvidia_l4"),
+        replace(made_run(), id="20260102T030406Z-estimated"),
+        replace(made_run(), id="20260103T030406Z-x", protocol=2),
+    ]
+    text = dump(Table(gpu=H200, runs=tuple(made), entries=bare(made_table()).entries))
+    facts = 'source: estimated, flashgen: "0.1.0", triton: "3.10", torch: "2.13.0", protocol:'
+    assert text[text.index("runs:") : text.index("\n\n# A block")].splitlines() == [
+        "runs:",
+        f"- facts: {{{facts} 1}}",
+        "  searched: 20260102T030405Z-a 20260102T030405Z 20260102T030406Z",
+        "  from nvidia_l4: 20260102T030406Z",
+        f"- facts: {{{facts} 2}}",
+        "  searched: 20260103T030406Z-x",
+    ]
+    read = parse(text, PATH).runs
+    assert set(read) == set(made)
+    assert [run.date for run in read[-2:]] == ["2026-01-02T03:04:06Z", "2026-01-03T03:04:06Z"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"id": "a"}, {"id": "2026-a"}, {"id": "20260102T030405Z"}, {"donor": "an L4"}]
+)
+def test_a_run_is_named_after_its_date(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="must be named after its date, like 2026"):
+        replace(made_run(), **wrong)
+
+
 def test_a_spec_of_two_head_dims_has_both() -> None:
     spec = replace(SPEC, head_dim=192, head_dim_v=128, mask="none")
     table = made_table(made_entry(spec, config=FA2))
-    assert "- spec: fwd_bf16_d192v128\n" in dump(table)
+    assert "- estimated: fwd_bf16_d192v128\n" in dump(table)
     assert parse(dump(table), PATH) == bare(table)
 
 
@@ -182,7 +253,7 @@ def test_entries_and_runs_are_sorted_and_idle_runs_dropped() -> None:
     table = Table(gpu=H200, runs=(made_run("z"), made_run("a")), entries=(last, first))
     read = parse(dump(table), PATH)
     assert [entry.key for entry in read.entries] == [first.key, last.key]
-    assert [run.id for run in read.runs] == ["a"]
+    assert [run.id for run in read.runs] == [named("a")]
 
 
 class TestWithEntry:
@@ -210,33 +281,38 @@ class TestWithEntry:
         table = made_table(made_entry(source=held))
         after = table.with_entry(made_entry(run="b", source=new), made_run("b", new))
         assert (after != table) == replaced
-        assert [run.id for run in after.runs] == (["b"] if replaced else ["a"])
+        assert [run.id for run in after.runs] == [named("b" if replaced else "a")]
 
     def test_the_run_must_be_the_entrys(self) -> None:
-        with pytest.raises(InvalidArgument, match="'b'"):
+        with pytest.raises(InvalidArgument, match="Z-b'"):
             made_table().with_entry(made_entry(), made_run("b"))
 
 
-ROW, ROW_2 = "  1024:  ", "  16384: "
+ROW, RUNS = "  1024:  ", "  searched: "
 
 
 @pytest.mark.parametrize(
     ("old", "new", "at", "sentence"),
     [
-        ("schema: 4", "schema: 5", "schema:", "schema 5 is newer than this flashgen.*update"),
-        ("schema: 4", "schema: 3", "schema:", "schema 3 is not that of this flashgen.*tune again"),
-        ("schema: 4", 'schema: "4"', "schema:", "schema must be a whole number"),
-        ("sms: 132", "sms: 132\n  sms: 132", "sms: 132\n\n", "'sms' is here twice; remove one"),
-        ("  sms: 132\n", "", "slug:", "'sms' is missing; add it"),
-        ("sms: 132", "sm: 132", "sm: 132", "unknown key 'sm'; remove it"),
-        ("sms: 132", "sms: 13_2", "sms:", "sms must be a whole number"),
-        ("sms: 132", "sms: 1:32", "sms:", "sms must be a whole number"),
-        ("sms: 132", "sms: true", "sms:", "sms must be a whole number"),
-        ("sms: 132", "sms: -1", "sms:", "sms must be a whole number"),
-        ("slug: nvidia_h200", "slug: nvidia_h100", "slug:", "slug must be that of 'NVIDIA H200'"),
-        ('triton: "3.10"', "triton: 3.10", "id: a", "one line; put it in double quotes"),
-        ("protocol: 1", "protocol: [1]", "protocol", "got a list or a mapping"),
-        ("{id: b", "{id: a", "id: a, d", "run 'a' is here twice"),
+        ("schema: 5", "schema: 6", "schema:", "schema 6 is newer than this flashgen.*update"),
+        ("schema: 5", "schema: 4", "schema:", "schema 4 is not that of this flashgen.*tune again"),
+        ("schema: 5", 'schema: "5"', "schema:", "schema must be a whole number"),
+        ("sms: 132", "sms: 132, sms: 132", "gpu:", "'sms' is here twice; remove one"),
+        (" sms: 132,", "", "gpu:", "'sms' is missing; add it"),
+        ("sms: 132", "sm: 132", "gpu:", "unknown key 'sm'; remove it"),
+        ("sms: 132", "sms: 13_2", "gpu:", "sms must be a whole number"),
+        ("sms: 132", "sms: 1:32", "gpu:", "sms must be a whole number"),
+        ("sms: 132", "sms: true", "gpu:", "sms must be a whole number"),
+        ("sms: 132", "sms: -1", "gpu:", "sms must be a whole number"),
+        ('"NVIDIA H200"', '"NVIDIA H100"', "gpu:", "table of another product, 'NVIDIA H100'"),
+        ('triton: "3.10"', "triton: 3.10", "facts:", "one line; put it in double quotes"),
+        ("protocol: 1", "protocol: [1]", "facts:", "got a list or a mapping"),
+        ("protocol: 1", "protocol: 1, donor: x", "facts:", "unknown key 'donor'; remove it"),
+        ("facts: {", "fact: {", "fact:", "the key 'facts' is missing; add it"),
+        ("Z-b", "Z-a", RUNS, "run '20260102T030405Z-a' is here twice"),
+        ("Z-b", "Z-b,", RUNS, "a run must be named after its date, like 20260102T030405Z-a"),
+        ("Z-b", "Z-b 2026", RUNS, "a run must be named after its date"),
+        ("searched: ", "from an L4: ", "from an L4: ", "donor must be the slug of a GPU"),
         ("812.3", ".nan", ROW, "us must be a number, like 12.5: got '.nan'"),
         ("812.3", "1e3", ROW, "us must be a number"),
         ("812.3", "0", ROW, r"median_us must be > 0 and < 1e\+15"),
@@ -245,25 +321,42 @@ ROW, ROW_2 = "  1024:  ", "  16384: "
         ("2.00", "fast", ROW, "x default must be a number"),
         ("1.250", "-", ROW, "floors must be a number"),
         ("1.250", "[1]", ROW, r"floors must be a number, like 12.5: got '\[1\]'"),
-        ("estimated  ", "untimed  ", ROW, "the time must be left out where source"),
-        ("estimated  ", "guessed  ", ROW, "source must be one of"),
-        ("812.3", "812.3 812.3", ROW, "is 5 words for the buckets from 1024: got 6"),
-        ("  4096:   none\n", "", ROW, "is 7 words for the buckets from 1024, 4096: got 5"),
+        ("- estimated", "- untimed", ROW, "the time must be left out where source"),
+        ("- estimated", "- guessed", "- guessed", "unknown key 'guessed'; remove it .known: meas"),
+        (
+            "- estimated: ",
+            "- untimed: x\n  estimated: ",
+            "- untimed",
+            "a block must have one of me",
+        ),
+        (f"- estimated: {SPEC.name}\n", "-\n", ROW, "a block must have one of measured, .* exec"),
+        ("_causal", "_causal triton 3.7", "- estimated", "a block `executed`, and no other, must"),
+        ("812.3", "812.3 812.3", ROW, "got 4 numbers for 1 spec and buckets from 1024, 4096"),
+        ("812.3", "812.3 812.3 1 1", ROW, "the floors of each spec: got 6 numbers for 1 spec"),
+        ("812.3", "", ROW, "got 2 numbers for 1 spec"),
+        (
+            "_causal",
+            "_causal fwd_fp16_d128",
+            ROW,
+            "got 3 numbers for 2 specs and buckets from 1024",
+        ),
+        ("812.3", "1 2 3 4 5 6 7", ROW, "got 9 numbers for 1 spec"),
         (f"{AHEAD.label} ", "[]  #", ROW, "a row must be printable text on one line"),
         ("br128_bc64", "br48_bc64", ROW, "br must be one of 16, 32, 64"),
         ("_s_ahead_", "_fastest_", ROW, "config must be a label like br128"),
         ("_tma_lpt", "_lpt", ROW, "config must be a label like br128"),
         ("  1024:  ", "  1025:  ", "1025", "unknown key '1025'; remove it"),
         ("  16384: ", "  1024:  ", ROW, "the key '1024' is here twice; remove one"),
-        ("_d128_", "_d132_", "- spec", "head_dim must be a multiple of 8"),
-        ("_d128_", "_d0128_", "- spec", "spec must be written as its name fwd_bf16_d128_causal"),
-        ("_causal", "_causal_pieces", "- spec", "spec must be a name like fwd_bf16_d128_causal"),
+        ("_d128_", "_d132_", "- estim", "head_dim must be a multiple of 8"),
+        ("_d128_", "_d0128_", "- estim", "spec must be written as its name fwd_bf16_d128_causal"),
+        ("_causal", "_causal_pieces", "- estim", "spec must be a name like fwd_bf16_d128_causal"),
+        ("_causal", "_causal x", "- estim", "spec must be a name like .* got 'x'"),
         ("entries:", "entries: {}\nrest:", "rest:", "unknown key 'rest'"),
         ("_w8_s3", "_w1_s3", ROW, "illegal config br128_bc64_w1.*need 768 registers"),
-        ("  sms: 132", "\tsms: 132", "\tsms", "this is not YAML"),
+        ("runs:", "\truns:", "\truns", "this is not YAML"),
         ("  1024:  ", "  [1]: 2\n  1024:  ", "[1]: 2", "a key must be a word"),
         ("entries:", "--- 1\nentries:", "--- 1", "a file holds one document"),
-        ("sms: 132", "sms: &a 132\n  x: *a", "*a", "an alias is refused"),
+        ("sms: 132", "sms: &a 132, x: *a", "*a", "an alias is refused"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text, old, new, at, sentence) -> None:
@@ -287,7 +380,7 @@ def test_a_word_in_place_of_a_list_is_refused() -> None:
 
 def test_the_overlap_names_both_lines(text: str) -> None:
     """A spec may stand there twice, and a bucket of it may not."""
-    again = text[text.index("- spec") :]
+    again = text[text.index("- estimated") :]
     with pytest.raises(TableError, match=f"line {line_of(text, ROW)}; remove one of them"):
         parse(text + again, PATH)
 
@@ -449,21 +542,13 @@ def test_a_decode_is_rated_by_what_it_reads() -> None:
     assert unknown.gbs is None
 
 
-def test_restamped_digests_keep_all_else() -> None:
-    table = made_table()
-    old, new = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
-    (entry,) = restamped(table, {old: new}).entries
-    assert entry == with_evidence(table.entries[0], digest="sha256:" + "cd" * 6)
-    assert restamped(table, {new: old}) == table
-
-
 def test_features_are_written_where_they_are_on() -> None:
     plain = made_table(made_entry())
     assert "dropout" not in dump(plain)
     spec = replace(SPEC, dropout=True, bias="additive")
     config = replace(AHEAD, schedule="fa2")
     text = dump(made_table(made_entry(spec, config=config)))
-    assert "- spec: fwd_bf16_d128_causal_bias_dropout\n" in text
+    assert "- estimated: fwd_bf16_d128_causal_bias_dropout\n" in text
     assert parse(text, PATH).entries[0].spec == spec
 
 
