@@ -162,9 +162,8 @@ def merge(tables: Sequence[Table]) -> Table:
     strongest = max(tables, key=lambda table: max(map(_weight, table.runs), default=(-1, "")))
     won: dict[tuple[AttentionSpec, Bucket], tuple[Entry, Run | None]] = {}
     for table in tables:
-        runs = {run.id: run for run in table.runs}
         for entry in table.entries:
-            key, found = entry.key, (entry, runs.get(entry.evidence.run or ""))
+            key, found = entry.key, (entry, table.run_of(entry))
             if key not in won or _wins(*found, *won[key]):
                 won[key] = found
     merged = _of_winners(list(won.values()), tables, strongest.gpu)

@@ -68,38 +68,35 @@ def _figures(row: Row, field: str, form: Callable[[float], str]) -> tuple[str, .
     return tuple(found.values())
 
 
+def _cells(row: Row) -> tuple[Any, ...]:
+    """Where a row begins, its config, and the figures of its buckets."""
+    us, speedups = _figures(row, "median_us", figure), _figures(row, "speedup", _ratio)
+    return f"  {row[0].bucket.low}:", row[0].config.label, us, speedups
+
+
 def lines_of(entries: Iterable[Entry]) -> Iterator[str]:
     """The heads of the columns; then of each block its source and specs, and its rows."""
-    blocks: dict[tuple[Any, ...], list[list[Row]]] = {}
+    blocks = list(_blocks(entries))
+    lines = iter(_in_columns([row for _, rows in blocks for row in rows]))
+    yield next(lines)
+    for begin, rows in blocks:
+        yield begin
+        yield from islice(lines, len(rows))
+
+
+def _blocks(entries: Iterable[Entry]) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """Of each block its first line, and the cells of its rows."""
+    held: dict[tuple[Any, ...], list[tuple[str, list[str]]]] = {}
     key = attrgetter("spec.name", "tritons", "result.source")
     for (name, tritons, source), group in groupby(sorted(entries, key=_place), key=key):
         rows = rows_of(group)
-        cells = [
-            (
-                f"  {row[0].bucket.low}:",
-                row[0].config.label,
-                _figures(row, "median_us", figure),
-                _figures(row, "speedup", _ratio),
-            )
-            for row in rows
-        ]
-        twin = name.replace("_fp16_", "_bf16_"), tritons, source, *cells
-        blocks.setdefault(twin, []).append(rows)
-    lines = iter(
-        _in_columns(
-            [
-                (*cells, " ".join(_floors(row[0]) for row in twins))
-                for (_, _, _, *same), block in blocks.items()
-                for cells, *twins in zip(same, *block, strict=True)
-            ]
-        )
-    )
-    yield next(lines)
-    for (_, tritons, source, *same), block in blocks.items():
-        names = [rows[0][0].spec.name for rows in block]
+        twin = name.replace("_fp16_", "_bf16_"), tritons, source, *map(_cells, rows)
+        held.setdefault(twin, []).append((name, [_floors(row[0]) for row in rows]))
+    for (_, tritons, source, *cells), twins in held.items():
+        names, floors = zip(*twins, strict=True)
         words = (EXECUTED, *names, TRITON, *tritons) if tritons else (source, *names)
-        yield f"- {words[0]}: {' '.join(words[1:])}"
-        yield from islice(lines, len(same))
+        rows_ = [(*each, " ".join(errors)) for each, *errors in zip(cells, *floors, strict=True)]
+        yield f"- {words[0]}: {' '.join(words[1:])}", rows_
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import yaml
 
@@ -102,10 +101,10 @@ class Table:
         """The entry of exactly this spec and bucket; with a config, the executed one that has it
         before others.
         """
-        found = [entry for entry in self.everything if entry.key == (spec, bucket)]
-        if config is None or found[-1:] != [e for e in found if e.config == config][-1:]:
-            return next((entry for entry in found if not entry.tritons), None)
-        return found[-1]
+        executed = self.executed_for(spec, bucket) if config else None
+        if executed and executed.config == config:
+            return executed
+        return next((entry for entry in self.entries if entry.key == (spec, bucket)), None)
 
     def executed_for(self, spec: AttentionSpec, bucket: Bucket) -> Entry | None:
         """The executed entry of exactly this spec and bucket, if there is one."""
@@ -144,8 +143,8 @@ class Table:
     def in_order(self) -> Table:
         """The table as files have it: sorted, without runs that no entry can come from."""
         used = {entry.evidence.run for entry in self.everything}
-        runs = [run for run in self.runs if run.id in used or None in used]
-        runs.sort(key=lambda run: (run.date, run.id))
+        kept = (run for run in self.runs if run.id in used or None in used)
+        runs = sorted(kept, key=lambda run: run.id)
         entries = sorted(self.everything, key=lambda e: (e.spec.sort_key, e.bucket.low))
         return replace(self.of(entries), runs=tuple(runs))
 
@@ -213,7 +212,7 @@ def dump(table: Table) -> str:
         f"# What flashgen chose for {table.gpu.name}. Review it here; `flashgen tune` writes it.",
         f"schema: {SCHEMA}",
         "",
-        *_flow("gpu: ", _held(table.gpu)),
+        *_flow("gpu: ", table.gpu),
         "",
         "runs:" if table.runs else "runs: []",
         *_lines_of_runs(table.runs),
@@ -228,49 +227,28 @@ def dump(table: Table) -> str:
 
 def _lines_of_runs(runs: Iterable[Run]) -> Iterator[str]:
     """The facts that runs share, once; below them, by the GPU that lent configs, their dates."""
-    groups: dict[tuple[tuple[str, Any], ...], dict[str, list[str]]] = {}
+    groups: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        facts = _held(replace(run, donor=None))
-        del facts["id"]
-        donors = groups.setdefault(tuple(facts.items()), {})
+        facts = "\n".join(_flow("- facts: ", run, ("id", "donor")))
         stamp = run.id.partition("-")[0]
         word = stamp if run.id == run_name(stamp, run.source, run.donor) else run.id
-        donors.setdefault(f"from {run.donor}" if run.donor else _SEARCHED, []).append(word)
-    for shared, donors in groups.items():
-        yield from _flow("- facts: ", dict(shared))
-        for name, words in donors.items():
-            line = f"  {name}: {' '.join(words)}"
-            yield from textwrap.wrap(
-                line, COLUMNS, subsequent_indent="    ", break_on_hyphens=False
-            )
+        donor = f"from {run.donor}" if run.donor else _SEARCHED
+        groups.setdefault(facts, {}).setdefault(donor, []).append(word)
+    for facts, donors in groups.items():
+        yield facts
+        for donor, words in donors.items():
+            line = f"  {donor}: {' '.join(words)}"
+            yield textwrap.fill(line, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _held(value: Gpu | Run) -> dict[str, Any]:
-    """The fields of a dataclass that are not None."""
-    return {name: each for name, each in asdict(value).items() if each is not None}
-
-
-_PLAIN = re.compile(r"[a-z]\w*(:[0-9a-f]{12})?|[0-9]+/[0-9]+", re.ASCII)
-_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-
-
-def _word(value: Any) -> str:
-    """A value as YAML has it; texts that could be read as anything else are quoted."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return figure(value)
-    if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and value not in _WORDS_OF_YAML
-        return value if plain else json.dumps(value, ensure_ascii=False)
-    return str(value)
-
-
-def _flow(begin: str, values: Mapping[str, Any]) -> list[str]:
-    """A mapping after `begin`, on lines that are short enough."""
+def _flow(begin: str, value: Gpu | Run, but: tuple[str, ...] = ()) -> list[str]:
+    """The fields of a dataclass that are not None after `begin`, on lines that are short enough."""
     lines, line = [], begin + "{"
-    for name, value in values.items():
-        item = f"{name}: {_word(value)}, "
+    for name, each in asdict(value).items():
+        if each is None or name in but:
+            continue
+        word = figure(each) if isinstance(each, float) else json.dumps(each, ensure_ascii=False)
+        item = f"{name}: {word}, "
         if len(line + item) > COLUMNS and not line.endswith("{"):
             lines.append(line.rstrip())
             line = "    "
@@ -328,7 +306,7 @@ def _parsed(text: str, path: Path, any_name: bool) -> Table:
 
 
 _SEARCHED = "searched"
-_A_NAME = run_name("20260102T030405Z", "estimated", None)
+_A_NAME = "20260102T030405Z-any"
 """Stands for the name of a run while the facts that it shares are read."""
 _SOURCES = (*get_args(Source), rows.EXECUTED)
 _PLACE = {str(bucket.low): place for place, bucket in enumerate(BUCKETS)}
@@ -396,7 +374,7 @@ class _Reader(Nodes):
             )
         line = parts.pop(source)
         try:
-            names, _, versions = self.value(line, str, source).partition(f" {rows.TRITON} ")
+            names, _, versions = self.value(line, str, "the specs").partition(f" {rows.TRITON} ")
             tritons = tuple(versions.split())
             if bool(tritons) != (source == rows.EXECUTED):
                 raise InvalidArgument(

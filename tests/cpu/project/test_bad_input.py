@@ -240,9 +240,11 @@ def test_a_log_of_a_newer_version_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["{[a]: 1}", "{{a: 1}: 1}", "[a]", "{? [a] : 1}"])
 def test_a_collection_in_place_of_a_spec(spec: str) -> None:
-    text = TEXT.replace("spec: fwd_bf16_d128_causal", f"spec: {spec}")
+    text = TEXT.replace("estimated: fwd_bf16_d128_causal", f"estimated: {spec}")
     assert text != TEXT
-    with pytest.raises(TableError, match=r"line \d+: spec must be printable text .* got a list or"):
+    with pytest.raises(
+        TableError, match=r"line \d+: the specs must be printable text .* got a list or"
+    ):
         parse(text, PATH)
     with pytest.raises(InvalidArgument, match=r"line 3: a (key must be a word|mapping must stand)"):
         workloads.parse(f"name: x\nspecs:\n- {spec}\n", Path("w.yaml"))

@@ -104,7 +104,7 @@ def test_what_is_no_architecture_is_refused(arch: str, text: str) -> None:
     with pytest.raises(InvalidArgument, match="arch must be like sm_90 or gfx942"):
         replace(H200, arch=arch)
     with pytest.raises(TableError, match=r"line \d+: arch must be"):
-        parse(text.replace("arch: sm_90", f"arch: {json.dumps(arch)}"), PATH)
+        parse(text.replace('arch: "sm_90"', f"arch: {json.dumps(arch)}"), PATH)
 
 
 def entry_lines(table: Table) -> list[str]:
@@ -210,7 +210,7 @@ def test_runs_share_their_facts_and_stand_by_their_donors() -> None:
         replace(made_run(), id="20260103T030406Z-x", protocol=2),
     ]
     text = dump(Table(gpu=H200, runs=tuple(made), entries=bare(made_table()).entries))
-    facts = 'source: estimated, flashgen: "0.1.0", triton: "3.10", torch: "2.13.0", protocol:'
+    facts = 'source: "estimated", flashgen: "0.1.0", triton: "3.10", torch: "2.13.0", protocol:'
     assert text[text.index("runs:") : text.index("\n\n# A block")].splitlines() == [
         "runs:",
         f"- facts: {{{facts} 1}}",
