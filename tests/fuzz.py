@@ -24,6 +24,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,11 @@ def demand_printable(text: str) -> None:
     assert "\x1b" not in text, f"ESC reaches the terminal: {text[:200]!r}"
 
 
-TABLE = made_table(made_entry(), made_entry(bucket=BUCKETS[3], config=FA2, run="b"))
+TABLE = made_table(
+    made_entry(),
+    made_entry(replace(SPEC, dtype="float16")),
+    made_entry(bucket=BUCKETS[3], config=FA2, run="b"),
+)
 OUTCOME = Outcome(
     spec=SPEC,
     problem=workload(SPEC, 2048),
@@ -219,7 +224,7 @@ def table(draw: random.Random, folder: Path) -> None:
     save(found, again)
     kept = load_with_evidence(again)
     assert dump(kept) == again.read_text()
-    assert evidence_text(kept.entries) == evidence_text(found._in_order().entries)
+    assert evidence_text(kept.entries) == evidence_text(found.in_order().entries)
     if draw.random() < 0.3:
         files = emit.plan({found.gpu.slug: found})
         tree = ast.parse(files[Path("tables", f"{found.gpu.slug}.py")])

@@ -290,13 +290,12 @@ def test_an_entry_shows_its_evidence() -> None:
 
 def test_odd_text_stays_text() -> None:
     odd = "<script>alert('1')</script>\"&"
-    table = made_table(made_entry(run=odd))
-    run = replace(table.runs[0], clocks="<b>", driver='"><img src=x>')
+    table = made_table(made_entry())
+    run = replace(table.runs[0], torch=odd, clocks="<b>", driver='"><img src=x>')
     root = parsed(replace(table, gpu=replace(H200, name=odd), runs=(run,)))
     assert root.one("h1").text == f"Tuning report: {odd}"
     assert len(root.all("script")) == 1
-    assert cells(root.all("tbody")[-1].one("tr"))[0] == odd
-    assert "<b>" in cells(root.all("tbody")[-1].one("tr"))
+    assert {odd, "<b>"} <= set(cells(root.all("tbody")[-1].one("tr")))
     assert root.all("img") == []
 
 

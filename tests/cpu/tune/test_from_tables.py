@@ -227,7 +227,7 @@ class TestWhatIsChosen:
         fake = evaluator({SMALL: 100.0})
         found, _ = derived(monkeypatch, tmp_path, fake, table("nvidia_l4", lent(SMALL)))
         text = dump(found)
-        assert "donor: nvidia_l4" in text
+        assert "  from nvidia_l4: 20" in text
         assert dump(parse(text, Path("nvidia_l40s.yaml"))) == text
 
 

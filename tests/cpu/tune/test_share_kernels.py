@@ -24,7 +24,7 @@ from flashgen.table.entry import Entry, RunnerUp
 from flashgen.table.table import Table, load_with_evidence, save
 from flashgen.tune.share_kernels import MAX_REGRET, consolidate, smallest_set
 from tests.fakes import FakeEvaluator
-from tests.tables import DIGEST, H200, SPEC, made_entry, made_run, with_evidence
+from tests.tables import DIGEST, H200, SPEC, made_entry, made_run, named, with_evidence
 
 
 class TestSmallestSet:
@@ -119,6 +119,7 @@ A, B, C = (
 )
 SHORT, MIDDLE, LONG, LONGEST = BUCKETS
 AHEAD = replace(A, loads="descriptor", schedule="s_ahead")
+NOW = named("now")
 
 
 @dataclass
@@ -167,7 +168,7 @@ def fewer(
     rivals: tuple[KernelConfig, ...] = (),
 ) -> tuple[Entry, ...]:  # fmt: skip
     with Log(folder / "log.jsonl", gpu=H200.slug, triton="3.7.1") as log:
-        return consolidate(entries, evaluator, log, max_regret=max_regret, run="now", rivals=rivals)
+        return consolidate(entries, evaluator, log, max_regret=max_regret, run=NOW, rivals=rivals)
 
 
 TIMES = {
@@ -185,7 +186,7 @@ class TestConsolidate:
         changed, *kept = fewer(tmp_path, evaluator, short, middle, long)
         assert kept == [middle, long]
         result, evidence = changed.result, changed.evidence
-        assert (changed.config, changed.evidence.run, changed.bucket) == (B, "now", SHORT)
+        assert (changed.config, changed.evidence.run, changed.bucket) == (B, NOW, SHORT)
         assert evidence.regret == pytest.approx(0.015)
         assert (result.median_us, evidence.low_us, evidence.high_us) == (101.5, 101.0, 102.0)
         assert (evidence.default_us, evidence.sdpa_us) == (150.0, 500.0)
@@ -293,10 +294,10 @@ class TestConsolidate:
         assert [each.result.median_us for each in found] == [100.0, 100.0, 100.0, 80.0]
         assert {each.result.source for each in found} == {"measured"}
         assert [each.evidence.run for each in found] == [
-            "now",
+            NOW,
             entries[1].evidence.run,
-            "now",
-            "now",
+            NOW,
+            NOW,
         ]
         assert [other.config for other in found[2].evidence.runners_up] == [A, DEFAULT]
         assert [other.config for other in found[3].evidence.runners_up] == [B, A]

@@ -35,7 +35,7 @@ from flashgen.tune.places import Here, Wanted
 from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_config, make_spec
-from tests.tables import made_entry, made_run, with_evidence
+from tests.tables import made_entry, made_run, named, with_evidence
 
 H200 = TARGETS["nvidia_h200"]
 SPEC = make_spec()
@@ -409,10 +409,10 @@ def test_the_same_by_another_protocol_is_written(
     run(monkeypatch, tmp_path, Served(us=us, gpu=H200))
     file = tmp_path / "configs" / "nvidia_h200.yaml"
     text = file.read_text()
-    told, run_id = re.search(r"protocol: \d+", text), re.search(r'id: "(.*?)"', text)
+    told, run_id = re.search(r"protocol: \d+", text), re.search(r"searched: (.*)", text)
     assert told
     assert run_id
-    file.write_text(text.replace(told[0], "protocol: 1").replace(run_id[1], "20250101-estimated"))
+    file.write_text(text.replace(told[0], "protocol: 1").replace(run_id[1], "20250101T000000Z"))
     _, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200))
     assert "it says the same" not in printed
     assert told[0] in file.read_text()
@@ -499,7 +499,7 @@ class TestWhatIsHeld:
         measured = replace(self.HELD, config=hopper, result=result)
         other = replace(self.HELD, bucket=BUCKETS[1])
         held = Table(gpu=H200).with_entry(
-            with_evidence(measured, run="b"), made_run("b", "measured")
+            with_evidence(measured, run=named("b")), made_run("b", "measured")
         )
         held = held.with_entry(other, made_run())
         save(held, tmp_path / "configs" / "nvidia_h200.yaml")
