@@ -7,7 +7,7 @@ from typing import Any
 
 from flashgen.table.table import Table
 from flashgen.tune.run_files import Session
-from tests.tables import H200, made_run, made_table
+from tests.tables import H200, made_run, made_table, named
 
 REQUEST: dict[str, Any] = {"specs": ["fwd_bf16_d128_causal"], "trials": 40}
 
@@ -26,7 +26,7 @@ def test_the_same_request_resumes(tmp_path: Path) -> None:
     assert not begin(path, REQUEST, "a", made_table()).resumed
     again = begin(path, dict(reversed(REQUEST.items())), "b", Table(gpu=H200))
     assert again.resumed
-    assert again.run.id == "a"
+    assert again.run.id == named("a")
     assert len(again.found.entries) == 1
 
 
@@ -35,7 +35,7 @@ def test_another_request_starts_anew_and_takes_the_place(tmp_path: Path) -> None
     begin(path, REQUEST, "a", made_table())
     started = begin(path, other, "b", Table(gpu=H200))
     assert not started.resumed
-    assert started.run.id == "b"
+    assert started.run.id == named("b")
     assert started.found.entries == ()
-    assert begin(path, other, "c", made_table()).run.id == "b"
+    assert begin(path, other, "c", made_table()).run.id == named("b")
     assert not begin(path, REQUEST, "d", made_table()).resumed
