@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import LARGEST_CHUNK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
@@ -29,17 +27,13 @@ from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import prove
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 H200 = TARGETS["nvidia_h200"]
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq", "backward_fused")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    return random.SystemRandom().randrange(1 << 30)
 
 
 @pytest.fixture
@@ -49,12 +43,6 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 def of(direction: Any, **features: Any) -> AttentionSpec:
     return make_spec("bfloat16", 32, "causal", chunk=True, **features).for_direction(direction)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    rendered = render(spec, config)
-    result = check_kernel(rendered, spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{rendered.name}, seed {seed}: {result}"
 
 
 def seen(length: int, chunk: int, starts: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,20 @@ from flashgen.reference import attention as reference
 from flashgen.runtime.decode import rows_together
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
+from tests.proving import prove
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
 
 
 def decode_spec(
     dtype: str = "bfloat16", dim: int = 32, mask: str = "causal", **fields: Any
 ) -> AttentionSpec:
     return make_spec(dtype, dim, mask, direction="decode", **fields)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.parametrize("paged", [False, True])

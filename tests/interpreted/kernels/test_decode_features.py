@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
+from tests.proving import prove
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -57,21 +57,10 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
 def decode_spec(
     dtype: str = "float16", dim: int = 16, mask: str = "causal", **fields: Any
 ) -> AttentionSpec:
     return make_spec(dtype, dim, mask, direction="decode", **fields)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.proving import prove
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -44,17 +44,6 @@ CACHES: dict[str, dict[str, Any]] = {
 EVERY_FEATURE: dict[str, Any] = {
     "window": True, "softcap": True, "alibi": True, "sink": True, "bias": "additive", "leftpad": True,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")

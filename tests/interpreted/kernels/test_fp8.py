@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Any
 
 import pytest
@@ -14,25 +13,14 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features, Fp8
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import prove
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 def fp8_spec(

@@ -1,0 +1,16 @@
+"""A kernel held against float64 by the checks of every candidate, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.evaluate.check import check_kernel
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+
+
+def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
+    """Assert that a kernel is right at its cases, or at these."""
+    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
+    assert result.passed, f"{spec.name}_{config.label}: {result}"
