@@ -15,8 +15,8 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.problem import Problem
 from flashgen.spec.whole_rows import o_parts, why_no_rows
-from tests.interpreted.kernels.test_mutants import mutant_passes
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
