@@ -74,7 +74,6 @@ def remade() -> Finding:
         ),
         figures=(
             drawn(
-                how=("computed",),
                 title=f"Dropped elements of P, the first {DRAWN} queries and keys",
                 caption="With the identity for V, the zeros of O are the dropped elements; "
                 "with the identity for dO, those of dV. The two patterns are the same.",

@@ -119,7 +119,7 @@ def check(how: How, text: str, holds: bool, points: tuple[int, int] | None = Non
     return Check(how=how, text=text, holds=holds, points=points)
 
 
-def charted(how: tuple[How, ...], **fields: Any) -> Figure:
+def charted(how: tuple[How, ...] = ("counted",), **fields: Any) -> Figure:
     """A figure that is a Chart with these fields."""
     return Figure(how=how, chart=Chart(**fields))
 
@@ -130,9 +130,9 @@ def tabled(how: tuple[How, ...], rows: Iterable[Row | Sequence[str]], **fields: 
     return Figure(how=how, table=Table(rows=tuple(made), **fields))
 
 
-def drawn(how: tuple[How, ...], **fields: Any) -> Figure:
-    """A figure of Matrices with these fields."""
-    return Figure(how=how, matrices=Matrices(**fields))
+def drawn(**fields: Any) -> Figure:
+    """A figure of Matrices with these fields, which are computed."""
+    return Figure(how=("computed",), matrices=Matrices(**fields))
 
 
 def line(

@@ -66,7 +66,6 @@ def block_matmul() -> Finding:
         ),
         figures=(
             drawn(
-                how=("computed",),
                 title="A product by blocks",
                 caption="The marked block of C needs two blocks of A and two of B, and no "
                 "other. S = Q K^T and O = P V are computed so, block by block.",
@@ -77,7 +76,6 @@ def block_matmul() -> Finding:
                 ),
             ),
             drawn(
-                how=("computed",),
                 title="The marked block, in two steps",
                 caption="Left block of A times upper block of B; right block times lower one; "
                 "their sum.",
@@ -172,7 +170,6 @@ def tile_softmax() -> Finding:
         ),
         figures=(
             drawn(
-                how=("computed",),
                 title="Scores, two tiles of three keys",
                 caption="Each row is a query, each column a key. Softmax turns a row into "
                 "weights that are positive and add up to 1; larger scores get larger ones.",
@@ -180,7 +177,6 @@ def tile_softmax() -> Finding:
                 across=1,
             ),
             drawn(
-                how=("computed",),
                 title="Wrong: each tile by itself",
                 caption="Each half adds up to 1, so the row does to 2. Small scores beside "
                 "small ones get weights that are far too large.",
@@ -188,7 +184,6 @@ def tile_softmax() -> Finding:
                 across=1,
             ),
             drawn(
-                how=("computed",),
                 title="Right: over the whole row",
                 caption="The same numbers, each half times the share of its tile: the sum of "
                 "e^s in the tile over that of the row.",

@@ -124,7 +124,6 @@ def _over_figure(
     title: str, name: str, at: tuple[int, ...], lines: tuple[Line, ...], where: str
 ) -> Figure:
     return charted(
-        how=("counted",),
         title=title,
         caption=f"{where} Lower is better. Both axes are logarithmic.",
         x=Scale(name=name, at=at),
@@ -226,7 +225,6 @@ def block_size() -> Finding:
                 lines=lines,
             ),
             charted(
-                how=("counted",),
                 title="FlashAttention-2 over B_r",
                 caption="The same sizes, B_c 256. Q and O pass once, K and V once for each "
                 "tile of rows.",
@@ -335,7 +333,6 @@ def memory() -> Finding:
         checks=(_agree(agree, MEMORY_FORMS),),
         figures=(
             charted(
-                how=("counted",),
                 title="Memory beyond Q, K, V and O",
                 caption="Forward of one head, d 64, 16-bit elements. For twice the keys "
                 "standard attention needs four times the memory, FlashAttention twice.",
@@ -380,7 +377,6 @@ def decode() -> Finding:
         ),
         figures=(
             charted(
-                how=("counted",),
                 title="Programs that run in parallel",
                 caption="One token of 4 query heads that share K and V, 1,024 keys, d 64.",
                 x=Scale(name="splits of the keys", at=at),
@@ -388,7 +384,6 @@ def decode() -> Finding:
                 lines=(line("programs", programs),),
             ),
             charted(
-                how=("counted",),
                 title="Bytes, those of merging included",
                 caption="K and V pass once, whatever the splits. Only parts of O are written "
                 "and read again.",
@@ -397,7 +392,6 @@ def decode() -> Finding:
                 lines=(line("decode and merging", moved),),
             ),
             charted(
-                how=("counted",),
                 title="Bytes of one token over N",
                 caption="One split. Each key and value is read once, so bytes grow with N.",
                 x=Scale(name="N, keys", at=tuple(x for x, _ in over_n)),
