@@ -11,13 +11,15 @@ import torch
 
 from flashgen.evaluate.check import check_loaded
 from flashgen.evaluate.executed import ExecutedKernel
-from flashgen.kernels.launch import launch
+from flashgen.kernels.launch import bind, launch
+from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
 from flashgen.ptx import FaultsFound, machine
 from flashgen.ptx.block import Block
 from flashgen.ptx.findings import CHECKS, Check
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.reference.cases import CheckCase
+from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
@@ -130,3 +132,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Load]]:
     monkeypatch.setattr(machine, "run_block", run)
     monkeypatch.setattr(TensorMap, "places", record)
     return seen
+
+
+def far_below_zero(
+    kernel: ExecutedKernel, spec: AttentionSpec, config: KernelConfig
+) -> tuple[torch.Tensor, ...]:
+    """Keys past the end have score 0, far above those that a row sees: P of them is infinite."""
+    x = torch.full((1, 1, 70, spec.head_dim), 8.0, dtype=torch.bfloat16)
+    q, k, v, do = x, -x, torch.randn_like(x), torch.randn_like(x)
+    o, lse = eager.attention(q.double(), k.double(), v.double(), scale=0.125, diagonal=0)
+    assert bool((lse < -500).all())
+    call = Backward(
+        q=q, k=k, v=v, do=do, lse=lse.float(), delta=(o * do).sum(-1).float(), scale=0.125,
+        diagonal=0 if spec.causal else None,
+    )  # fmt: skip
+    return bind(kernel, spec, config)(call)

@@ -19,14 +19,14 @@ from flashgen.bench.case import BenchCase, BenchInputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
-from flashgen.files import write_whole
-from flashgen.kernels import launch, loader
+from flashgen.evaluate.inputs import kernel_in
+from flashgen.kernels import launch
 from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Plan
-from flashgen.kernels.render import render
 from flashgen.runtime import autograd
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
+from flashgen.runtime.resolver import forward_of
 from flashgen.runtime.selection import Served, relatives
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
@@ -149,10 +149,7 @@ class PinnedPasses:
         self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
     ) -> tuple[Tensor, Tensor]:
         """O and LSE."""
-        scale, diagonal = call.scale_of(q), call.diagonal(q, k)
-        features = call.features_with(tensors)
-        made = Forward(q=q, k=k, v=v, scale=scale, diagonal=diagonal, features=features)
-        o, lse = self._bound["forward"](made)
+        o, lse = self._bound["forward"](forward_of(call, q, k, v, tensors))
         return o, lse
 
     def backward(
@@ -221,12 +218,7 @@ class LadderSteps:
         return lambda q, k, v: autograd.differentiable(passes, call, q, k, v)[0]
 
     def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Plan:
-        rendered = render(spec, config)
-        path = self.folder / f"{rendered.name}.py"
-        write_whole(path, rendered.source)
-        return launch.bind(
-            loader.load_kernel(path, rendered.text_name, rendered.name), spec, config
-        )
+        return launch.bind(kernel_in(self.folder, spec, config), spec, config)
 
     def pick(self, step: Step, spec: AttentionSpec, problem: Problem) -> tuple[KernelConfig, str]:
         """The config of a step for one of its specs, checked, and how it was selected.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -76,41 +77,35 @@ def _detail(group: str) -> str:
         return f"{module}, of unknown version"
 
 
-def _flash_attn(group: str) -> Callable[[BenchCase], Callable[[BenchInputs], Made]]:
-    def of_case(case: BenchCase) -> Callable[[BenchInputs], Made]:
-        def make(_: BenchInputs) -> Made:
-            function: Any = importlib.import_module(MODULES[group][0]).flash_attn_func
+def _flash_attn(group: str, case: BenchCase) -> Callable[[BenchInputs], Made]:
+    def make(_: BenchInputs) -> Made:
+        function: Any = importlib.import_module(MODULES[group][0]).flash_attn_func
 
-            def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                turned = (x.transpose(1, 2) for x in (q, k, v))  # (B, S, H, d), no copy
-                found = function(*turned, causal=case.spec.causal)
-                o: Tensor = found[0] if isinstance(found, tuple) else found  # some return LSE too
-                return o.transpose(1, 2)
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            turned = (x.transpose(1, 2) for x in (q, k, v))  # (B, S, H, d), no copy
+            found = function(*turned, causal=case.spec.causal)
+            o: Tensor = found[0] if isinstance(found, tuple) else found  # some return LSE too
+            return o.transpose(1, 2)
 
-            return Made(attention=attention, detail=_detail(group))
+        return Made(attention=attention, detail=_detail(group))
 
-        return make
-
-    return of_case
+    return make
 
 
-def _flash_attn_decode(group: str) -> Callable[[BenchCase], Callable[[BenchInputs], Made]]:
-    def of_case(_: BenchCase) -> Callable[[BenchInputs], Made]:
-        def make(x: BenchInputs) -> Made:
-            function: Any = importlib.import_module(MODULES[group][0]).flash_attn_with_kvcache
-            assert x.cache is not None  # of decode
-            turned = [y.transpose(1, 2).contiguous() for y in (x.q, x.k, x.v)]
-            lengths = x.cache.lengths
+def _flash_attn_decode(group: str, _: BenchCase) -> Callable[[BenchInputs], Made]:
+    def make(x: BenchInputs) -> Made:
+        function: Any = importlib.import_module(MODULES[group][0]).flash_attn_with_kvcache
+        assert x.cache is not None  # of decode
+        turned = [y.transpose(1, 2).contiguous() for y in (x.q, x.k, x.v)]
+        lengths = x.cache.lengths
 
-            def attention() -> Tensor:
-                o: Tensor = function(*turned, cache_seqlens=lengths)
-                return o.transpose(1, 2)
+        def attention() -> Tensor:
+            o: Tensor = function(*turned, cache_seqlens=lengths)
+            return o.transpose(1, 2)
 
-            return Made(attention=attention, detail=_detail(group))
+        return Made(attention=attention, detail=_detail(group))
 
-        return make
-
-    return of_case
+    return make
 
 
 def _flashinfer(case: BenchCase) -> Callable[[BenchInputs], Made]:
@@ -189,11 +184,9 @@ _NAMES = {
     "flashinfer": "FlashInfer",
 }
 _MAKERS: dict[tuple[str, str], Callable[[BenchCase], Callable[[BenchInputs], Made]]] = {
-    ("flash-attn-2", "attention"): _flash_attn("flash-attn-2"),
-    ("flash-attn-3", "attention"): _flash_attn("flash-attn-3"),
-    ("flash-attn-4", "attention"): _flash_attn("flash-attn-4"),
     ("flashinfer", "attention"): _flashinfer,
-    ("flash-attn-2", "decode"): _flash_attn_decode("flash-attn-2"),
-    ("flash-attn-3", "decode"): _flash_attn_decode("flash-attn-3"),
     ("flashinfer", "decode"): _flashinfer_decode,
+    **{(group, "attention"): partial(_flash_attn, group) for group in list(MODULES)[:3]},
+    **{(group, "decode"): partial(_flash_attn_decode, group) for group in list(MODULES)[:2]},
 }
+"""Of FlashAttention all three have attention, and the first two decode."""

@@ -82,11 +82,6 @@ class Measured:
     during: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Measured:
-        """What asdict made of one. Raises InvalidArgument."""
-        return record_of(cls, record)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _File:

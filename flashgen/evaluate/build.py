@@ -36,7 +36,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status, Timing
+from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import Problem
 
 
@@ -108,6 +108,21 @@ def estimate_or_none(
         return None
 
 
+def outcome_of(
+    built: BuildResult,
+    request: Request,
+    config: KernelConfig,
+    gpu: Gpu,
+    status: Status,
+    detail: str,
+    **found: Any,
+) -> Outcome:
+    """Request.outcome of a kernel that was built, with what the compiler says of it."""
+    facts = {"residents": built.residents(gpu), "cycles": built.cycles(request.spec, config, gpu)}
+    own: dict[str, Any] = {"digest": built.digest, "compiled": built.compiled, **facts}
+    return request.outcome(config, status, detail, **own, **found)
+
+
 def cpu_count() -> int:
     """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -128,25 +143,16 @@ Key = tuple[str, bool]
 """The digest of a kernel, and whether it is compiled as a decode of one split."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Build:
     """One config in progress. whole: it serves a decode of one split; rank as Task has it."""
 
-    def __init__(
-        self,
-        builder: Builder,
-        spec: AttentionSpec,
-        config: KernelConfig,
-        drafted: BuildResult,
-        *,
-        whole: bool,
-        rank: int,
-    ) -> None:
-        self.rank = rank
-        self._builder = builder
-        self._spec = spec
-        self.config = config
-        self.drafted = drafted
-        self.whole = whole
+    builder: Builder
+    spec: AttentionSpec
+    config: KernelConfig
+    drafted: BuildResult
+    whole: bool
+    rank: int
 
     @property
     def key(self) -> Key:
@@ -157,7 +163,7 @@ class Build:
         """Wait for the compiler and judge its result. Raises ToolchainError."""
         if self.drafted.rendered is None:
             return self.drafted
-        return self._builder.verdict(self._spec, self)
+        return self.builder.verdict(self.spec, self)
 
 
 class Builder:
@@ -188,7 +194,9 @@ class Builder:
             spec.direction == "decode" and tuned_splits(spec, config, problem, self._gpu.sms) == 1
         )
         drafted = draft(spec, config, self._gpu)
-        build = Build(self, spec, config, drafted, whole=whole, rank=rank)
+        build = Build(
+            builder=self, spec=spec, config=config, drafted=drafted, whole=whole, rank=rank
+        )
         if drafted.rendered is not None and not self._recalled(spec, build):
             self._answers.start(build.key, partial(self._submit, spec, build))
         return build

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.attention import Comparison
-from flashgen.reference.cases import CheckCase, Scores, Trial
+from flashgen.reference.cases import CheckCase, Trial
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.config import BY_KEYS, KernelConfig
@@ -194,26 +195,15 @@ def packed_case(
     kv_heads: int = 1,
     spare: tuple[int, int] = (0, 0),
     tail: tuple[int, int] = (0, 0),
-    alignment: str = "bottom_right",
-    layout: str = "bshd",
-    index: str = "int32",
-    page_size: int = 16,
-    scores: Scores = "even",
+    **options: Any,
 ) -> PackedCase:
     """The case of these sequences; tail: the numbers of tokens of queries and keys after all of
-    them.
+    them; options as PackedCase has them.
     """
-    places = [sum(pair[side] + spare[side] for pair in lengths) + tail[side] for side in range(2)]
-    return PackedCase(
-        problem=Problem(batch=1, heads=heads, kv_heads=kv_heads, seq_q=places[0], seq_k=places[1]),
-        alignment=alignment,
-        layout=layout,
-        lengths=tuple(lengths),
-        spare=spare,
-        index=index,
-        page_size=page_size,
-        scores=scores,
-    )
+    sq, sk = (sum(pair[side] + spare[side] for pair in lengths) + tail[side] for side in range(2))
+    problem = Problem(batch=1, heads=heads, kv_heads=kv_heads, seq_q=sq, seq_k=sk)
+    options = {"layout": "bshd"} | options
+    return PackedCase(problem=problem, lengths=tuple(lengths), spare=spare, **options)
 
 
 def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase, ...]:

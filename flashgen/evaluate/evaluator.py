@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self
@@ -115,6 +115,40 @@ class Request:
             detail=detail,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+
+class BaseEvaluator(Evaluator):
+    """What evaluators share: the Request of a call, and the end of a context."""
+
+    def request(self, stage: Stage, spec: AttentionSpec, problem: Problem) -> Request:
+        """What a call of evaluate requests of this evaluator."""
+        return Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class WrappingEvaluator(BaseEvaluator):
+    """One that adds something to `inner`, and ends with it."""
+
+    def __init__(self, inner: Evaluator) -> None:
+        self.source = inner.source
+        self.gpu = inner.gpu
+        self._inner = inner
+
+    def close(self) -> None:
+        """As Evaluator.close."""
+        self._inner.close()
+
+
+def closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+    """The same as a generator, which can be closed and then closes `outcomes`."""
+    yield from outcomes
 
 
 class Ranks:

@@ -1,7 +1,7 @@
 """Clocks, power and temperature of a GPU, and whether its clock is steady during a run.
 
-Readings come from nvidia-ml-py, or from nvidia-smi where that is missing. A value that neither
-reports is None.
+Readings come from nvidia-ml-py, which the extra "tune" installs. A value that it does not report is
+None.
 
 Times taken at different clocks do not compare: at half the clock every candidate looks twice as
 slow as those before it, and would be dropped. A measurement at another clock is marked UNSTEADY and
@@ -13,26 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import subprocess
 from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.workers.answers import WorkerUnfit
-
-SMI_LIMIT_S = 20.0
-
-_SMI_FIELDS = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.mem",
-    "enforced.power.limit",
-    "temperature.gpu",
-)
-"""What nvidia-smi is asked for; power last."""
-
-_SMI_POWER = ("power.draw.instant", "power.draw")
-"""The power of now, and what drivers have that do not know it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +44,11 @@ class Conditions:
 
 
 def clocks_and_power(index: int) -> Conditions:
-    """The current conditions of CUDA device `index`; all None if no tool reports them."""
+    """The current conditions of CUDA device `index`; all None if nothing reports them."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return _by_smi(index)
+        return Conditions()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -76,17 +61,12 @@ def clocks_and_power(index: int) -> Conditions:
         nvml.nvmlShutdown()
 
 
-def _uuid(index: int) -> str:
-    """The name of a CUDA device for both tools: CUDA_VISIBLE_DEVICES renumbers only CUDA's
-    devices.
-    """
+def _nvml_handle(nvml: Any, index: int) -> Any:
+    """By UUID: CUDA_VISIBLE_DEVICES renumbers only CUDA's devices."""
     import torch
 
-    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-
-
-def _nvml_handle(nvml: Any, index: int) -> Any:
-    return nvml.nvmlDeviceGetHandleByUUID(_uuid(index))
+    uuid = torch.cuda.get_device_properties(index).uuid
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
 def _by_nvml(nvml: Any, handle: Any) -> Conditions:
@@ -118,57 +98,6 @@ def _instant_power_mw(nvml: Any, handle: Any) -> int | None:
     except (nvml.NVMLError, AttributeError):
         return None
     return int(field.value.uiVal) if field.nvmlReturn == 0 else None
-
-
-def _by_smi(index: int) -> Conditions:
-    """The same by nvidia-smi, which comes with the driver."""
-    told = next((told for name in _SMI_POWER if (told := _smi(index, name))), None)
-    if told is None:
-        return Conditions()
-    driver, *numbers = told
-    sm, memory, limit, temperature, power = map(_number, numbers)
-    return Conditions(
-        driver=driver,
-        sm_mhz=_whole(sm),
-        memory_mhz=_whole(memory),
-        power_w=power,
-        power_limit_w=limit,
-        temperature_c=_whole(temperature),
-    )
-
-
-def _smi(index: int, power: str) -> list[str] | None:
-    """The values of _SMI_FIELDS and of `power`; None if there is no such program or field."""
-    fields = (*_SMI_FIELDS, power)
-    try:
-        done = subprocess.run(
-            [
-                "nvidia-smi",
-                f"--id={_uuid(index)}",
-                f"--query-gpu={','.join(fields)}",
-                "--format=csv,noheader,nounits",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=SMI_LIMIT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError):
-        return None  # no program, or no answer; torch raises either of the last two
-    told = [word.strip() for word in done.stdout.strip().split(",")]
-    return told if len(told) == len(fields) else None
-
-
-def _number(word: str) -> float | None:
-    """A figure; None for "[N/A]" and its like."""
-    try:
-        return float(word)
-    except ValueError:
-        return None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 SAME_WITHIN = 1.43

@@ -11,12 +11,20 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
-from flashgen.evaluate.build import Builder, BuildResult, cpu_count, draft, estimated, kept
-from flashgen.evaluate.evaluator import Ranks, Request, triton_version
+from flashgen.evaluate.build import (
+    Builder,
+    BuildResult,
+    cpu_count,
+    draft,
+    estimated,
+    kept,
+    outcome_of,
+)
+from flashgen.evaluate.evaluator import BaseEvaluator, Ranks, Request, triton_version
 from flashgen.evaluate.pools import Children, Once, Pools
 from flashgen.evaluate.tasks import CHECK_LIMIT_S, Check, Tasks, task
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, TimedOut
@@ -34,7 +42,7 @@ CHECK_SEED = 0
 """One seed for all: results are shared between runs, buckets and GPUs by the kernel's digest."""
 
 
-class OfflineEvaluator:
+class OfflineEvaluator(BaseEvaluator):
     """Evaluates for `gpu` without a GPU. It stores everything under `cache`; `jobs` children per
     pool. Several threads may use it.
 
@@ -69,9 +77,7 @@ class OfflineEvaluator:
         configs: Sequence[KernelConfig],
     ) -> Iterator[Outcome]:
         """As Evaluator.evaluate; rough, timed and final all are the estimate."""
-        request = Request(
-            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
-        )
+        request = self.request(stage, spec, problem)
         if stage == "check":
             yield from self._check(request, configs)
             return
@@ -91,16 +97,8 @@ class OfflineEvaluator:
                 timing = estimated(built, request, config, self.gpu)
             except NoEstimate as error:
                 status, detail = Status.NO_ESTIMATE, str(error)
-        return request.outcome(
-            config,
-            status,
-            detail,
-            digest=built.digest,
-            compiled=built.compiled,
-            residents=built.residents(self.gpu),
-            cycles=built.cycles(request.spec, config, self.gpu),
-            timing=timing,
-            estimate=timing,
+        return outcome_of(
+            built, request, config, self.gpu, status, detail, timing=timing, estimate=timing
         )
 
     def _check(self, request: Request, configs: Sequence[KernelConfig]) -> Iterator[Outcome]:
@@ -177,12 +175,6 @@ class OfflineEvaluator:
         """As Evaluator.close."""
         if self._own is not None:
             self._own.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple[Status, str]:

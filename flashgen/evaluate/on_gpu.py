@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from flashgen.evaluate.build import (
     Build,
@@ -16,8 +16,9 @@ from flashgen.evaluate.build import (
     cpu_count,
     estimate_or_none,
     kept,
+    outcome_of,
 )
-from flashgen.evaluate.evaluator import SLOW, Ranks, Request
+from flashgen.evaluate.evaluator import SLOW, BaseEvaluator, Ranks, Request
 from flashgen.evaluate.gpu_state import Clock
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import check_failed, check_verdict, sound, unsteady
@@ -47,12 +48,12 @@ SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """A kernel that is built, and the answer to come; None where it is not asked for."""
+class _Candidate:
+    """A kernel that is built, and what is requested of it."""
 
+    request: Request
     config: KernelConfig
     built: BuildResult
-    answer: Future[Answer] | None
 
 
 class Clocks:
@@ -78,7 +79,7 @@ def _pools_here(index: int, jobs: int | None, tasks: Tasks) -> Pools:
     return Pools(cpu=Children(jobs), device=Crew([Device(index, tasks.answers)]))
 
 
-class GpuEvaluator:
+class GpuEvaluator(BaseEvaluator):
     """Evaluates on CUDA device `index`, which is `gpu`, or on all GPUs of pools.device, which are
     of its product. It stores everything under `cache`. Several threads may use it.
 
@@ -124,9 +125,7 @@ class GpuEvaluator:
         configs: Sequence[KernelConfig],
     ) -> Iterator[Outcome]:
         """As Evaluator.evaluate."""
-        request = Request(
-            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
-        )
+        request = self.request(stage, spec, problem)
         rank = self._ranks.of(request)
         builds = [self._builder.start(spec, config, problem, rank) for config in configs]
         try:
@@ -143,38 +142,37 @@ class GpuEvaluator:
         """The outcomes of configs that are evaluated by themselves, each on one GPU: as many at
         once as there are GPUs.
         """
-        sent: deque[_Sent] = deque()
+        sent: deque[tuple[_Candidate, Future[Answer] | None]] = deque()
         try:
             for config, build in zip(configs, builds, strict=True):
                 if len(sent) >= self._gpus.size:
-                    yield self._received(request, sent.popleft())
-                sent.append(self._send(request, config, build.verdict()))
+                    yield self._received(*sent.popleft())
+                one = _Candidate(request=request, config=config, built=build.verdict())
+                sent.append((one, self._send(one)))
             while sent:
-                yield self._received(request, sent.popleft())
+                yield self._received(*sent.popleft())
         finally:
-            for each in sent:
-                if each.answer is not None:
-                    each.answer.cancel()
+            for _, answer in sent:
+                if answer is not None:
+                    answer.cancel()
 
-    def _send(self, request: Request, config: KernelConfig, built: BuildResult) -> _Sent:
+    def _send(self, one: _Candidate) -> Future[Answer] | None:
         """Have a kernel checked or timed, if it is fit for that."""
-        answer = None
-        if request.stage == "check" and built.status in (Status.OK, *SLOW):
-            check = Check(spec=request.spec, config=config, device=self._device, seed=SEED)
-            answer = self._submit(request, self._tasks.check, check, CHECK_LIMIT_S)
-        elif request.stage in ("rough", "timed") and built.status is Status.OK:
-            answer = self._submit_alone(request, config)
-        return _Sent(config=config, built=built, answer=answer)
+        request, status = one.request, one.built.status
+        if request.stage == "check" and status in (Status.OK, *SLOW):
+            check = Check(spec=request.spec, config=one.config, device=self._device, seed=SEED)
+            return self._submit(request, self._tasks.check, check, CHECK_LIMIT_S)
+        if request.stage in ("rough", "timed") and status is Status.OK:
+            return self._submit_alone(request, one.config)
+        return None
 
-    def _received(self, request: Request, sent: _Sent) -> Outcome:
-        """The outcome of a kernel that was sent, once it is known."""
-        config, built = sent.config, sent.built
-        if sent.answer is None:
-            return self._outcome(request, config, built, built.status, built.detail)
-        answer = sent.answer.result()
-        if request.stage == "check":
-            return self._checked(request, config, built, answer)
-        return self._timed(request, config, built, finite(answer))
+    def _received(self, one: _Candidate, answer: Future[Answer] | None) -> Outcome:
+        """The outcome of a kernel, once it is known; no answer: it was not sent."""
+        if answer is None:
+            return self._outcome(one, one.built.status, one.built.detail)
+        if one.request.stage == "check":
+            return self._checked(one, answer.result())
+        return self._timed(one, finite(answer.result()))
 
     def _submit(
         self, request: Request, function: str, asked: Asked, limit_s: float
@@ -189,27 +187,22 @@ class GpuEvaluator:
         )
         return self._submit(request, self._tasks.measure, asked, MEASURE_LIMIT_S)
 
-    def _checked(
-        self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
-    ) -> Outcome:
+    def _checked(self, one: _Candidate, answer: Answer) -> Outcome:
         if not isinstance(answer, Done):
-            return self._blamed(request, config, built, answer)
-        assert built.rendered is not None  # it compiled
+            return self._blamed(one, answer)
+        assert one.built.rendered is not None  # it compiled
         result = CheckResult(**answer.value)
-        status, detail = check_verdict(result, built.rendered, self._cache)
-        check = result if sound(result) else None
-        return self._outcome(request, config, built, status, detail, check=check)
+        status, detail = check_verdict(result, one.built.rendered, self._cache)
+        return self._outcome(one, status, detail, check=result if sound(result) else None)
 
-    def _timed(
-        self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
-    ) -> Outcome:
+    def _timed(self, one: _Candidate, answer: Answer) -> Outcome:
         """The outcome of a kernel that was timed by itself."""
         if not isinstance(answer, Done):
-            return self._blamed(request, config, built, answer)
+            return self._blamed(one, answer)
         timing = Timing(**answer.value)
-        if why := self._clocks.why_unsteady(request, timing.clock_mhz):
-            return self._outcome(request, config, built, Status.UNSTEADY, why)
-        return self._outcome(request, config, built, timing=timing)
+        if why := self._clocks.why_unsteady(one.request, timing.clock_mhz):
+            return self._outcome(one, Status.UNSTEADY, why)
+        return self._outcome(one, timing=timing)
 
     def _final(
         self, request: Request, configs: Sequence[KernelConfig], built: Sequence[BuildResult]
@@ -217,32 +210,32 @@ class GpuEvaluator:
         """Time all in one round; if it fails, a second one without those that also fail by
         themselves.
         """
+        every = [
+            _Candidate(request=request, config=config, built=verdict)
+            for config, verdict in zip(configs, built, strict=True)
+        ]
         outcomes = {
-            i: self._outcome(request, configs[i], verdict, verdict.status, verdict.detail)
-            for i, verdict in enumerate(built)
+            i: self._outcome(one, one.built.status, one.built.detail) for i, one in enumerate(every)
         }
         ready = [i for i, verdict in enumerate(built) if verdict.status is Status.OK]
         answer = self._round(request, [configs[i] for i in ready])
         if not isinstance(answer, Done) and not unsteady(answer):
             for i in ready:
                 alone = finite(self._submit_alone(request, configs[i]).result())
-                outcomes[i] = self._timed(request, configs[i], built[i], alone)
+                outcomes[i] = self._timed(every[i], alone)
             ready = [i for i in ready if outcomes[i].ok]
             answer = self._round(request, [configs[i] for i in ready])
         if isinstance(answer, Done):
-            racing = [(configs[i], built[i]) for i in ready]
-            outcomes |= zip(ready, self._raced(request, racing, answer.value), strict=True)
+            raced = self._raced(request, [every[i] for i in ready], answer.value)
+            outcomes |= zip(ready, raced, strict=True)
         else:
             for i in ready:
-                outcomes[i] = self._failed(request, configs[i], built[i], answer)
+                outcomes[i] = self._failed(every[i], answer)
         for i in range(len(configs)):
             yield outcomes[i]
 
     def _raced(
-        self,
-        request: Request,
-        racing: Sequence[tuple[KernelConfig, BuildResult]],
-        value: dict[str, Any],
+        self, request: Request, racing: Sequence[_Candidate], value: dict[str, Any]
     ) -> Iterator[Outcome]:
         """The outcomes of a round; a round at another clock than the run's is UNSTEADY as a
         whole.
@@ -250,12 +243,12 @@ class GpuEvaluator:
         timings = [Timing(**each) for each in value["timings"]]
         why = self._clocks.why_unsteady(request, timings[0].clock_mhz) if timings else ""
         sdpa = value["sdpa"]
-        for (config, built), timing, passes in zip(racing, timings, value["passes"], strict=True):
+        for one, timing, passes in zip(racing, timings, value["passes"], strict=True):
             if why:
-                yield self._outcome(request, config, built, Status.UNSTEADY, why)
+                yield self._outcome(one, Status.UNSTEADY, why)
                 continue
             yield replace(
-                self._outcome(request, config, built, timing=timing),
+                self._outcome(one, timing=timing),
                 passes_us=tuple(passes),
                 sdpa_us=sdpa and Timing(**sdpa).median_us,
             )
@@ -282,61 +275,34 @@ class GpuEvaluator:
             cache=str(self._cache),
         )
 
-    def _blamed(
-        self, request: Request, config: KernelConfig, built: BuildResult, answer: Failure
-    ) -> Outcome:
+    def _blamed(self, one: _Candidate, answer: Failure) -> Outcome:
         """The outcome of a kernel that failed while no other ran."""
-        assert built.rendered is not None
-        status, detail = check_failed(answer, built.rendered, self._cache)
-        return self._outcome(request, config, built, status, detail)
+        assert one.built.rendered is not None
+        return self._outcome(one, *check_failed(answer, one.built.rendered, self._cache))
 
-    def _failed(
-        self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
-    ) -> Outcome:
+    def _failed(self, one: _Candidate, answer: Answer) -> Outcome:
         """The outcome of one of several that failed together, though each runs by itself.
 
         Whichever was at fault, the others must not be quarantined: all are RUN_ERROR. If the times
         of a round jumped, none is at fault.
         """
         if unsteady(answer):
-            return self._outcome(request, config, built, Status.UNSTEADY, str(answer))
-        assert built.rendered is not None
+            return self._outcome(one, Status.UNSTEADY, str(answer))
+        assert one.built.rendered is not None
         detail = f"it runs by itself, but its round failed: {answer}"
-        detail = kept(detail, built.rendered, self._cache)
-        return self._outcome(request, config, built, Status.RUN_ERROR, detail)
+        detail = kept(detail, one.built.rendered, self._cache)
+        return self._outcome(one, Status.RUN_ERROR, detail)
 
     def _outcome(
-        self,
-        request: Request,
-        config: KernelConfig,
-        built: BuildResult,
-        status: Status = Status.OK,
-        detail: str = "",
-        *,
-        timing: Timing | None = None,
-        check: CheckResult | None = None,
+        self, one: _Candidate, status: Status = Status.OK, detail: str = "", **found: Any
     ) -> Outcome:
         """An outcome with all known facts of the kernel, including its estimate."""
-        return request.outcome(
-            config,
-            status,
-            detail,
-            digest=built.digest,
-            compiled=built.compiled,
-            residents=built.residents(self.gpu),
-            cycles=built.cycles(request.spec, config, self.gpu),
-            timing=timing,
-            check=check,
-            estimate=estimate_or_none(built, request, config, self.gpu),
+        estimate = estimate_or_none(one.built, one.request, one.config, self.gpu)
+        return outcome_of(
+            one.built, one.request, one.config, self.gpu, status, detail, estimate=estimate, **found
         )
 
     def close(self) -> None:
         """As Evaluator.close."""
         if self._own is not None:
             self._own.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -13,17 +13,17 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
-from flashgen.evaluate.evaluator import Evaluator, Request
+from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
 from flashgen.files import append_whole, disk_errors, open_own, whole_content, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -178,20 +178,9 @@ class Quarantine:
 
 
 def _record(outcome: Outcome, status: Status) -> QuarantineRecord:
-    return QuarantineRecord(
-        digest=outcome.digest,
-        kernel=kernel_name(outcome.spec, outcome.config),
-        spec=outcome.spec,
-        problem=outcome.problem,
-        config=outcome.config,
-        stage=outcome.stage,
-        status=status,
-        detail=outcome.detail,
-        source=outcome.source,
-        gpu=outcome.gpu,
-        triton=outcome.triton,
-        created=outcome.created,
-    )
+    own = {"kernel": kernel_name(outcome.spec, outcome.config), "status": status}
+    same = {f.name: getattr(outcome, f.name) for f in fields(QuarantineRecord) if f.name not in own}
+    return QuarantineRecord(**same | own)
 
 
 @contextlib.contextmanager
@@ -205,7 +194,7 @@ def _locked(path: Path) -> Iterator[int]:
             os.close(descriptor)
 
 
-class QuarantiningEvaluator:
+class QuarantiningEvaluator(WrappingEvaluator):
     """`inner`, except that configs with a quarantined kernel are QUARANTINED, with the reason.
 
     A kernel that kills a process is quarantined before its outcome is returned. Other attributes of
@@ -213,9 +202,7 @@ class QuarantiningEvaluator:
     """
 
     def __init__(self, inner: Evaluator, quarantine: Quarantine) -> None:
-        self.source = inner.source
-        self.gpu = inner.gpu
-        self._inner = inner
+        super().__init__(inner)
         self._quarantine = quarantine
 
     def evaluate(
@@ -227,11 +214,9 @@ class QuarantiningEvaluator:
     ) -> Iterator[Outcome]:
         """As Evaluator.evaluate. Also raises errors of writing the quarantine."""
         held = [self._held(spec, config) for config in configs]
-        request = Request(
-            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
-        )
+        request = self.request(stage, spec, problem)
         free = [config for config, why in zip(configs, held, strict=True) if why is None]
-        with closing(_generator(self._inner.evaluate(stage, spec, problem, free))) as outcomes:
+        with closing(closable(self._inner.evaluate(stage, spec, problem, free))) as outcomes:
             for config, why in zip(configs, held, strict=True):
                 if why is not None:
                     digest, reason = why
@@ -249,10 +234,6 @@ class QuarantiningEvaluator:
         reason = self._quarantine.reason(digest, self.source)
         return None if reason is None else (digest, reason)
 
-    def close(self) -> None:
-        """As Evaluator.close."""
-        self._inner.close()
-
     def __getattr__(self, name: str) -> Any:
         """Attributes that only `inner` has. (While a copy is being made, `inner` itself is
         missing.)
@@ -260,14 +241,3 @@ class QuarantiningEvaluator:
         if name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
-    """The same as a generator, which can be closed and then closes `outcomes`."""
-    yield from outcomes

@@ -200,25 +200,18 @@ def prepared_sums(call: Combine) -> tuple[Tensor, Tensor, Launch | None]:
     lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=call.q.device)
     if o.numel() == 0:
         return o, lse, None
-    return (
-        o,
-        lse,
-        (
-            batch * heads * seq_q,
-            strided("o", o)
-            | {
-                "part_o_ptr": parts.o,
-                "part_lse_ptr": parts.lse,
-                "lse_ptr": lse,
-                "stride_part": parts.o.stride(0),
-                "stride_lse": parts.lse.stride(0),
-                "heads": heads,
-                "seq_q": seq_q,
-                "count": count,
-                "head_dim_v": head_dim_v,
-            },
-        ),
-    )
+    arguments = strided("o", o) | {
+        "part_o_ptr": parts.o,
+        "part_lse_ptr": parts.lse,
+        "lse_ptr": lse,
+        "stride_part": parts.o.stride(0),
+        "stride_lse": parts.lse.stride(0),
+        "heads": heads,
+        "seq_q": seq_q,
+        "count": count,
+        "head_dim_v": head_dim_v,
+    }
+    return o, lse, (batch * heads * seq_q, arguments)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -271,17 +264,15 @@ def run_append(plan: Plan, call: Append) -> Tensor | None:
 
 
 def _rotation_arguments(rotation: Rotation, rotated: Tensor) -> Arguments:
-    return (
-        strided("q", rotation.q)
-        | strided("o", rotated)
-        | {
-            "cos_ptr": rotation.cos,
-            "sin_ptr": rotation.sin,
-            "stride_cos": rotation.cos.stride(0),
-            "stride_sin": rotation.sin.stride(0),
-            "heads": rotation.q.shape[1],
-            "seq_q": rotation.q.shape[2],
-            "rotary_dim": 2 * rotation.cos.shape[1],
-            "q_step": rotation.q_step,
-        }
-    )
+    return {
+        **strided("q", rotation.q),
+        **strided("o", rotated),
+        "cos_ptr": rotation.cos,
+        "sin_ptr": rotation.sin,
+        "stride_cos": rotation.cos.stride(0),
+        "stride_sin": rotation.sin.stride(0),
+        "heads": rotation.q.shape[1],
+        "seq_q": rotation.q.shape[2],
+        "rotary_dim": 2 * rotation.cos.shape[1],
+        "q_step": rotation.q_step,
+    }

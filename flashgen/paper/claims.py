@@ -8,6 +8,7 @@ TRITON_INTERPRET once, when it is imported.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from flashgen.errors import InvalidArgument
@@ -44,10 +45,14 @@ class Claim:
         return f"flashgen paper {self.name}"
 
 
-CLAIMS = (
-    Claim(
+_exactly = partial(Claim, chapter="Attention in tiles, exactly")
+_bytes = partial(Claim, chapter="Why bytes decide")
+_work = partial(Claim, chapter="Who does the work")
+_time = partial(Claim, chapter="How long it takes")
+
+CLAIMS: tuple[Claim, ...] = (
+    _exactly(
         name="block-matmul",
-        chapter="Attention in tiles, exactly",
         title="A matrix product, block by block",
         plain="Attention is two matrix products with a softmax between them. A product can be "
         "computed in blocks that fit into a small fast memory. Each block of the result needs one "
@@ -57,9 +62,8 @@ CLAIMS = (
         source=f"{FA1}, section 3.1",
         shows="flashgen.paper.tiles:block_matmul",
     ),
-    Claim(
+    _exactly(
         name="tile-softmax",
-        chapter="Attention in tiles, exactly",
         title="Softmax of each tile by itself is wrong",
         plain="Softmax turns the scores of a query into weights that add up to 1. It divides by a "
         "sum over all keys. A tile of keys has only its own sum, so softmax cannot be computed "
@@ -68,9 +72,8 @@ CLAIMS = (
         source=f"{FA1}, section 3.1, Tiling",
         shows="flashgen.paper.tiles:tile_softmax",
     ),
-    Claim(
+    _exactly(
         name="online-softmax",
-        chapter="Attention in tiles, exactly",
         title="Online softmax: right in one pass",
         plain="The correction: remember the largest score so far, m, and the sum so far, l. When a "
         "tile brings a larger score, multiply the sum and the output by a factor, and go on. After "
@@ -80,9 +83,8 @@ CLAIMS = (
         source=f"{FA1}, section 3.1; {FA2}, section 2.3",
         shows="flashgen.paper.softmax:online",
     ),
-    Claim(
+    _exactly(
         name="scan",
-        chapter="Attention in tiles, exactly",
         title="Merging works in any order",
         plain="Two results over different keys, each with its m and l, merge into one over both. "
         "Like a sum, the result does not depend on the order. So any number of processors can "
@@ -92,9 +94,8 @@ CLAIMS = (
         source=f"{FA1}, section 3.1, algebraic aggregation; {FA2}, section 2.3.1",
         shows="flashgen.paper.scan:scan",
     ),
-    Claim(
+    _exactly(
         name="algorithms",
-        chapter="Attention in tiles, exactly",
         title="Both algorithms are exact",
         plain="Other fast methods approximate attention. These do not: apart from rounding, the "
         "kernels compute what the textbook formula does. Their error is compared with that of "
@@ -104,9 +105,8 @@ CLAIMS = (
         source=f"{FA1}, Algorithm 1 and Theorem 1; {FA2}, Algorithm 1",
         shows="flashgen.paper.softmax:algorithms",
     ),
-    Claim(
+    _exactly(
         name="backward",
-        chapter="Attention in tiles, exactly",
         title="The backward, by hand",
         plain="Training also needs gradients: how the loss changes with Q, K and V, given dO, how "
         "it changes with O. Five products compute them. The weights P are not stored; they are "
@@ -116,9 +116,8 @@ CLAIMS = (
         source=f"{FA1}, Appendix B.2 and Algorithm 4; {FA2}, Algorithm 2",
         shows="flashgen.paper.gradients:backward",
     ),
-    Claim(
+    _exactly(
         name="dropout",
-        chapter="Attention in tiles, exactly",
         title="Dropout stores no mask",
         plain="Dropout sets random weights to zero in training. The backward must drop the same "
         "ones. Instead of storing which, the kernel runs the random generator again from the same "
@@ -128,9 +127,8 @@ CLAIMS = (
         source=f"{FA1}, section 3.1 and Appendix B",
         shows="flashgen.paper.dropout:remade",
     ),
-    Claim(
+    _bytes(
         name="memories",
-        chapter="Why bytes decide",
         title="Fast memory is small, large memory is slow",
         plain="A GPU computes faster than its large memory can bring numbers. It has small "
         "memories beside the arithmetic that are ten times as fast and more. An algorithm is "
@@ -141,9 +139,8 @@ CLAIMS = (
         shows="flashgen.paper.memories:hierarchy",
         of_gpu=True,
     ),
-    Claim(
+    _bytes(
         name="figure-2",
-        chapter="Why bytes decide",
         title="FlashAttention moves a ninth of the bytes",
         plain="Standard attention writes all scores to HBM and reads them again, several times. "
         "For 1,024 keys that is far more than Q, K, V and O. FlashAttention keeps scores in fast "
@@ -153,9 +150,8 @@ CLAIMS = (
         source=f"{FA1}, Figure 2, left: batch 64, 16 heads, N 1,024, d 64, on an A100",
         shows="flashgen.paper.traffic:figure_2",
     ),
-    Claim(
+    _bytes(
         name="accesses",
-        chapter="Why bytes decide",
         title="HBM accesses over N and d",
         plain="How many bytes move when sequences get longer, or vectors? Three kernels run at "
         "many sizes, and every byte is counted.",
@@ -164,9 +160,8 @@ CLAIMS = (
         source=f"{FA1}, Theorem 2",
         shows="flashgen.paper.traffic:accesses",
     ),
-    Claim(
+    _bytes(
         name="sram",
-        chapter="Why bytes decide",
         title="More SRAM, fewer accesses",
         plain="With more fast memory a block can be larger, and Q and O are passed over fewer "
         "times. The paper's theorem says how bytes fall with the size M of the fast memory.",
@@ -174,9 +169,8 @@ CLAIMS = (
         source=f"{FA1}, Theorem 2",
         shows="flashgen.paper.traffic:sram",
     ),
-    Claim(
+    _bytes(
         name="block-size",
-        chapter="Why bytes decide",
         title="HBM accesses over the block size",
         plain="The same with the block's size chosen directly. FlashAttention-1 holds a block of "
         "keys and walks the rows; FlashAttention-2 holds a tile of rows and walks the keys. What "
@@ -186,9 +180,8 @@ CLAIMS = (
         source=f"{FA1}, Figure 2, middle; {FA2}, section 3.1",
         shows="flashgen.paper.traffic:block_size",
     ),
-    Claim(
+    _bytes(
         name="memory",
-        chapter="Why bytes decide",
         title="Memory linear in N",
         plain="How much memory must be set aside beyond inputs and output? Standard attention "
         "stores a score and a weight for each pair of query and key, FlashAttention a few numbers "
@@ -198,9 +191,8 @@ CLAIMS = (
         source=f"{FA1}, Theorem 1",
         shows="flashgen.paper.traffic:memory",
     ),
-    Claim(
+    _work(
         name="flops",
-        chapter="Who does the work",
         title="Tiles do the same arithmetic",
         plain="FlashAttention saves bytes, not arithmetic: its forward does exactly as many "
         "operations. A causal mask, where a token sees only earlier ones, is different: tiles of "
@@ -210,9 +202,8 @@ CLAIMS = (
         source=f"{FA1}, Theorem 1; {FA2}, section 3.1.1, Causal masking",
         shows="flashgen.paper.operations:flops",
     ),
-    Claim(
+    _work(
         name="non-matmul",
-        chapter="Who does the work",
         title="FlashAttention-2, first change: fewer other operations",
         plain="GPUs have units for matrix products that are about 16 times as fast as the rest. "
         "So additions and exponentials outside products are costly. FlashAttention-2 divides O "
@@ -223,9 +214,8 @@ CLAIMS = (
         shows="flashgen.paper.operations:other",
         of_gpu=True,
     ),
-    Claim(
+    _work(
         name="parallelism",
-        chapter="Who does the work",
         title="FlashAttention-2, second change: more programs",
         plain="A GPU has about a hundred processors (SMs). Long sequences come in small batches. "
         "Then there are fewer heads than SMs, and one program for each head leaves most SMs idle. "
@@ -236,9 +226,8 @@ CLAIMS = (
         shows="flashgen.paper.parallel:over_sequence",
         of_gpu=True,
     ),
-    Claim(
+    _work(
         name="split-q",
-        chapter="Who does the work",
         title="FlashAttention-2, third change: warps own rows",
         plain="Inside a program, four groups of threads (warps) share a tile. If each takes some "
         "of the keys, their outputs must be added up through shared memory. If each takes some of "
@@ -249,9 +238,8 @@ CLAIMS = (
         shows="flashgen.paper.parallel:over_warps",
         process="compiled",
     ),
-    Claim(
+    _work(
         name="decode",
-        chapter="Who does the work",
         title="Splitting keys fills the GPU in decode",
         plain="A language model writes one token at a time. One token has one row of scores, so "
         "rows cannot be shared out. The keys can be: each program takes a part, and the parts "
@@ -261,9 +249,8 @@ CLAIMS = (
         source=f"{FA2}, section 3.2, parallelism over the sequence; here over keys",
         shows="flashgen.paper.traffic:decode",
     ),
-    Claim(
+    _time(
         name="plateau",
-        chapter="How long it takes",
         title="Run time stops improving at 256",
         plain="Fewer bytes mean less time only while bytes are what the GPU waits for. With large "
         "blocks it waits for arithmetic.",
@@ -273,9 +260,8 @@ CLAIMS = (
         shows="flashgen.paper.timing:plateau",
         process="compiled",
     ),
-    Claim(
+    _time(
         name="block-rule",
-        chapter="How long it takes",
         title="The block rule beside tuned tiles",
         plain="The first paper chooses the block by a formula: fill the fast memory. This project "
         "searches for the fastest tile on each GPU instead. Here both stand side by side.",
@@ -285,9 +271,8 @@ CLAIMS = (
         shows="flashgen.paper.timing:block_rule",
         process="compiled",
     ),
-    Claim(
+    _time(
         name="gpt-2",
-        chapter="How long it takes",
         title="GPT-2 trains 3.5 times as fast: what attention explains",
         plain="The best-known figure of the paper compares training GPT-2 with Hugging Face's "
         "code. How much of it comes from attention? An estimate of one training step, with "

@@ -10,8 +10,8 @@ from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.paper import forms, runs
 from flashgen.paper.counter import Counter, Traffic
-from flashgen.paper.finding import Check, Figure, Finding, powers
-from flashgen.report.charts import Cell, Chart, Line, Matrices, Matrix, Scale
+from flashgen.paper.finding import Finding, charted, check, drawn, line, powers
+from flashgen.report.charts import Cell, Matrix, Scale
 from flashgen.spec.features import Features
 
 N = 64
@@ -57,50 +57,39 @@ def remade() -> Finding:
         (_without_state(backward_counter.traffic("backward")), forms.dkv(*tile)),
     )
     lengths = powers(128, 4096)
-    stored = tuple(
-        (float(n), _added_by_dropout(n) / 1e6) for n in lengths
-    )  # equal to counts: claim figure-2
+    stored = {n: _added_by_dropout(n) / 1e6 for n in lengths}  # equal to counts: claim figure-2
     return Finding(
         checks=(
-            Check(
-                text=f"{int(first.sum())} of {N * N:,} elements dropped, {differing} differ in the "
+            check(
+                "computed",
+                f"{int(first.sum())} of {N * N:,} elements dropped, {differing} differ in the "
                 "backward",
-                how="computed",
-                holds=differing == 0 and 0 < int(first.sum()) < N * N // 4,
+                differing == 0 and 0 < int(first.sum()) < N * N // 4,
             ),
-            Check(
-                text="loads and stores are those without dropout, but for the generator's state",
-                how="counted",
-                holds=all(found == form for found, form in pairs),
+            check(
+                "counted",
+                "loads and stores are those without dropout, but for the generator's state",
+                all(found == form for found, form in pairs),
             ),
         ),
         figures=(
-            Figure(
-                how=("computed",),
-                matrices=Matrices(
-                    title=f"Dropped elements of P, the first {DRAWN} queries and keys",
-                    caption="With the identity for V, the zeros of O are the dropped elements; "
-                    "with the identity for dO, those of dV. The two patterns are the same.",
-                    matrices=(_drawn("forward", first), _drawn("backward", second)),
-                    across=2,
-                ),
+            drawn(
+                title=f"Dropped elements of P, the first {DRAWN} queries and keys",
+                caption="With the identity for V, the zeros of O are the dropped elements; "
+                "with the identity for dO, those of dV. The two patterns are the same.",
+                matrices=(_drawn("forward", first), _drawn("backward", second)),
+                across=2,
             ),
-            Figure(
+            charted(
                 how=("closed form",),
-                chart=Chart(
-                    title="Bytes that dropout adds, forward and backward",
-                    caption="One head, 16 bits. Standard attention writes P once more and a mask "
-                    "of a byte an element, and reads both; flashgen reads a seed.",
-                    x=Scale(name="N, keys", at=tuple(map(float, lengths))),
-                    y=Scale(name="HBM accesses, MB", log=False, low=0.0),
-                    lines=(
-                        Line(name="standard", points=stored, closed=True),
-                        Line(
-                            name="flashgen",
-                            points=tuple((float(n), 0.0) for n in lengths),
-                            closed=True,
-                        ),
-                    ),
+                title="Bytes that dropout adds, forward and backward",
+                caption="One head, 16 bits. Standard attention writes P once more and a mask "
+                "of a byte an element, and reads both; flashgen reads a seed.",
+                x=Scale(name="N, keys", at=lengths),
+                y=Scale(name="HBM accesses, MB", log=False, low=0.0),
+                lines=(
+                    line("standard", stored, closed=True),
+                    line("flashgen", dict.fromkeys(lengths, 0.0), closed=True),
                 ),
             ),
         ),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from flashgen.report.charts import Chart, Matrices
+from flashgen.report.charts import Chart, Line, Matrices
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import record_of
+
+EXACT = 1e-12
+"""A difference below it is rounding, in float64."""
 
 How = Literal[
     "counted", "closed form", "computed", "machine code", "estimated", "measured", "looked up"
@@ -108,6 +112,35 @@ class Finding:
         """That of the check which holds least."""
         verdicts = sorted((check.verdict for check in self.checks), key=len, reverse=True)
         return verdicts[0] if self.holds else "fails"
+
+
+def check(how: How, text: str, holds: bool, points: tuple[int, int] | None = None) -> Check:
+    """A check of a finding."""
+    return Check(how=how, text=text, holds=holds, points=points)
+
+
+def charted(how: tuple[How, ...] = ("counted",), **fields: Any) -> Figure:
+    """A figure that is a Chart with these fields."""
+    return Figure(how=how, chart=Chart(**fields))
+
+
+def tabled(how: tuple[How, ...], rows: Iterable[Row | Sequence[str]], **fields: Any) -> Figure:
+    """A figure that is a Table with these fields; a row may be its name and its cells."""
+    made = (row if isinstance(row, Row) else Row(name=row[0], cells=tuple(row[1:])) for row in rows)
+    return Figure(how=how, table=Table(rows=tuple(made), **fields))
+
+
+def drawn(**fields: Any) -> Figure:
+    """A figure of Matrices with these fields, which are computed."""
+    return Figure(how=("computed",), matrices=Matrices(**fields))
+
+
+def line(
+    name: str, points: Mapping[int, float] | Iterable[tuple[float, float]], **kind: bool
+) -> Line:
+    """A line of a chart, y by x; kind as Line has it."""
+    pairs = points.items() if isinstance(points, Mapping) else points
+    return Line(name=name, points=tuple((float(x), float(y)) for x, y in pairs), **kind)
 
 
 def powers(least: int, most: int) -> tuple[int, ...]:

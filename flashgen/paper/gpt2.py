@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flashgen import paths
 from flashgen.files import temporary_folder
 from flashgen.paper import forms, runs
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table
+from flashgen.paper.finding import Figure, Finding, Row, check, tabled
 from flashgen.paper.memories import PAPERS_GPU
 from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bucket_of
@@ -98,29 +98,29 @@ def training() -> Finding:
     small, megatron = steps["GPT-2 small"], MODELS[0].megatron / MODELS[0].flash
     return Finding(
         checks=(
-            Check(
-                text=f"attention alone: {attention:.1f} times faster, {printed:.1f} by the paper's "
+            check(
+                "estimated",
+                f"attention alone: {attention:.1f} times faster, {printed:.1f} by the paper's "
                 "Figure 2",
-                how="estimated",
-                holds=1 / 1.5 < attention / printed < 1.5,
+                1 / 1.5 < attention / printed < 1.5,
             ),
-            Check(
-                text=f"a step of GPT-2 small: {small.speedup:.1f} times faster; the paper's days "
+            check(
+                "estimated",
+                f"a step of GPT-2 small: {small.speedup:.1f} times faster; the paper's days "
                 f"are {megatron:.1f} times fewer than Megatron-LM's",
-                how="estimated",
-                holds=1 / 1.25 < small.speedup / megatron < 1.25,
+                1 / 1.25 < small.speedup / megatron < 1.25,
             ),
-            Check(
-                text="attention alone does not explain 3.5 times: Megatron-LM, with standard "
+            check(
+                "estimated",
+                "attention alone does not explain 3.5 times: Megatron-LM, with standard "
                 f"attention, is {MODELS[0].huggingface / MODELS[0].megatron:.1f} times as fast as "
                 "Hugging Face",
-                how="estimated",
-                holds=small.speedup < MODELS[0].huggingface / MODELS[0].flash,
+                small.speedup < MODELS[0].huggingface / MODELS[0].flash,
             ),
         ),
         figures=(
-            Figure(how=("looked up", "estimated"), table=_speedups(steps)),
-            Figure(how=("closed form", "estimated"), table=_milliseconds(steps)),
+            _speedups(steps),
+            _milliseconds(steps),
         ),
         notes=(
             "The estimate takes matrix products at the GPU's peak, standard attention with mask "
@@ -132,7 +132,7 @@ def training() -> Finding:
     )
 
 
-def _speedups(steps: dict[str, Step]) -> Table:
+def _speedups(steps: dict[str, Step]) -> Figure:
     rows = []
     for model in MODELS:
         rows += [
@@ -141,7 +141,8 @@ def _speedups(steps: dict[str, Step]) -> Table:
             (f"{model.name}, one step", steps[model.name].speedup, "estimated"),
         ]
     most = max(times for _, times, _ in rows)
-    return Table(
+    return tabled(
+        how=("looked up", "estimated"),
         title="Times faster with FlashAttention",
         caption=f"Training with N {N:,}: days on 8 A100 from the paper's Table 2, and an estimate "
         "of one step on one.",
@@ -153,8 +154,9 @@ def _speedups(steps: dict[str, Step]) -> Table:
     )
 
 
-def _milliseconds(steps: dict[str, Step]) -> Table:
-    return Table(
+def _milliseconds(steps: dict[str, Step]) -> Figure:
+    return tabled(
+        how=("closed form", "estimated"),
         title="Milliseconds of a step, one sequence",
         caption=f"{PAPERS_GPU.name}. Products: 6 operations for each weight and token, over the "
         "peak. Standard: bytes over the bandwidth. Ours: the model of this project.",

@@ -13,15 +13,15 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.plan import Plan
 from flashgen.paper import runs
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table
+from flashgen.paper.finding import EXACT, Figure, Finding, check, tabled
 from flashgen.reference.attention import max_abs
 from flashgen.spec.vocabulary import Direction
 
 Matrix = list[list[Fraction]]
 SCALE = math.log(3)
 """Of the scores: e^(scale * s) is 3^s, so that a softmax of whole numbers is a fraction."""
-EXACT, ROUNDED = 1e-12, 1e-5
-"""Differences of float64 and of float32 that are rounding."""
+ROUNDED = 1e-5
+"""A difference of float32 below it is rounding."""
 PADDED = 16
 """The head dim of the kernels' run: the case fills 2 of it, zeros the others."""
 
@@ -101,30 +101,30 @@ def backward() -> Finding:
     rows_of_ds = [sum(row) for row in exact.ds]
     return Finding(
         checks=(
-            Check(
-                text=f"dQ, dK and dV equal those of torch's autograd, error {autograd:.1e}",
-                how="computed",
-                holds=autograd < EXACT,
+            check(
+                "computed",
+                f"dQ, dK and dV equal those of torch's autograd, error {autograd:.1e}",
+                autograd < EXACT,
             ),
-            Check(
-                text="three kernels of this project compute them from LSE and D, without P: "
+            check(
+                "computed",
+                "three kernels of this project compute them from LSE and D, without P: "
                 f"error {kernels:.1e} in float32",
-                how="computed",
-                holds=kernels < ROUNDED,
+                kernels < ROUNDED,
             ),
-            Check(
-                text="D is the same from dO and O as from P and dP, which are N x N: "
+            check(
+                "computed",
+                "D is the same from dO and O as from P and dP, which are N x N: "
                 f"{_numbers(exact.d)}",
-                how="computed",
-                holds=exact.d == exact.d_of_p,
+                exact.d == exact.d_of_p,
             ),
-            Check(
-                text="each row of dS adds up to 0: adding a number to all scores changes nothing",
-                how="computed",
-                holds=all(total == 0 for total in rows_of_ds),
+            check(
+                "computed",
+                "each row of dS adds up to 0: adding a number to all scores changes nothing",
+                all(total == 0 for total in rows_of_ds),
             ),
         ),
-        figures=(Figure(how=("computed",), table=_table(exact)),),
+        figures=(_table(exact),),
         notes=(
             "To check by hand: the scale is ln 3, so e^(ln 3 s) is 3^s. The first row of S is "
             "(1, 0); its powers of three are 3 and 1; divided by their sum they are 3/4 and 1/4.",
@@ -164,7 +164,7 @@ def _of_case(padded: Tensor) -> Tensor:
     return padded[0, 0, :, :2].double()
 
 
-def _table(exact: Steps) -> Table:
+def _table(exact: Steps) -> Figure:
     lines = (
         ("S", "scale Q K^T, in units of ln 3", exact.s),
         ("P", "softmax of each row of S", exact.p),
@@ -177,14 +177,13 @@ def _table(exact: Steps) -> Table:
         ("dK", "scale dS^T Q, in units of ln 3", exact.dk),
     )
     given = (("Q", "given", Q), ("K", "given", K), ("V", "given", V), ("dO", "given", DO))
-    return Table(
+    return tabled(
+        how=("computed",),
         title="Every step, as fractions",
         caption="Two queries, two keys, d 2. * is element by element. Each pair of brackets is a "
         "row of the matrix.",
         columns=("matrix", "from", "value"),
-        rows=tuple(
-            Row(name=name, cells=(rule, _numbers(value))) for name, rule, value in (*given, *lines)
-        ),
+        rows=[(name, rule, _numbers(value)) for name, rule, value in (*given, *lines)],
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from flashgen.estimate.machines import MACHINES
 from flashgen.paper import forms, runs
 from flashgen.paper import standard as standard_attention
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table
+from flashgen.paper.finding import Check, Finding, charted, check, line, tabled
 from flashgen.paper.operations import LANES
-from flashgen.report.charts import Chart, Line, Scale
+from flashgen.report.charts import Scale
 from flashgen.spec.data_sheets import DATA_SHEETS, SOURCES
 from flashgen.spec.gpu import TARGETS, Gpu, product_of, slug_of
 
@@ -71,60 +71,43 @@ def hierarchy(gpu: Gpu) -> Finding:
     papers = {level.name: level for level in memories(PAPERS_GPU)}
     shared = papers["shared memory"].tbs or 0.0
     standard, tiled = _intensities()
-    slower = Check(
-        text="each memory farther from the arithmetic is slower: "
+    slower = check(
+        "looked up",
+        "each memory farther from the arithmetic is slower: "
         f"{', '.join(_figure(tbs) for tbs in known)} TB/s",
-        how="looked up",
-        holds=known == sorted(set(known), reverse=True),
+        known == sorted(set(known), reverse=True),
     )
     return Finding(
         checks=(
             *([slower] if len(known) > 1 else []),
-            Check(
-                text=f"shared memory of the paper's GPU: {shared:.1f} TB/s, 19 printed",
-                how="closed form",
-                holds=abs(shared / PRINTED_SHARED_TBS - 1) < 0.05,
+            check(
+                "closed form",
+                f"shared memory of the paper's GPU: {shared:.1f} TB/s, 19 printed",
+                abs(shared / PRINTED_SHARED_TBS - 1) < 0.05,
             ),
             _balance(gpu, standard, tiled),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("looked up", "closed form"),
-                chart=Chart(
-                    title=f"Memories of the {gpu.name}",
-                    caption="Large memories are slow, fast ones are small; both axes are "
-                    "logarithmic. Sizes and bandwidths are those of all SMs together.",
-                    x=Scale(name="size, MB"),
-                    y=Scale(name="bandwidth, TB/s"),
-                    lines=tuple(
-                        Line(
-                            name=level.name,
-                            points=((level.bytes / 1e6, level.tbs),),
-                            scattered=True,
-                        )
-                        for level in levels
-                        if level.tbs is not None
-                    ),
+                title=f"Memories of the {gpu.name}",
+                caption="Large memories are slow, fast ones are small; both axes are "
+                "logarithmic. Sizes and bandwidths are those of all SMs together.",
+                x=Scale(name="size, MB"),
+                y=Scale(name="bandwidth, TB/s"),
+                lines=tuple(
+                    line(level.name, [(level.bytes / 1e6, level.tbs)], scattered=True)
+                    for level in levels
+                    if level.tbs is not None
                 ),
             ),
-            Figure(
+            tabled(
                 how=("looked up", "closed form"),
-                table=Table(
-                    title="Sizes and bandwidths",
-                    caption=f"{gpu.sms} SMs. Sizes of L2 and HBM: {SOURCES[gpu.arch]}. Sizes of "
-                    "an SM's memories: " + _guide(gpu) + ".",
-                    columns=("memory", "size", "TB/s"),
-                    rows=tuple(
-                        Row(
-                            name=level.name,
-                            cells=(
-                                _size(level.bytes),
-                                "not known" if level.tbs is None else _figure(level.tbs),
-                            ),
-                        )
-                        for level in levels
-                    ),
-                ),
+                title="Sizes and bandwidths",
+                caption=f"{gpu.sms} SMs. Sizes of L2 and HBM: {SOURCES[gpu.arch]}. Sizes of "
+                "an SM's memories: " + _guide(gpu) + ".",
+                columns=("memory", "size", "TB/s"),
+                rows=[(level.name, _size(level.bytes), _figure(level.tbs)) for level in levels],
             ),
         ),
         notes=(
@@ -152,11 +135,11 @@ def _balance(gpu: Gpu, standard: float, tiled: float) -> Check:
     peak, bandwidth = gpu.peak_tflops, gpu.bandwidth_gbs
     needed = peak * 1e3 / bandwidth if peak and bandwidth else 0.0
     form = 4 * N * N * D / forms.standard(N, D)
-    return Check(
-        text=f"while HBM brings a byte, the GPU could do {needed:.0f} operations; standard "
+    return check(
+        "counted",
+        f"while HBM brings a byte, the GPU could do {needed:.0f} operations; standard "
         f"attention has {standard:.0f} for each byte, FlashAttention-2 {tiled:.0f}",
-        how="counted",
-        holds=standard == form and standard < needed and 2 * standard < tiled,
+        standard == form and standard < needed and 2 * standard < tiled,
     )
 
 
@@ -166,8 +149,8 @@ def _guide(gpu: Gpu) -> str:
     return SOURCES[gpu.arch]
 
 
-def _figure(tbs: float) -> str:
-    return f"{tbs:.3g}"
+def _figure(tbs: float | None) -> str:
+    return "not known" if tbs is None else f"{tbs:.3g}"
 
 
 def _size(count: float) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from flashgen.estimate.machines import MACHINES
 from flashgen.paper import forms, runs
 from flashgen.paper import standard as standard_attention
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table, powers
-from flashgen.report.charts import Chart, Line, Scale
+from flashgen.paper.finding import Figure, Finding, charted, check, line, powers, tabled
+from flashgen.report.charts import Line, Scale
 from flashgen.spec.gpu import Gpu
 
 D = 64
@@ -39,60 +39,49 @@ def flops() -> Finding:
     ]
     return Finding(
         checks=(
-            Check(
-                text="standard attention and tiles need exactly 4 N^2 d operations in the forward",
-                how="counted",
-                holds=counts["standard"] == counts["tiles"] == whole,
+            check(
+                "counted",
+                "standard attention and tiles need exactly 4 N^2 d operations in the forward",
+                counts["standard"] == counts["tiles"] == whole,
             ),
-            Check(
-                text=f"with a causal mask they are 4 N^2 d (T + 1) / 2T, with T = N / {TILE} tiles",
-                how="counted",
-                holds=counts["tiles, causal"] == halved,
+            check(
+                "counted",
+                f"with a causal mask they are 4 N^2 d (T + 1) / 2T, with T = N / {TILE} tiles",
+                counts["tiles, causal"] == halved,
             ),
-            Check(
-                text="the backward by tiles computes S again: 5 products in place of 4, or 4 + 3 "
+            check(
+                "counted",
+                "the backward by tiles computes S again: 5 products in place of 4, or 4 + 3 "
                 "as two kernels",
-                how="counted",
-                holds=products == expected,
+                products == expected,
             ),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("counted", "closed form"),
-                chart=Chart(
-                    title="Operations of the matrix products, forward",
-                    caption=f"One head, d {D}, tiles of {TILE} x {TILE}. The marks of standard "
-                    "attention lie under those of the tiles: the two do equally many.",
-                    x=Scale(name="N, keys", at=tuple(map(float, lengths))),
-                    y=Scale(name="million operations"),
-                    lines=(
-                        *(
-                            Line(name=f"{name}, counted", points=_millions(lengths, found))
-                            for name, found in counts.items()
-                        ),
-                        Line(name="4 N^2 d", points=_millions(lengths, whole), closed=True),
-                    ),
+                title="Operations of the matrix products, forward",
+                caption=f"One head, d {D}, tiles of {TILE} x {TILE}. The marks of standard "
+                "attention lie under those of the tiles: the two do equally many.",
+                x=Scale(name="N, keys", at=lengths),
+                y=Scale(name="million operations"),
+                lines=(
+                    *(_line(f"{name}, counted", lengths, found) for name, found in counts.items()),
+                    _line("4 N^2 d", lengths, whole, closed=True),
                 ),
             ),
-            Figure(
+            charted(
                 how=("counted", "closed form"),
-                chart=Chart(
-                    title="What a causal mask saves",
-                    caption="A tile above the diagonal is not computed. One on it is computed "
-                    "whole, so short sequences save less than half. Standard attention saves none.",
-                    x=Scale(name="N, keys", at=tuple(float(n) for n in long[::2])),
-                    y=Scale(name="operations saved, %", log=False, low=0.0),
-                    lines=(
-                        Line(name="(T - 1) / 2T", points=tuple(form), closed=True),
-                        Line(
-                            name="tiles, counted",
-                            points=tuple(zip(map(float, lengths), saved, strict=True)),
-                            scattered=True,
-                        ),
-                    ),
+                title="What a causal mask saves",
+                caption="A tile above the diagonal is not computed. One on it is computed "
+                "whole, so short sequences save less than half. Standard attention saves none.",
+                x=Scale(name="N, keys", at=tuple(float(n) for n in long[::2])),
+                y=Scale(name="operations saved, %", log=False, low=0.0),
+                lines=(
+                    line("(T - 1) / 2T", form, closed=True),
+                    line("tiles, counted", zip(lengths, saved, strict=True), scattered=True),
                 ),
             ),
-            Figure(how=("counted",), table=_products_table(products)),
+            _products_table(products),
         ),
         notes=(
             "The paper's Figure 2 prints 66.6 and 75.2 GFLOPs for the forward and the backward, a "
@@ -101,8 +90,9 @@ def flops() -> Finding:
     )
 
 
-def _millions(lengths: tuple[int, ...], counts: list[int]) -> tuple[tuple[float, float], ...]:
-    return tuple((float(n), count / 1e6) for n, count in zip(lengths, counts, strict=True))
+def _line(name: str, at: tuple[int, ...], counts: list[int], **kind: bool) -> Line:
+    """Counts at some sizes, in millions."""
+    return line(name, {n: count / 1e6 for n, count in zip(at, counts, strict=True)}, **kind)
 
 
 def _products_of_kernels() -> dict[str, tuple[int, int]]:
@@ -126,20 +116,19 @@ def _products_of_kernels() -> dict[str, tuple[int, int]]:
     }
 
 
-def _products_table(products: dict[str, tuple[int, int]]) -> Table:
+def _products_table(products: dict[str, tuple[int, int]]) -> Figure:
     names = {
         "standard": "standard, S and P kept in memory",
         "one kernel": "tiles, the backward as one kernel",
         "two kernels": "tiles, the backward as two kernels",
     }
-    return Table(
+    return tabled(
+        how=("counted",),
         title="Matrix products of N x N x d",
         caption="Kept in memory, P need not be computed again. One kernel for dQ and one for dK "
         "and dV each compute S and dP.",
         columns=("attention", "forward", "backward"),
-        rows=tuple(
-            Row(name=names[name], cells=(str(a), str(b))) for name, (a, b) in products.items()
-        ),
+        rows=[(names[name], str(a), str(b)) for name, (a, b) in products.items()],
     )
 
 
@@ -157,46 +146,40 @@ def other(gpu: Gpu) -> Finding:
     of_o = [(fa1[at] - half1) / elements, (fa2[at] - half2) / elements]
     tiles = n // TILE
 
-    def line(name: str, counts: list[int], closed: bool) -> Line:
-        points = tuple((float(bc), c / 1e6) for bc, c in zip(blocks, counts, strict=True))
-        return Line(name=name, points=points, closed=closed, scattered=not closed)
-
     return Finding(
         checks=(
-            Check(
-                text=f"{len(blocks)} counts of each algorithm equal their closed forms",
-                how="counted",
-                holds=(fa1, fa2) == (forms1, forms2),
+            check(
+                "counted",
+                f"{len(blocks)} counts of each algorithm equal their closed forms",
+                (fa1, fa2) == (forms1, forms2),
             ),
-            Check(
-                text=f"FlashAttention-2 does fewer at every B_c: {1 - fa2[0] / fa1[0]:.0%} fewer "
+            check(
+                "counted",
+                f"FlashAttention-2 does fewer at every B_c: {1 - fa2[0] / fa1[0]:.0%} fewer "
                 f"at {blocks[0]}, {1 - fa2[-1] / fa1[-1]:.0%} at {blocks[-1]}",
-                how="counted",
-                holds=all(few < many for few, many in zip(fa2, fa1, strict=True)),
+                all(few < many for few, many in zip(fa2, fa1, strict=True)),
             ),
-            Check(
-                text=f"each element of O, over {tiles} tiles: {of_o[0]:g} operations in "
+            check(
+                "counted",
+                f"each element of O, over {tiles} tiles: {of_o[0]:g} operations in "
                 f"FlashAttention-1, {of_o[1]:g} in FlashAttention-2",
-                how="counted",
-                holds=of_o == [3 * tiles, tiles + 1],
+                of_o == [3 * tiles, tiles + 1],
             ),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("counted", "closed form"),
-                chart=Chart(
-                    title="Operations outside matrix products",
-                    caption=f"Forward of one head, N {n}, d {D}. Five for each score are common to "
-                    "both. FlashAttention-1 spends three for each element of O in every tile of "
-                    "keys, FlashAttention-2 one, and one at the end.",
-                    x=Scale(name="B_c, keys in a tile", at=tuple(map(float, blocks))),
-                    y=Scale(name="million operations", log=False, low=0.0),
-                    lines=(
-                        line("FlashAttention-1, counted", fa1, False),
-                        line("its closed form", forms1, True),
-                        line("FlashAttention-2, counted", fa2, False),
-                        line("its closed form", forms2, True),
-                    ),
+                title="Operations outside matrix products",
+                caption=f"Forward of one head, N {n}, d {D}. Five for each score are common to "
+                "both. FlashAttention-1 spends three for each element of O in every tile of "
+                "keys, FlashAttention-2 one, and one at the end.",
+                x=Scale(name="B_c, keys in a tile", at=blocks),
+                y=Scale(name="million operations", log=False, low=0.0),
+                lines=(
+                    _line("FlashAttention-1, counted", blocks, fa1, scattered=True),
+                    _line("its closed form", blocks, forms1, closed=True),
+                    _line("FlashAttention-2, counted", blocks, fa2, scattered=True),
+                    _line("its closed form", blocks, forms2, closed=True),
                 ),
             ),
         ),

@@ -10,16 +10,14 @@ from torch import Tensor
 
 from flashgen.files import temporary_folder
 from flashgen.paper import forms, runs
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table, powers
+from flashgen.paper.finding import EXACT, Finding, Row, charted, check, line, powers, tabled
 from flashgen.reference.attention import max_abs
-from flashgen.report.charts import Chart, Limit, Line, Scale
+from flashgen.report.charts import Limit, Scale
 from flashgen.spec.gpu import Gpu
 
 TOKENS, HEADS = 16384, 32
 """The FlashAttention-2 paper's setting: batch times N is 16,384, a model width of 2,048; d 64."""
 BR, BC, D, WARPS = 128, 64, 64, 4
-EXACT = 1e-12
-"""A difference below it is rounding, in float64."""
 
 
 def busy(programs: int, sms: int) -> float:
@@ -51,44 +49,40 @@ def over_sequence(gpu: Gpu) -> Finding:
     longest = {name: of[TOKENS] for name, of in shares.items()}
     return Finding(
         checks=(
-            Check(
-                text="programs of one head: 1 in FlashAttention-1; N / B_r in the forward of "
+            check(
+                "counted",
+                "programs of one head: 1 in FlashAttention-1; N / B_r in the forward of "
                 "FlashAttention-2, N / B_c in its backward for dK and dV",
-                how="counted",
-                holds=counted == expected,
+                counted == expected,
             ),
-            Check(
-                text=f"one sequence of {TOKENS:,} tokens: {HEADS} programs keep "
+            check(
+                "closed form",
+                f"one sequence of {TOKENS:,} tokens: {HEADS} programs keep "
                 f"{longest['FlashAttention-1']:.0f} % of the {gpu.sms} SMs busy, "
                 f"{programs['FlashAttention-2'][TOKENS]:,} keep "
                 f"{longest['FlashAttention-2']:.0f} %",
-                how="closed form",
-                holds=longest["FlashAttention-2"] > max(80.0, longest["FlashAttention-1"]),
+                longest["FlashAttention-2"] > max(80.0, longest["FlashAttention-1"]),
             ),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("closed form",),
-                chart=Chart(
-                    title="Programs over the length of a sequence",
-                    caption=f"{TOKENS:,} tokens in all, {HEADS} heads, B_r {BR}: longer sequences "
-                    "are fewer. A program runs on one SM; the dashed line is the number of SMs.",
-                    x=Scale(name="N, keys", at=at),
-                    y=Scale(name="programs"),
-                    lines=_lines(programs),
-                    limits=(Limit(y=float(gpu.sms), name=f"{gpu.sms} SMs"),),
-                ),
+                title="Programs over the length of a sequence",
+                caption=f"{TOKENS:,} tokens in all, {HEADS} heads, B_r {BR}: longer sequences "
+                "are fewer. A program runs on one SM; the dashed line is the number of SMs.",
+                x=Scale(name="N, keys", at=at),
+                y=Scale(name="programs"),
+                lines=tuple(line(name, of) for name, of in programs.items()),
+                limits=(Limit(y=float(gpu.sms), name=f"{gpu.sms} SMs"),),
             ),
-            Figure(
+            charted(
                 how=("closed form",),
-                chart=Chart(
-                    title="SMs that have work",
-                    caption=f"{gpu.name}, one program on an SM at a time. Programs run in waves of "
-                    f"{gpu.sms}; the last wave may be small.",
-                    x=Scale(name="N, keys", at=at),
-                    y=Scale(name="SMs busy, %", log=False, low=0.0),
-                    lines=_lines(shares),
-                ),
+                title="SMs that have work",
+                caption=f"{gpu.name}, one program on an SM at a time. Programs run in waves of "
+                f"{gpu.sms}; the last wave may be small.",
+                x=Scale(name="N, keys", at=at),
+                y=Scale(name="SMs busy, %", log=False, low=0.0),
+                lines=tuple(line(name, of) for name, of in shares.items()),
             ),
         ),
         notes=(
@@ -96,13 +90,6 @@ def over_sequence(gpu: Gpu) -> Finding:
             "FlashAttention-2 gives it to as many as it has tiles of rows, which need nothing of "
             "each other.",
         ),
-    )
-
-
-def _lines(of: dict[str, dict[int, int]] | dict[str, dict[int, float]]) -> tuple[Line, ...]:
-    return tuple(
-        Line(name=name, points=tuple((float(n), float(value)) for n, value in points.items()))
-        for name, points in of.items()
     )
 
 
@@ -175,40 +162,34 @@ def over_warps() -> Finding:
     parts = 2 * WARPS * BR * D * forms.ROW
     return Finding(
         checks=(
-            Check(
-                text=f"both ways compute attention, error {error:.1e}",
-                how="computed",
-                holds=error < EXACT,
+            check("computed", f"both ways compute attention, error {error:.1e}", error < EXACT),
+            check(
+                "counted",
+                "both counts equal their closed forms, to the byte",
+                (rows.bytes, keys.bytes) == (tiles * expected[0], tiles * expected[1]),
             ),
-            Check(
-                text="both counts equal their closed forms, to the byte",
-                how="counted",
-                holds=(rows.bytes, keys.bytes) == (tiles * expected[0], tiles * expected[1]),
+            check(
+                "counted",
+                f"split-K moves {keys.bytes / rows.bytes:.1f} times the bytes of split-Q",
+                keys.bytes > 2 * rows.bytes,
             ),
-            Check(
-                text=f"split-K moves {keys.bytes / rows.bytes:.1f} times the bytes of split-Q",
-                how="counted",
-                holds=keys.bytes > 2 * rows.bytes,
-            ),
-            Check(
-                text=f"a kernel of this project, compiled for sm_80, reads {read:,} bytes in each "
+            check(
+                "machine code",
+                f"a kernel of this project, compiled for sm_80, reads {read:,} bytes in each "
                 f"tile of keys, as split-Q does, and has {written} stores to it",
-                how="machine code",
-                holds=(read, written) == (expected[0], 0),
+                (read, written) == (expected[0], 0),
             ),
         ),
         figures=(
-            Figure(
+            tabled(
                 how=("counted", "closed form"),
-                table=Table(
-                    title="Bytes through shared memory, for one tile of keys",
-                    caption=f"{WARPS} warps, B_r {BR}, B_c {BC}, d {D}, 16-bit Q, K and V, float32 "
-                    "parts of O.",
-                    columns=("way", "Q", "K and V", "parts of O", "maxima, sums", "KiB"),
-                    rows=(
-                        _row("split-Q", BR * D * 2, 4 * WARPS * BC * D, 0, expected),
-                        _row("split-K", WARPS * BR * D * 2, 4 * BC * D, parts, expected[::-1]),
-                    ),
+                title="Bytes through shared memory, for one tile of keys",
+                caption=f"{WARPS} warps, B_r {BR}, B_c {BC}, d {D}, 16-bit Q, K and V, float32 "
+                "parts of O.",
+                columns=("way", "Q", "K and V", "parts of O", "maxima, sums", "KiB"),
+                rows=(
+                    _row("split-Q", BR * D * 2, 4 * WARPS * BC * D, 0, expected),
+                    _row("split-K", WARPS * BR * D * 2, 4 * BC * D, parts, expected[::-1]),
                 ),
             ),
         ),

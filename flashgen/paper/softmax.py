@@ -7,16 +7,13 @@ import math
 import torch
 
 from flashgen.paper import runs
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table
+from flashgen.paper.finding import EXACT, Finding, charted, check, line, tabled
+from flashgen.paper.scan import merging_error
 from flashgen.reference.attention import FLOORS_ACCEPTED, judge, max_abs
-from flashgen.report.charts import Chart, Limit, Line, Scale
-from flashgen.runtime.eager.attention import attention
-from flashgen.runtime.merge import merge
+from flashgen.report.charts import Limit, Scale
 from flashgen.spec.config import Schedule
 
 KEYS, TILE = 64, 8
-EXACT = 1e-12
-"""A difference below it is rounding, in float64."""
 LENGTHS = (16, 33, 64, 128, 256, 512)
 TILES: dict[Schedule, tuple[int, int]] = {"fa1": (16, 64), "fa2": (64, 16)}
 """B_r and B_c of each algorithm."""
@@ -49,59 +46,51 @@ def online() -> Finding:
         online_lse.append((float(at), highest + math.log(total)))
         exact_lse.append((float(at), float(seen.logsumexp(0))))
         cells = (f"{highest:.4f}", f"{factor:.4f}", f"{total:.6f}", f"{exact_sum:.6f}")
-        rows.append(Row(name=str(at), cells=cells))
+        rows.append((str(at), *cells))
     exact_o = s.softmax(0) @ v
     off = max_abs(o / total - exact_o)
     off_as_printed = max_abs(wrong / total - exact_o)
-    merged = [_merged(parts) for parts in (2, 3, 5)]
+    merged = [merging_error(parts) for parts in (2, 3, 5)]
     return Finding(
         checks=(
-            Check(
-                text=f"the sum l is right after every tile, relative error {worst:.1e}",
-                how="computed",
-                holds=worst < EXACT,
+            check(
+                "computed",
+                f"the sum l is right after every tile, relative error {worst:.1e}",
+                worst < EXACT,
             ),
-            Check(
-                text=f"O is right after the last tile, error {off:.1e}",
-                how="computed",
-                holds=off < EXACT,
+            check("computed", f"O is right after the last tile, error {off:.1e}", off < EXACT),
+            check(
+                "computed",
+                f"2, 3 and 5 parts of the keys, merged: error {max(merged):.1e}",
+                max(merged) < EXACT,
             ),
-            Check(
-                text=f"2, 3 and 5 parts of the keys, merged: error {max(merged):.1e}",
-                how="computed",
-                holds=max(merged) < EXACT,
-            ),
-            Check(
-                text=f"a factor that divides gives a wrong O, off by {off_as_printed:.2g}",
-                how="computed",
-                holds=off_as_printed > 1e-3,
+            check(
+                "computed",
+                f"a factor that divides gives a wrong O, off by {off_as_printed:.2g}",
+                off_as_printed > 1e-3,
             ),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("computed",),
-                chart=Chart(
-                    title="The state after each tile",
-                    caption=f"{KEYS} scores in tiles of {TILE}. The maximum m only grows. Each "
-                    "mark is m + log(l) of the online softmax; it lies on the logarithm of the sum "
-                    "of e^S over the same keys.",
-                    x=Scale(name="keys seen", log=False, low=0.0, at=tuple(range(8, KEYS + 1, 8))),
-                    y=Scale(name="natural logarithm", log=False),
-                    lines=(
-                        Line(name="all keys so far at once", points=tuple(exact_lse), closed=True),
-                        Line(name="online, m + log(l)", points=tuple(online_lse), scattered=True),
-                        Line(name="running maximum m", points=tuple(maxima)),
-                    ),
+                title="The state after each tile",
+                caption=f"{KEYS} scores in tiles of {TILE}. The maximum m only grows. Each "
+                "mark is m + log(l) of the online softmax; it lies on the logarithm of the sum "
+                "of e^S over the same keys.",
+                x=Scale(name="keys seen", log=False, low=0.0, at=tuple(range(8, KEYS + 1, 8))),
+                y=Scale(name="natural logarithm", log=False),
+                lines=(
+                    line("all keys so far at once", exact_lse, closed=True),
+                    line("online, m + log(l)", online_lse, scattered=True),
+                    line("running maximum m", maxima),
                 ),
             ),
-            Figure(
+            tabled(
                 how=("computed",),
-                table=Table(
-                    title="The same as numbers",
-                    caption="In float64. The factor is what l and O are multiplied by.",
-                    columns=("keys", "m", "factor", "l", "exact sum"),
-                    rows=tuple(rows),
-                ),
+                title="The same as numbers",
+                caption="In float64. The factor is what l and O are multiplied by.",
+                columns=("keys", "m", "factor", "l", "exact sum"),
+                rows=tuple(rows),
             ),
         ),
         notes=(
@@ -113,19 +102,6 @@ def online() -> Finding:
             "then wrong.",
         ),
     )
-
-
-def _merged(parts: int) -> float:
-    """The error of O and LSE over the keys in so many parts, merged; in float64."""
-    of = runs.head(60, 16)
-    q, k, v = of.q.double(), of.k.double(), of.v.double()
-    pieces = [
-        attention(q, some_k, some_v, scale=of.scale, diagonal=None)
-        for some_k, some_v in zip(k.tensor_split(parts, 2), v.tensor_split(parts, 2), strict=True)
-    ]
-    o, lse = merge(pieces)
-    exact_o, exact_lse = attention(q, k, v, scale=of.scale, diagonal=None)
-    return max(max_abs(o - exact_o), max_abs(lse - exact_lse))
 
 
 def algorithms() -> Finding:
@@ -142,48 +118,43 @@ def algorithms() -> Finding:
                     errors.append(run.verdict)
                 floors = [verdict.floors for verdict in errors]
                 verdicts += errors
-                rows.append(Row(name=name, cells=tuple(f"{f:.2f}" for f in floors)))
+                rows.append((name, *(f"{f:.2f}" for f in floors)))
                 if not causal:
-                    points = tuple(zip(map(float, LENGTHS), floors, strict=True))
-                    lines.append(Line(name=name, points=points, scattered=True))
+                    lines.append(line(name, zip(LENGTHS, floors, strict=True), scattered=True))
     broken = _floors_of_a_broken_kernel()
     checks = (
-        Check(
-            text=f"{len(verdicts)} runs, two number formats, with and without a mask: at most "
+        check(
+            "computed",
+            f"{len(verdicts)} runs, two number formats, with and without a mask: at most "
             f"{max(verdict.floors for verdict in verdicts):.2f} floors of {FLOORS_ACCEPTED:g}",
-            how="computed",
-            holds=all(verdict.passed for verdict in verdicts),
+            all(verdict.passed for verdict in verdicts),
         ),
-        Check(
-            text=f"a kernel that does not rescale O has {broken:.0f} floors, and is rejected",
-            how="computed",
-            holds=broken > FLOORS_ACCEPTED,
+        check(
+            "computed",
+            f"a kernel that does not rescale O has {broken:.0f} floors, and is rejected",
+            broken > FLOORS_ACCEPTED,
         ),
     )
     return Finding(
         checks=checks,
         figures=(
-            Figure(
+            charted(
                 how=("computed",),
-                chart=Chart(
-                    title="Error of O against float64",
-                    caption="A floor is the error of a kernel that rounds as little as its number "
-                    "format allows. This project accepts kernels with up to two. Marks of "
-                    "FlashAttention-1 lie under those of FlashAttention-2 where both are equal.",
-                    x=Scale(name="N, keys", at=tuple(map(float, LENGTHS))),
-                    y=Scale(name="error, floors", log=False, low=0.0),
-                    lines=tuple(lines),
-                    limits=(Limit(y=FLOORS_ACCEPTED, name="accepted"),),
-                ),
+                title="Error of O against float64",
+                caption="A floor is the error of a kernel that rounds as little as its number "
+                "format allows. This project accepts kernels with up to two. Marks of "
+                "FlashAttention-1 lie under those of FlashAttention-2 where both are equal.",
+                x=Scale(name="N, keys", at=LENGTHS),
+                y=Scale(name="error, floors", log=False, low=0.0),
+                lines=tuple(lines),
+                limits=(Limit(y=FLOORS_ACCEPTED, name="accepted"),),
             ),
-            Figure(
+            tabled(
                 how=("computed",),
-                table=Table(
-                    title="The same as numbers",
-                    caption="Error of O in floors, over N.",
-                    columns=("kernel", *map(str, LENGTHS)),
-                    rows=tuple(rows),
-                ),
+                title="The same as numbers",
+                caption="Error of O in floors, over N.",
+                columns=("kernel", *map(str, LENGTHS)),
+                rows=tuple(rows),
             ),
         ),
         notes=("Tiles of 16 x 64 and of 64 x 16, d 32. docs/numerics.md defines a floor.",),

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from flashgen.paper.counter import Counter
-from flashgen.paper.finding import Check, Figure, Finding, powers
+from flashgen.paper.finding import EXACT, Finding, charted, check, drawn, line, powers
 from flashgen.reference.attention import max_abs
-from flashgen.report.charts import Cell, Chart, Line, Matrices, Matrix, Scale
+from flashgen.report.charts import Cell, Matrix, Scale
 
 N, BLOCK = 4, 2
 """Rows and columns of the matrices that are drawn, and of their blocks."""
@@ -45,87 +45,70 @@ def block_matmul() -> Finding:
     first, second = a[2:, :2] @ b[:2, 2:], a[2:, 2:] @ b[2:, 2:]
     blocks = powers(16, LARGE)
     counted = {block: _accesses(block) for block in blocks}
-    forms = {block: 4 * (2 * LARGE**3 // block + LARGE**2) for block in blocks}
+    forms = {block: 4 * (2 * LARGE**3 // block + LARGE**2) / 1e6 for block in blocks}
     return Finding(
         checks=(
-            Check(
-                text="the marked block of C is the sum of two products of blocks, number by number",
-                how="computed",
-                holds=torch.equal(first + second, c[2:, 2:]),
+            check(
+                "computed",
+                "the marked block of C is the sum of two products of blocks, number by number",
+                torch.equal(first + second, c[2:, 2:]),
             ),
-            Check(
-                text=f"{len(blocks)} counts equal 2 N^3 / b + N^2 elements, b the block's rows",
-                how="counted",
-                holds=all(moved == forms[block] for block, (moved, _) in counted.items()),
+            check(
+                "counted",
+                f"{len(blocks)} counts equal 2 N^3 / b + N^2 elements, b the block's rows",
+                all(moved == forms[block] for block, (moved, _) in counted.items()),
             ),
-            Check(
-                text="every block size gives the product itself",
-                how="computed",
-                holds=all(right for _, right in counted.values()),
+            check(
+                "computed",
+                "every block size gives the product itself",
+                all(right for _, right in counted.values()),
             ),
         ),
         figures=(
-            Figure(
-                how=("computed",),
-                matrices=Matrices(
-                    title="A product by blocks",
-                    caption="The marked block of C needs two blocks of A and two of B, and no "
-                    "other. S = Q K^T and O = P V are computed so, block by block.",
-                    matrices=(
-                        _marked("A", a, A_COLOUR, rows=(2, 4)),
-                        _marked("B", b, B_COLOUR, columns=(2, 4)),
-                        _marked("C = A B", c, C_COLOUR, rows=(2, 4), columns=(2, 4)),
-                    ),
+            drawn(
+                title="A product by blocks",
+                caption="The marked block of C needs two blocks of A and two of B, and no "
+                "other. S = Q K^T and O = P V are computed so, block by block.",
+                matrices=(
+                    _marked("A", a, A_COLOUR, rows=(2, 4)),
+                    _marked("B", b, B_COLOUR, columns=(2, 4)),
+                    _marked("C = A B", c, C_COLOUR, rows=(2, 4), columns=(2, 4)),
                 ),
             ),
-            Figure(
-                how=("computed",),
-                matrices=Matrices(
-                    title="The marked block, in two steps",
-                    caption="Left block of A times upper block of B; right block times lower one; "
-                    "their sum.",
-                    matrices=(
-                        _marked("left x upper", first, A_COLOUR),
-                        _marked("right x lower", second, B_COLOUR),
-                        _marked("sum", first + second, C_COLOUR),
-                    ),
+            drawn(
+                title="The marked block, in two steps",
+                caption="Left block of A times upper block of B; right block times lower one; "
+                "their sum.",
+                matrices=(
+                    _marked("left x upper", first, A_COLOUR),
+                    _marked("right x lower", second, B_COLOUR),
+                    _marked("sum", first + second, C_COLOUR),
                 ),
             ),
-            Figure(
+            charted(
                 how=("counted", "closed form"),
-                chart=Chart(
-                    title="A larger block loads less",
-                    caption=f"Matrices of {LARGE} x {LARGE} in float32. A block is loaded once and "
-                    "used for all rows and columns of the other one. That is what fast memory is "
-                    "for.",
-                    x=Scale(name="b, rows and columns of a block", at=tuple(map(float, blocks))),
-                    y=Scale(name="loaded and stored, MB"),
-                    lines=(
-                        Line(name="2 N^3 / b + N^2", points=_megabytes(forms), closed=True),
-                        Line(
-                            name="counted",
-                            points=_megabytes({at: moved for at, (moved, _) in counted.items()}),
-                            scattered=True,
-                        ),
-                    ),
+                title="A larger block loads less",
+                caption=f"Matrices of {LARGE} x {LARGE} in float32. A block is loaded once and "
+                "used for all rows and columns of the other one. That is what fast memory is for.",
+                x=Scale(name="b, rows and columns of a block", at=blocks),
+                y=Scale(name="loaded and stored, MB"),
+                lines=(
+                    line("2 N^3 / b + N^2", forms, closed=True),
+                    line("counted", {b: mb for b, (mb, _) in counted.items()}, scattered=True),
                 ),
             ),
         ),
     )
 
 
-def _megabytes(of: dict[int, int]) -> tuple[tuple[float, float], ...]:
-    return tuple((float(block), count / 1e6) for block, count in of.items())
-
-
-def _accesses(block: int) -> tuple[int, bool]:
-    """Bytes that a product by blocks loads and stores, and whether it is right."""
+def _accesses(block: int) -> tuple[float, bool]:
+    """MB that a product by blocks loads and stores, and whether it is right."""
     draw = torch.Generator().manual_seed(block)
     a, b = (torch.randint(-4, 5, (LARGE, LARGE), generator=draw).float() for _ in range(2))
     c = torch.empty(LARGE, LARGE)
     with Counter() as counter:
         product_by_blocks[(LARGE // block, LARGE // block)](a, b, c, N=LARGE, BLOCK=block)
-    return counter.bytes, torch.equal(c, a @ b)
+    return counter.bytes / 1e6, torch.equal(c, a @ b)
 
 
 def _marked(
@@ -152,8 +135,6 @@ def _marked(
 
 SCORES = ((2, 1, 0, 0, 3, 1), (1, 1, 2, 0, 0, 1), (0, 4, 0, 1, 0, 0))
 TILE = 3
-EXACT = 1e-12
-"""A difference below it is rounding, in float64."""
 
 
 def tile_softmax() -> Finding:
@@ -170,53 +151,44 @@ def tile_softmax() -> Finding:
     error = max_abs(repaired - right)
     return Finding(
         checks=(
-            Check(
-                text=f"tile by tile each row adds up to {tiles} in place of 1",
-                how="computed",
-                holds=max_abs(of_tiles.sum(-1) - tiles) < EXACT,
+            check(
+                "computed",
+                f"tile by tile each row adds up to {tiles} in place of 1",
+                max_abs(of_tiles.sum(-1) - tiles) < EXACT,
             ),
-            Check(
-                text=f"O is then wrong by {off:.2f} and more, and divided by {tiles} still by "
+            check(
+                "computed",
+                f"O is then wrong by {off:.2f} and more, and divided by {tiles} still by "
                 f"{off_halved:.2f} and more, V being 0 to 5",
-                how="computed",
-                holds=off > 0.01 and off_halved > 0.01,
+                off > 0.01 and off_halved > 0.01,
             ),
-            Check(
-                text=f"each tile times its share of the row is right again, error {error:.1e}",
-                how="computed",
-                holds=error < EXACT,
+            check(
+                "computed",
+                f"each tile times its share of the row is right again, error {error:.1e}",
+                error < EXACT,
             ),
         ),
         figures=(
-            Figure(
-                how=("computed",),
-                matrices=Matrices(
-                    title="Scores, two tiles of three keys",
-                    caption="Each row is a query, each column a key. Softmax turns a row into "
-                    "weights that are positive and add up to 1; larger scores get larger ones.",
-                    matrices=(_weights("scores S", s, whole=True),),
-                    across=1,
-                ),
+            drawn(
+                title="Scores, two tiles of three keys",
+                caption="Each row is a query, each column a key. Softmax turns a row into "
+                "weights that are positive and add up to 1; larger scores get larger ones.",
+                matrices=(_weights("scores S", s, whole=True),),
+                across=1,
             ),
-            Figure(
-                how=("computed",),
-                matrices=Matrices(
-                    title="Wrong: each tile by itself",
-                    caption="Each half adds up to 1, so the row does to 2. Small scores beside "
-                    "small ones get weights that are far too large.",
-                    matrices=(_weights("softmax of each tile | sum", of_tiles),),
-                    across=1,
-                ),
+            drawn(
+                title="Wrong: each tile by itself",
+                caption="Each half adds up to 1, so the row does to 2. Small scores beside "
+                "small ones get weights that are far too large.",
+                matrices=(_weights("softmax of each tile | sum", of_tiles),),
+                across=1,
             ),
-            Figure(
-                how=("computed",),
-                matrices=Matrices(
-                    title="Right: over the whole row",
-                    caption="The same numbers, each half times the share of its tile: the sum of "
-                    "e^s in the tile over that of the row.",
-                    matrices=(_weights("softmax of the row | sum", right),),
-                    across=1,
-                ),
+            drawn(
+                title="Right: over the whole row",
+                caption="The same numbers, each half times the share of its tile: the sum of "
+                "e^s in the tile over that of the row.",
+                matrices=(_weights("softmax of the row | sum", right),),
+                across=1,
             ),
         ),
         notes=(

@@ -9,10 +9,10 @@ from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
 from flashgen.paper import forms, runs
-from flashgen.paper.finding import Check, Figure, Finding, Row, Table, powers
+from flashgen.paper.finding import Check, Figure, Finding, charted, check, line, powers, tabled
 from flashgen.paper.memories import PAPERS_GPU
 from flashgen.paper.traffic import BR, HEADS, D, N, gigabytes
-from flashgen.report.charts import Chart, Limit, Line, Scale
+from flashgen.report.charts import Limit, Line, Scale
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Timing
@@ -39,37 +39,38 @@ def plateau() -> Finding:
     near = {bc: times[bc] / bytes_ms[bc] for bc in BLOCKS}
     least, most = (end(near[bc] for bc in BLOCKS if bc <= 128) for end in (min, max))
     at = tuple(map(float, BLOCKS))
-    model = Chart(
+    model = charted(
+        how=("estimated", "closed form"),
         title="FlashAttention-1 over B_c: estimated time",
         caption="Forward, batch 64, 16 heads, N 1,024, d 64, for an A100 with 40 GB. Estimated by "
         "this project's model, not measured. The dashed line is the bytes over 1,555 GB/s.",
         x=Scale(name="B_c, keys", at=at),
         y=Scale(name="estimated time, ms"),
         lines=(
-            Line(name="estimated time", points=_points(times)),
-            Line(name="bytes over bandwidth", points=_points(bytes_ms), closed=True),
+            line("estimated time", times),
+            line("bytes over bandwidth", bytes_ms, closed=True),
         ),
     )
     timed = _on_this_gpu() if torch.cuda.is_available() else None
     return Finding(
         checks=(
-            Check(
-                text=f"up to 128 the bytes decide: {least:.2f} to {most:.2f} times their time",
-                how="estimated",
-                holds=most < 1.1 * least,
+            check(
+                "estimated",
+                f"up to 128 the bytes decide: {least:.2f} to {most:.2f} times their time",
+                most < 1.1 * least,
             ),
-            Check(
-                text=f"from 256 they do not: {near[256]:.2f} times at 256, {near[512]:.2f} at 512",
-                how="estimated",
-                holds=near[256] > 1.1 * most and near[512] > 1.1 * near[256],
+            check(
+                "estimated",
+                f"from 256 they do not: {near[256]:.2f} times at 256, {near[512]:.2f} at 512",
+                near[256] > 1.1 * most and near[512] > 1.1 * near[256],
             ),
-            Check(
-                text=f"512 is no faster than 256: {times[512]:.2f} ms, {times[256]:.2f} ms",
-                how="estimated",
-                holds=times[512] > 0.97 * times[256],
+            check(
+                "estimated",
+                f"512 is no faster than 256: {times[512]:.2f} ms, {times[256]:.2f} ms",
+                times[512] > 0.97 * times[256],
             ),
         ),
-        figures=(Figure(how=("estimated", "closed form"), chart=model), *(timed or ())),
+        figures=(model, *(timed or ())),
         notes=(
             "The bytes are those that the section on the block size counts. Beyond 256 a program's "
             "arithmetic takes longer than its bytes.",
@@ -80,10 +81,6 @@ def plateau() -> Finding:
             ),
         ),
     )
-
-
-def _points(of: dict[int, float]) -> tuple[tuple[float, float], ...]:
-    return tuple((float(bc), value) for bc, value in of.items())
 
 
 def _bytes(bc: int) -> int:
@@ -147,7 +144,7 @@ def measured(gpu: Gpu, device: str, stopwatch: Stopwatch) -> tuple[Figure, Figur
         plan = bind(runs.kernel_of(spec, config), spec, config)
         launches[name] = (lambda: plan(call)), gigabytes(moved)
 
-    blocks = [bc for bc in BLOCKS if bc <= 256]
+    blocks = tuple(bc for bc in BLOCKS if bc <= 256)
     for bc in blocks:
         config = runs.config_of(min(ROWS, bc), bc, schedule="fa1")
         add(f"FlashAttention-1, B_c {bc}", config, _bytes(bc))
@@ -166,39 +163,34 @@ def measured(gpu: Gpu, device: str, stopwatch: Stopwatch) -> tuple[Figure, Figur
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             raise ToolchainError(f"{name} cannot be timed here: {error}") from error
         times[name] = found.median_us / 1e3
-    fa1 = tuple((float(bc), times[f"FlashAttention-1, B_c {bc}"]) for bc in blocks)
+    fa1 = {bc: times[f"FlashAttention-1, B_c {bc}"] for bc in blocks}
     others = [name for name in times if not name.startswith("FlashAttention-1")]
-    chart = Chart(
+    chart = charted(
+        how=("measured",),
         title=f"FlashAttention-1 over B_c: measured on {gpu.name}",
         caption="The same setting, on this GPU, by the protocol of flashgen tune.",
-        x=Scale(name="B_c, keys", at=tuple(map(float, blocks))),
+        x=Scale(name="B_c, keys", at=blocks),
         y=Scale(name="median time, ms"),
-        lines=(Line(name="FlashAttention-1, measured", points=fa1),),
+        lines=(line("FlashAttention-1, measured", fa1),),
         limits=tuple(Limit(y=times[name], name=name) for name in others),
     )
-    rows = tuple(
-        Row(name=name, cells=(f"{launches[name][1]:.2f}", f"{ms:.3f}"))
-        for name, ms in times.items()
-    )
-    columns = ("forward", "GB, closed form", "ms, measured")
-    table = Table(
+    table = tabled(
+        how=("measured", "closed form"),
         title=f"Run times on {gpu.name}",
         caption="Beside the bytes that each moves.",
-        columns=columns,
-        rows=rows,
+        columns=("forward", "GB, closed form", "ms, measured"),
+        rows=[(name, f"{launches[name][1]:.2f}", f"{ms:.3f}") for name, ms in times.items()],
     )
-    return Figure(how=("measured",), chart=chart), Figure(
-        how=("measured", "closed form"), table=table
-    )
+    return chart, table
 
 
 def _at_most_the_rule(larger: list[str], points: int) -> Check:
     """Whether most of this many tiles are within the rule; larger: those that are not."""
     where = f", except on {'; '.join(larger)}" if larger else f" for all {points} tiles"
-    return Check(
-        text=f"the chosen B_c is at most the rule's{where}",
-        how="looked up",
-        holds=2 * len(larger) < points,
+    return check(
+        "looked up",
+        f"the chosen B_c is at most the rule's{where}",
+        2 * len(larger) < points,
         points=(points - len(larger), points),
     )
 
@@ -226,33 +218,29 @@ def block_rule() -> Finding:
             if bc > rule:
                 larger.append(f"{name}, d {d}: {bc}, the rule {rule}")
             cells[d] = f"{rule}; {br}x{bc}"
-        rows.append(Row(name=name, cells=tuple(cells.values())))
+        rows.append((name, *cells.values()))
         points += len(chosen)
         if slug in shown and chosen:
             lines += _rule_lines(table.gpu, elements, chosen)
     return Finding(
         checks=(_at_most_the_rule(larger, points),),
         figures=(
-            Figure(
+            charted(
                 how=("closed form", "looked up"),
-                chart=Chart(
-                    title="B_c by the rule, and as chosen",
-                    caption="Forward, bfloat16, no mask, 4,096 keys. The tables of this project "
-                    "choose smaller blocks of keys, and more rows.",
-                    x=Scale(name="d, elements", at=tuple(map(float, RULE_DIMS))),
-                    y=Scale(name="B_c, keys", at=tuple(map(float, powers(16, 512)))),
-                    lines=tuple(lines),
-                ),
+                title="B_c by the rule, and as chosen",
+                caption="Forward, bfloat16, no mask, 4,096 keys. The tables of this project "
+                "choose smaller blocks of keys, and more rows.",
+                x=Scale(name="d, elements", at=RULE_DIMS),
+                y=Scale(name="B_c, keys", at=tuple(map(float, powers(16, 512)))),
+                lines=tuple(lines),
             ),
-            Figure(
+            tabled(
                 how=("closed form", "looked up"),
-                table=Table(
-                    title="The rule and the choice on each GPU",
-                    caption="B_c by the rule; then the tile chosen, rows x keys. M is the shared "
-                    "memory of a block, in elements of 2 bytes.",
-                    columns=("GPU", *(f"d {d}" for d in RULE_DIMS)),
-                    rows=tuple(rows),
-                ),
+                title="The rule and the choice on each GPU",
+                caption="B_c by the rule; then the tile chosen, rows x keys. M is the shared "
+                "memory of a block, in elements of 2 bytes.",
+                columns=("GPU", *(f"d {d}" for d in RULE_DIMS)),
+                rows=tuple(rows),
             ),
         ),
         notes=(
@@ -267,10 +255,8 @@ def block_rule() -> Finding:
 
 def _rule_lines(gpu: Gpu, elements: int, chosen: dict[int, tuple[int, int]]) -> list[Line]:
     name = gpu.name.removeprefix("NVIDIA ").split("-")[0]
-    rule = {d: float(math.ceil(elements / (4 * d))) for d in chosen}
+    rule = {d: math.ceil(elements / (4 * d)) for d in chosen}
     return [
-        Line(name=f"rule, {name}", points=_points(rule), closed=True),
-        Line(
-            name=f"chosen, {name}", points=_points({d: float(bc) for d, (_, bc) in chosen.items()})
-        ),
+        line(f"rule, {name}", rule, closed=True),
+        line(f"chosen, {name}", {d: bc for d, (_, bc) in chosen.items()}),
     ]

@@ -8,8 +8,19 @@ from collections.abc import Callable, Iterable
 from flashgen.paper import forms, runs
 from flashgen.paper import standard as standard_attention
 from flashgen.paper.counter import Traffic
-from flashgen.paper.finding import Check, Figure, Finding, How, Row, Table, powers
-from flashgen.report.charts import Chart, Line, Scale
+from flashgen.paper.finding import (
+    Check,
+    Figure,
+    Finding,
+    How,
+    Row,
+    charted,
+    check,
+    line,
+    powers,
+    tabled,
+)
+from flashgen.report.charts import Line, Scale
 
 HEADS = 64 * 16
 """Batch 64 with 16 heads each, of the FlashAttention paper's Figure 2."""
@@ -33,10 +44,10 @@ def _agree(counted: Iterable[tuple[Traffic | int, Traffic | int]], what: str) ->
     """Whether every count is equal to its closed form."""
     pairs = list(counted)
     equal = sum(found == form for found, form in pairs)
-    return Check(
-        text=f"{what}: {equal} of {len(pairs)} counts equal their closed forms, to the byte",
-        how="counted",
-        holds=equal == len(pairs),
+    return check(
+        "counted",
+        f"{what}: {equal} of {len(pairs)} counts equal their closed forms, to the byte",
+        equal == len(pairs),
     )
 
 
@@ -59,40 +70,37 @@ def _fa2(n: int, d: int) -> runs.Counted:
 def accesses() -> Finding:
     """Standard, FA-1 and FA-2 over N at d 64, and over d at N 512."""
     lengths, dims = powers(128, 2048), powers(16, 128)
-    over_n, pairs = _over([(n, D) for n in lengths], lambda n, d: float(n))
-    over_d, more = _over([(512, d) for d in dims], lambda n, d: float(d))
-    table = Table(
-        title="Bytes of FlashAttention-2, by tensor",
-        caption="Forward of one head, N 1,024, d 64, tiles of 128 rows and 64 keys. K and V are "
-        "loaded once for each of the 8 tiles of rows.",
-        columns=("tensor", "loaded", "stored"),
-        rows=tuple(
-            Row(name=name, cells=(f"{loaded:,}", f"{stored:,}"))
-            for name, (loaded, stored) in _fa2(N, D).traffic.items()
-        ),
-    )
+    over_n, pairs = _over([(n, D) for n in lengths], lambda n, d: n)
+    over_d, more = _over([(512, d) for d in dims], lambda n, d: d)
     least = forms.total(forms.fa2(2048, D, BR, BC))
     times = forms.standard(2048, D) / least
     return Finding(
         checks=(
             _agree([*pairs, *more], "three kernels over N and d"),
-            Check(
-                text=f"at N 2,048 standard attention moves {times:.1f} times as many bytes",
-                how="closed form",
-                holds=times > 3,
+            check(
+                "closed form",
+                f"at N 2,048 standard attention moves {times:.1f} times as many bytes",
+                times > 3,
             ),
         ),
         figures=(
             _over_figure("Forward of one head, over N", "N, keys", lengths, over_n, "d 64."),
             _over_figure("Forward of one head, over d", "d, elements", dims, over_d, "N 512."),
-            Figure(how=("counted",), table=table),
+            tabled(
+                how=("counted",),
+                title="Bytes of FlashAttention-2, by tensor",
+                caption="Forward of one head, N 1,024, d 64, tiles of 128 rows and 64 keys. K and "
+                "V are loaded once for each of the 8 tiles of rows.",
+                columns=("tensor", "loaded", "stored"),
+                rows=[(name, f"{n:,}", f"{m:,}") for name, (n, m) in _fa2(N, D).traffic.items()],
+            ),
         ),
         notes=("All three grow with N^2 here, because the tile stays the same.",),
     )
 
 
 def _over(
-    shapes: list[tuple[int, int]], x: Callable[[int, int], float]
+    shapes: list[tuple[int, int]], x: Callable[[int, int], int]
 ) -> tuple[tuple[Line, ...], list[tuple[Traffic | int, Traffic | int]]]:
     """The three kernels at these (n, d): lines in MB, and counts with their closed forms."""
     points: dict[str, list[tuple[float, float]]] = {}
@@ -109,21 +117,18 @@ def _over(
         }
         for name, count in found.items():
             points.setdefault(name, []).append((x(n, d), count / 1e6))
-    return tuple(Line(name=name, points=tuple(of)) for name, of in points.items()), pairs
+    return tuple(line(name, of) for name, of in points.items()), pairs
 
 
 def _over_figure(
     title: str, name: str, at: tuple[int, ...], lines: tuple[Line, ...], where: str
 ) -> Figure:
-    return Figure(
-        how=("counted",),
-        chart=Chart(
-            title=title,
-            caption=f"{where} Lower is better. Both axes are logarithmic.",
-            x=Scale(name=name, at=tuple(map(float, at))),
-            y=Scale(name="HBM accesses, MB"),
-            lines=lines,
-        ),
+    return charted(
+        title=title,
+        caption=f"{where} Lower is better. Both axes are logarithmic.",
+        x=Scale(name=name, at=at),
+        y=Scale(name="HBM accesses, MB"),
+        lines=lines,
     )
 
 
@@ -144,41 +149,29 @@ def sram() -> Finding:
                 points.setdefault(d, []).append((bound / 1e3, run.bytes / 1e6))
                 ratios.append(run.bytes / bound)
     ends = [x for of in points.values() for x, _ in of]
-    lines = [
-        Line(name=f"d {d}", points=tuple(sorted(of)), scattered=True) for d, of in points.items()
-    ]
-    form = Line(
-        name="40 N^2 d^2 / M bytes",
-        points=tuple((x, 40 * x / 1e3) for x in (min(ends), max(ends))),
-        closed=True,
+    lines = [line(f"d {d}", sorted(of), scattered=True) for d, of in points.items()]
+    form = line(
+        "40 N^2 d^2 / M bytes", [(x, 40 * x / 1e3) for x in (min(ends), max(ends))], closed=True
     )
     far = forms.total(forms.fa1(1 << 16, 64, 64, 256)) / ((1 << 32) * 64 * 64 / 65536)
     return Finding(
         checks=(
             _agree(pairs, "FlashAttention-1 over N, d and M"),
-            Check(
-                text=f"all {len(ratios)} counts lie above 40 N^2 d^2 / M",
-                how="counted",
-                holds=min(ratios) > 40,
+            check(
+                "counted", f"all {len(ratios)} counts lie above 40 N^2 d^2 / M", min(ratios) > 40
             ),
-            Check(
-                text=f"at N 65,536 the factor has come down to {far:.2f}",
-                how="closed form",
-                holds=far < 42,
-            ),
+            check("closed form", f"at N 65,536 the factor has come down to {far:.2f}", far < 42),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("counted", "closed form"),
-                chart=Chart(
-                    title="Accesses over N^2 d^2 / M",
-                    caption="One head; N 256 and 512, M 8,192 to 32,768 elements, B_c = M / 4d. "
-                    "Different d, N and M fall on one line. The longer the sequence, the nearer it "
-                    "comes to the dashed bound.",
-                    x=Scale(name="N^2 d^2 / M, thousands"),
-                    y=Scale(name="HBM accesses, MB"),
-                    lines=(*lines, form),
-                ),
+                title="Accesses over N^2 d^2 / M",
+                caption="One head; N 256 and 512, M 8,192 to 32,768 elements, B_c = M / 4d. "
+                "Different d, N and M fall on one line. The longer the sequence, the nearer it "
+                "comes to the dashed bound.",
+                x=Scale(name="N^2 d^2 / M, thousands"),
+                y=Scale(name="HBM accesses, MB"),
+                lines=(*lines, form),
             ),
         ),
         notes=(
@@ -199,60 +192,45 @@ def block_size() -> Finding:
         *((run.traffic, forms.fa1(N, D, min(64, bc), bc)) for bc, run in fa1.items()),
         *((run.traffic, forms.fa2(N, D, br, 256)) for br, run in fa2.items()),
     ]
+    printed = {bc: gigabytes(forms.algorithm1(N, D, bc)) for bc in blocks}
     lines = (
-        Line(
-            name="FlashAttention-1, counted",
-            points=tuple((float(bc), gigabytes(run.bytes)) for bc, run in fa1.items()),
-        ),
-        Line(
-            name="Algorithm 1 with 16-bit O, closed form",
-            points=tuple((float(bc), gigabytes(forms.algorithm1(N, D, bc))) for bc in blocks),
-            closed=True,
-        ),
+        line("FlashAttention-1, counted", {bc: gigabytes(run.bytes) for bc, run in fa1.items()}),
+        line("Algorithm 1 with 16-bit O, closed form", printed, closed=True),
     )
-    over_rows = Line(
-        name="FlashAttention-2, counted",
-        points=tuple((float(br), gigabytes(run.bytes)) for br, run in fa2.items()),
-    )
+    over_rows = {br: gigabytes(run.bytes) for br, run in fa2.items()}
     falling = [run.bytes for run in fa1.values()]
     return Finding(
         checks=(
             _agree(pairs, "both kernels over their block"),
-            Check(
-                text=f"accesses of FlashAttention-1 fall at every step, to "
+            check(
+                "counted",
+                f"accesses of FlashAttention-1 fall at every step, to "
                 f"{gigabytes(falling[-1]):.2f} GB at 1,024",
-                how="counted",
-                holds=falling == sorted(falling, reverse=True),
+                falling == sorted(falling, reverse=True),
             ),
-            Check(
-                text="those of FlashAttention-2 are the same at B_c 64 and 256",
-                how="counted",
-                holds=narrow == fa2[64].bytes,
+            check(
+                "counted",
+                "those of FlashAttention-2 are the same at B_c 64 and 256",
+                narrow == fa2[64].bytes,
             ),
         ),
         figures=(
-            Figure(
+            charted(
                 how=("counted", "closed form"),
-                chart=Chart(
-                    title="FlashAttention-1 over B_c",
-                    caption="Forward, batch 64, 16 heads, N 1,024, d 64: counted at one head, "
-                    "times 1,024. This project's kernel keeps O in float32, the printed one in 16 "
-                    "bits.",
-                    x=Scale(name="B_c, keys in a block", at=tuple(map(float, blocks))),
-                    y=Scale(name="HBM accesses, GB"),
-                    lines=lines,
-                ),
+                title="FlashAttention-1 over B_c",
+                caption="Forward, batch 64, 16 heads, N 1,024, d 64: counted at one head, times "
+                "1,024. This project's kernel keeps O in float32, the printed one in 16 bits.",
+                x=Scale(name="B_c, keys in a block", at=blocks),
+                y=Scale(name="HBM accesses, GB"),
+                lines=lines,
             ),
-            Figure(
-                how=("counted",),
-                chart=Chart(
-                    title="FlashAttention-2 over B_r",
-                    caption="The same sizes, B_c 256. Q and O pass once, K and V once for each "
-                    "tile of rows.",
-                    x=Scale(name="B_r, rows in a tile", at=tuple(map(float, tiles))),
-                    y=Scale(name="HBM accesses, GB"),
-                    lines=(over_rows,),
-                ),
+            charted(
+                title="FlashAttention-2 over B_r",
+                caption="The same sizes, B_c 256. Q and O pass once, K and V once for each "
+                "tile of rows.",
+                x=Scale(name="B_r, rows in a tile", at=tiles),
+                y=Scale(name="HBM accesses, GB"),
+                lines=(line("FlashAttention-2, counted", over_rows),),
             ),
         ),
         notes=("B_c 512 and 1,024 fit no tuned config; they are put into the kernel's text.",),
@@ -307,17 +285,15 @@ def figure_2() -> Finding:
             _near("FlashAttention without needless reads", "closed form", ours, 4.4),
         ),
         figures=(
-            Figure(
+            tabled(
                 how=("counted", "closed form"),
-                table=Table(
-                    title="GB moved, forward and backward",
-                    caption="Batch 64, 16 heads, N 1,024, d 64, 16-bit elements: counted at one "
-                    "head, times 1,024.",
-                    columns=("attention", "GB", "how"),
-                    rows=tuple(
-                        Row(name=name, cells=(f"{gigabytes(count):.2f}", how), bar=count / most)
-                        for name, count, how in rows
-                    ),
+                title="GB moved, forward and backward",
+                caption="Batch 64, 16 heads, N 1,024, d 64, 16-bit elements: counted at one "
+                "head, times 1,024.",
+                columns=("attention", "GB", "how"),
+                rows=tuple(
+                    Row(name=name, cells=(f"{gigabytes(count):.2f}", how), bar=count / most)
+                    for name, count, how in rows
                 ),
             ),
         ),
@@ -333,10 +309,8 @@ def figure_2() -> Finding:
 
 def _near(what: str, how: How, found: float, printed: float) -> Check:
     off = abs(found / printed - 1)
-    return Check(
-        text=f"{what}: {found:.3f} GB, {off:.1%} from the {printed} GB printed",
-        how=how,
-        holds=off < 0.01,
+    return check(
+        how, f"{what}: {found:.3f} GB, {off:.1%} from the {printed} GB printed", off < 0.01
     )
 
 
@@ -354,20 +328,17 @@ def memory() -> Finding:
         expected = (4 * n * n, 4 * n * D + 12 * n, 4 * n)
         agree += list(zip(found.values(), expected, strict=True))
         for name, size in found.items():
-            extra.setdefault(name, []).append((float(n), size / 1024))
+            extra.setdefault(name, []).append((n, size / 1024))
     return Finding(
         checks=(_agree(agree, MEMORY_FORMS),),
         figures=(
-            Figure(
-                how=("counted",),
-                chart=Chart(
-                    title="Memory beyond Q, K, V and O",
-                    caption="Forward of one head, d 64, 16-bit elements. For twice the keys "
-                    "standard attention needs four times the memory, FlashAttention twice.",
-                    x=Scale(name="N, keys", at=tuple(map(float, lengths))),
-                    y=Scale(name="memory, KiB"),
-                    lines=tuple(Line(name=name, points=tuple(of)) for name, of in extra.items()),
-                ),
+            charted(
+                title="Memory beyond Q, K, V and O",
+                caption="Forward of one head, d 64, 16-bit elements. For twice the keys "
+                "standard attention needs four times the memory, FlashAttention twice.",
+                x=Scale(name="N, keys", at=lengths),
+                y=Scale(name="memory, KiB"),
+                lines=tuple(line(name, of) for name, of in extra.items()),
             ),
         ),
     )
@@ -385,60 +356,47 @@ def decode() -> Finding:
             pairs.append((merging.traffic, forms.combine(D, count, runs.GROUP)))
         assert run.verdict is not None
         passed = passed and run.verdict.passed
-        programs.append((float(count), float(run.programs)))
-        moved.append((float(count), (run.bytes + (merging.bytes if merging else 0)) / 1024))
+        programs.append((count, run.programs))
+        moved.append((count, (run.bytes + (merging.bytes if merging else 0)) / 1024))
     over_n = []
     for n in powers(256, 4096):
         run, _ = runs.decode(1, n, D)
         pairs.append((run.traffic, forms.decode(n, D, 1, runs.GROUP)))
-        over_n.append((float(n), run.bytes / 1024))
+        over_n.append((n, run.bytes / 1024))
     more = moved[-1][1] / moved[0][1] - 1
     at = tuple(map(float, splits))
     return Finding(
         checks=(
             _agree(pairs, "decode and the kernel that merges"),
-            Check(
-                text="every number of splits is within two floors of float64",
-                how="computed",
-                holds=passed,
-            ),
-            Check(
-                text=f"16 programs instead of one, for {more:.0%} more bytes",
-                how="counted",
-                holds=more < 0.2 and programs[0][1] == 1 and programs[-1][1] == 16,
+            check("computed", "every number of splits is within two floors of float64", passed),
+            check(
+                "counted",
+                f"16 programs instead of one, for {more:.0%} more bytes",
+                more < 0.2 and programs[0][1] == 1 and programs[-1][1] == 16,
             ),
         ),
         figures=(
-            Figure(
-                how=("counted",),
-                chart=Chart(
-                    title="Programs that run in parallel",
-                    caption="One token of 4 query heads that share K and V, 1,024 keys, d 64.",
-                    x=Scale(name="splits of the keys", at=at),
-                    y=Scale(name="programs"),
-                    lines=(Line(name="programs", points=tuple(programs)),),
-                ),
+            charted(
+                title="Programs that run in parallel",
+                caption="One token of 4 query heads that share K and V, 1,024 keys, d 64.",
+                x=Scale(name="splits of the keys", at=at),
+                y=Scale(name="programs"),
+                lines=(line("programs", programs),),
             ),
-            Figure(
-                how=("counted",),
-                chart=Chart(
-                    title="Bytes, those of merging included",
-                    caption="K and V pass once, whatever the splits. Only parts of O are written "
-                    "and read again.",
-                    x=Scale(name="splits of the keys", at=at),
-                    y=Scale(name="HBM accesses, KiB", log=False, low=0.0),
-                    lines=(Line(name="decode and merging", points=tuple(moved)),),
-                ),
+            charted(
+                title="Bytes, those of merging included",
+                caption="K and V pass once, whatever the splits. Only parts of O are written "
+                "and read again.",
+                x=Scale(name="splits of the keys", at=at),
+                y=Scale(name="HBM accesses, KiB", log=False, low=0.0),
+                lines=(line("decode and merging", moved),),
             ),
-            Figure(
-                how=("counted",),
-                chart=Chart(
-                    title="Bytes of one token over N",
-                    caption="One split. Each key and value is read once, so bytes grow with N.",
-                    x=Scale(name="N, keys", at=tuple(x for x, _ in over_n)),
-                    y=Scale(name="HBM accesses, KiB"),
-                    lines=(Line(name="decode", points=tuple(over_n)),),
-                ),
+            charted(
+                title="Bytes of one token over N",
+                caption="One split. Each key and value is read once, so bytes grow with N.",
+                x=Scale(name="N, keys", at=tuple(x for x, _ in over_n)),
+                y=Scale(name="HBM accesses, KiB"),
+                lines=(line("decode", over_n),),
             ),
         ),
     )

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flashgen.ptx.findings import FaultsFound, Finding, Report
+from flashgen.ptx.program import InvalidPtx
+
 if TYPE_CHECKING:
-    from flashgen.ptx.findings import FaultsFound, Finding, Report
-    from flashgen.ptx.program import InvalidPtx
     from flashgen.ptx.triton_kernel import launch, run
 
 __all__ = ["FaultsFound", "Finding", "InvalidPtx", "Report", "launch", "run"]
@@ -19,12 +20,4 @@ def __getattr__(name: str) -> Any:
         from flashgen.ptx import triton_kernel
 
         return getattr(triton_kernel, name)
-    if name == "InvalidPtx":
-        from flashgen.ptx.program import InvalidPtx
-
-        return InvalidPtx
-    if name in __all__:
-        from flashgen.ptx import findings
-
-        return getattr(findings, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

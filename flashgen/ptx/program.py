@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 
 from flashgen.errors import FlashgenError
@@ -187,21 +187,12 @@ class Program:
         return frozenset(found)
 
 
-def _registers(operand: Operand) -> Iterator[Register]:
-    """The registers in an operand."""
+def _registers(operand: object) -> Iterator[Register]:
+    """The registers in an operand, or in what it consists of."""
     if isinstance(operand, Register):
         yield operand
-    elif isinstance(operand, Negated):
-        yield operand.register
-    elif isinstance(operand, Address):
-        yield from _registers(operand.base)
-    elif isinstance(operand, Pair):
-        yield from _registers(operand.first)
-        yield from _registers(operand.second)
-    elif isinstance(operand, Group):
-        for item in operand.items:
+    elif isinstance(operand, tuple):
+        for item in operand:
             yield from _registers(item)
-    elif isinstance(operand, Box):
-        yield from _registers(operand.tensor_map)
-        for item in operand.coordinates:
-            yield from _registers(item)
+    elif is_dataclass(operand):
+        yield from _registers(tuple(vars(operand).values()))

@@ -41,12 +41,13 @@ class Fact:
 
 def versions() -> Iterator[Fact]:
     """Of flashgen, Python, the system and the packages that matter."""
-    python = f"{platform.python_version()}, {sys.executable}"
-    yield Fact(section="versions", name="flashgen", value=f"{flashgen.__version__}, {_place()}")
-    yield Fact(section="versions", name="python", value=python)
-    yield Fact(section="versions", name="system", value=platform.platform())
-    for name in PACKAGES:
-        yield Fact(section="versions", name=name, value=_version(name))
+    known = {
+        "flashgen": f"{flashgen.__version__}, {_place()}",
+        "python": f"{platform.python_version()}, {sys.executable}",
+        "system": platform.platform(),
+    }
+    for name, value in (known | {name: _version(name) for name in PACKAGES}).items():
+        yield Fact(section="versions", name=name, value=value)
 
 
 def _place() -> str:
@@ -83,15 +84,11 @@ def toolchain() -> Iterator[Fact]:
     named = os.environ.get("CC")
     command = (shlex.split(named) or [""])[0] if named else "gcc"
     found = shutil.which(command) or (None if named else shutil.which("clang"))
+    remedy = ""
     if found is None:
-        yield Fact(
-            section="toolchain",
-            name="C compiler",
-            value=f"none: CC is {named}" if named else "none",
-            remedy="install gcc or clang, or set CC: Triton needs it at a kernel's first launch",
-        )
-    else:
-        yield Fact(section="toolchain", name="C compiler", value=found)
+        found = f"none: CC is {named}" if named else "none"
+        remedy = "install gcc or clang, or set CC: Triton needs it at a kernel's first launch"
+    yield Fact(section="toolchain", name="C compiler", value=found, remedy=remedy)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     missing = "" if header.is_file() else "install the headers of Python (python3-dev)"
     value = f"{'' if header.is_file() else 'no '}{header}"
@@ -107,12 +104,8 @@ def folders(out: Path) -> Iterator[Fact]:
     try:
         yield _folder("temporary", Path(tempfile.gettempdir()), "set TMPDIR to", private=False)
     except OSError as error:
-        yield Fact(
-            section="folders",
-            name="temporary",
-            value=f"none ({error.strerror})",
-            remedy="set TMPDIR to a folder that can be written",
-        )
+        why, remedy = f"none ({error.strerror})", "set TMPDIR to a folder that can be written"
+        yield Fact(section="folders", name="temporary", value=why, remedy=remedy)
 
 
 def _folder(name: str, path: Path, how: str, *, private: bool = True) -> Fact:

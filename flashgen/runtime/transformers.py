@@ -265,29 +265,27 @@ def attention_forward(
         _check_packed(module, query, key, position_bias, is_causal)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "softcap": softcap}
+    options |= {"sinks": sinks, "deterministic": deterministic}
     if packed:
-        chunks = _chunks_of(module, attention_mask, others, causal=bool(is_causal))
-        o = _packed(
-            query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
-            softcap=softcap, sinks=sinks, deterministic=deterministic, invariant=invariant,
-            **chunks,
-        )  # fmt: skip
-        return o, None
+        options |= _chunks_of(module, attention_mask, others, causal=bool(is_causal))
+        causal = bool(is_causal)
+        return _packed(
+            query, key, value, others, causal=causal, invariant=invariant, **options
+        ), None
     if invariant or settings.invariant():
         causal = bool(is_causal) and not models.follows_mask_alone(type(module))
         return _invariant(
-            query, key, value, attention_mask, causal=causal, scale=scaling, dropout_p=dropout,
-            softcap=softcap, sinks=sinks, bias=position_bias, deterministic=deterministic,
-        ), None  # fmt: skip
+            query, key, value, attention_mask, causal=causal, bias=position_bias, **options
+        ), None
     if attention_mask is not None:
         _check_mask(attention_mask)
     if attention_mask is not None and _is_chunk_start(attention_mask):
         config: Any = module.config
+        options |= {"chunk": config.attention_chunk_size, "chunk_start": attention_mask.flatten()}
         o = folders.current().attention(
-            query, key, value, causal=True, scale=scaling, dropout_p=dropout,
-            chunk=config.attention_chunk_size, chunk_start=attention_mask.flatten(),
-            softcap=softcap, sinks=sinks, bias=position_bias, deterministic=deterministic,
-        )  # fmt: skip
+            query, key, value, causal=True, bias=position_bias, **options
+        )
         return o.transpose(1, 2).contiguous(), None
     # A mask says all; a single query, of decoding, sees every key.
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
@@ -296,30 +294,14 @@ def attention_forward(
     bias = _biased(position_bias, attention_mask)
     if softcap or sinks is not None or (causal and bias is not None):
         # torch has no function of these, so that they go to kernels, or to the reference.
-        o = folders.current().attention(
-            query,
-            key,
-            value,
-            causal="top_left" if causal else False,
-            scale=scaling,
-            bias=None if bias is None else torch_modes.autocast(bias),
-            dropout_p=dropout,
-            softcap=softcap,
-            sinks=sinks,
-            deterministic=deterministic,
-        )
-        return o.transpose(1, 2).contiguous(), None
-    o = attend(
-        query,
-        key,
-        value,
-        attn_mask=bias,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scaling,
-        enable_gqa=True,
-        deterministic=deterministic,
-    )
+        diagonal = "top_left" if causal else False
+        bias = None if bias is None else torch_modes.autocast(bias)
+        o = folders.current().attention(query, key, value, causal=diagonal, bias=bias, **options)
+    else:
+        o = attend(
+            query, key, value, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scaling,
+            enable_gqa=True, deterministic=deterministic,
+        )  # fmt: skip
     return o.transpose(1, 2).contiguous(), None
 
 

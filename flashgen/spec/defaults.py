@@ -260,14 +260,8 @@ def _of_class(spec: AttentionSpec, first: KernelConfig) -> tuple[KernelConfig, .
 
 def plain_spec(spec: AttentionSpec) -> AttentionSpec:
     """The spec without its features: the same direction, dtype, precision, head dims and mask."""
-    return AttentionSpec(
-        direction=spec.direction,
-        dtype=spec.dtype,
-        head_dim=spec.head_dim,
-        head_dim_v=spec.head_dim_v,
-        mask=spec.mask,
-        precision=spec.precision,
-    )
+    kept = ("direction", "dtype", "head_dim", "head_dim_v", "mask", "precision")
+    return AttentionSpec(**{name: getattr(spec, name) for name in kept})
 
 
 TUNED_HEAD_DIMS = (64, 96, 128, 192, 256)

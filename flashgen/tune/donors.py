@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from flashgen.evaluate.evaluator import Evaluator, Request
+from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -112,15 +112,13 @@ class Donors:
         return self._floors[spec]
 
 
-class CheckedByDonors:
+class CheckedByDonors(WrappingEvaluator):
     """`inner`, without a GPU, for kernels whose donors know their errors: a text does not depend on
     the GPU, so it is not checked again.
     """
 
     def __init__(self, inner: Evaluator, donors: Donors) -> None:
-        self.source = inner.source
-        self.gpu = inner.gpu
-        self._inner = inner
+        super().__init__(inner)
         self._donors = donors
 
     def evaluate(
@@ -135,9 +133,7 @@ class CheckedByDonors:
         if stage == "check":
             digests = {config: rendered_digest(spec, config) for config in configs}
             floors = self._donors.floors(spec)
-        request = Request(
-            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
-        )
+        request = self.request(stage, spec, problem)
         known = {
             config: request.outcome(
                 config, Status.OK, digest=digest, check=_known(floors[short_digest(digest)])
@@ -146,19 +142,9 @@ class CheckedByDonors:
             if short_digest(digest) in floors
         }
         rest = [config for config in configs if config not in known]
-        with closing(_generator(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
+        with closing(closable(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
             for config in configs:
                 yield known[config] if config in known else next(outcomes)
-
-    def close(self) -> None:
-        """As Evaluator.close."""
-        self._inner.close()
-
-    def __enter__(self) -> CheckedByDonors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _known(floors: float) -> CheckResult:
@@ -171,11 +157,6 @@ def _known(floors: float) -> CheckResult:
         where="interpreter",
         detail="checked for the table of another GPU",
     )
-
-
-def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
-    """The same as a generator, which can be closed and then closes `outcomes`."""
-    yield from outcomes
 
 
 def derived_run(run: Run, donor: str) -> Run:

@@ -12,19 +12,15 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.evaluator import Evaluator
+from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Outcome, Source, Stage
-from flashgen.spec.problem import Problem
+from flashgen.spec.outcome import Outcome
 
 LOOK_S = 0.05
 """Between two looks for idle workers."""
@@ -78,28 +74,20 @@ class Stop:
             signal.signal(signal.SIGINT, before)
 
 
-class Interruptible:
+class Interruptible(WrappingEvaluator):
     """`inner` for one job. Once the run is interrupted, evaluate raises KeyboardInterrupt, a single
     time: what follows is the end of the search.
     """
 
     def __init__(self, inner: Evaluator, stop: Stop) -> None:
-        self.source: Source = inner.source
-        self.gpu: Gpu = inner.gpu
-        self._inner = inner
+        super().__init__(inner)
         self._stop = stop
         self._told = False
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
+    def evaluate(self, *asked: Any) -> Iterator[Outcome]:
         """As Evaluator.evaluate."""
         self._tell()
-        inner = _generator(self._inner.evaluate(stage, spec, problem, configs))
+        inner = closable(self._inner.evaluate(*asked))
         try:
             with contextlib.closing(inner) as outcomes:
                 for outcome in outcomes:
@@ -116,16 +104,6 @@ class Interruptible:
 
     def close(self) -> None:
         """As Evaluator.close: `inner` is of all jobs, and stays open."""
-
-    def __enter__(self) -> Interruptible:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome]:
-    """The same as a generator, which can be closed and then closes `outcomes`."""
-    yield from outcomes
 
 
 class Line:

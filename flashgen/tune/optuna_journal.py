@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from flashgen.search.log import Log
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Source, Stage, Status
-from flashgen.spec.problem import Problem
+from flashgen.spec.outcome import Outcome, Status
 
 LARGEST = 4096
 """No number of a config is larger: the range of the trials' parameters."""
@@ -29,31 +27,15 @@ class SeenLog(Log):
         self._inner = inner
         self.seen: list[Outcome] = []
 
-    def recall(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        config: KernelConfig,
-        digest: str,
-        *,
-        source: Source,
-    ) -> Outcome | None:
+    def recall(self, *asked: Any, **by: Any) -> Outcome | None:
         """As Log.recall."""
-        found = self._inner.recall(stage, spec, problem, config, digest, source=source)
+        found = self._inner.recall(*asked, **by)
         self.seen += [found] if found else []
         return found
 
-    def recall_round(
-        self,
-        spec: AttentionSpec,
-        problem: Problem,
-        kernels: Sequence[tuple[KernelConfig, str]],
-        *,
-        source: Source,
-    ) -> list[Outcome] | None:
+    def recall_round(self, *asked: Any, **by: Any) -> list[Outcome] | None:
         """As Log.recall_round."""
-        found = self._inner.recall_round(spec, problem, kernels, source=source)
+        found = self._inner.recall_round(*asked, **by)
         self.seen += found or []
         return found
 

@@ -9,7 +9,7 @@ records the cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeVar
@@ -18,7 +18,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.search.decide import median_us, p_value
 from flashgen.search.evidence import Evidence
-from flashgen.search.goal import RUNNERS_UP, Goal, Progress
+from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.log import Log
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import STRENGTH, Outcome
@@ -87,7 +87,6 @@ def consolidate(
     max_regret: float,
     run: str,
     rivals: Sequence[KernelConfig] = (),
-    notify: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[Entry, ...]:
     """The entries of one spec, in order, changed to those that need the fewest kernels.
 
@@ -115,7 +114,7 @@ def consolidate(
         return tuple(entries)
     weight = STRENGTH[evaluator.source]
     cases = {
-        entry.bucket: _case(entry, winners, evaluator, log, notify)
+        entry.bucket: _case(entry, winners, evaluator, log)
         for entry in timed
         if STRENGTH[entry.result.source] <= weight
     }
@@ -171,13 +170,7 @@ class _Case:
         }
 
 
-def _case(
-    entry: Entry,
-    winners: Sequence[KernelConfig],
-    evaluator: Evaluator,
-    log: Log,
-    notify: Callable[[Progress], None],
-) -> _Case:
+def _case(entry: Entry, winners: Sequence[KernelConfig], evaluator: Evaluator, log: Log) -> _Case:
     """Time all winners in the bucket of an entry."""
     default = tuned_default(entry.spec, evaluator.gpu)
     goal = Goal(
@@ -187,7 +180,7 @@ def _case(
         seeds=(),
         default=default,
     )
-    evidence = Evidence(goal, evaluator, log, notify)
+    evidence = Evidence(goal, evaluator, log, notify=lambda _: None)
     configs = list(dict.fromkeys((*winners, default)))
     evidence.planned = float(len(configs))
     for stage in ("compile", "check"):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -423,33 +421,6 @@ def test_power_is_that_of_now_where_the_driver_knows_it(monkeypatch: pytest.Monk
     assert measure.clocks_and_power(0).power_w == 690.1
     now.nvmlReturn = 3  # not supported
     assert measure.clocks_and_power(0).power_w == 301.0
-
-
-@pytest.mark.parametrize(("knows", "power"), [(True, 690.1), (False, 301.0)])
-def test_nvidia_smi_is_asked_for_the_power_of_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool, power: float
-) -> None:
-    program = tmp_path / "nvidia-smi"
-    refusal = "" if knows else 'case "$*" in *instant*) echo "no valid field"; exit 2;; esac'
-    program.write_text(
-        f"""#!/bin/sh
-{refusal}
-case "$*" in *instant*) power=690.10;; *) power=301.00;; esac
-echo "580.1, 1755, 3201, 700.00, 61, $power"
-"""
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(gpu_state, "_uuid", lambda index: "GPU-0")
-    assert measure.clocks_and_power(0) == Conditions(
-        driver="580.1",
-        sm_mhz=1755,
-        memory_mhz=3201,
-        power_w=power,
-        power_limit_w=700.0,
-        temperature_c=61,
-    )
 
 
 class FakeCuda:

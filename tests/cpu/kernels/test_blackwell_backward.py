@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.runtime.eager import attention as eager
@@ -24,6 +23,7 @@ from tests.executed import (
     case,
     compiled,
     each,
+    far_below_zero,
     loads,  # noqa: F401  # a fixture
 )
 from tests.makers import make_config, make_spec
@@ -166,20 +166,6 @@ def test_a_ragged_end_that_is_not_masked_is_found() -> None:
     kernel = compiled(spec, config, 0, "full_tiles = seq_k // BC", "full_tiles = key_tiles")
     found = far_below_zero(kernel, spec, config)
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
-
-
-def far_below_zero(
-    kernel: ExecutedKernel, spec: AttentionSpec, config: KernelConfig
-) -> tuple[torch.Tensor, ...]:
-    x = torch.full((1, 1, 70, spec.head_dim), 8.0, dtype=torch.bfloat16)
-    q, k, v, do = x, -x, torch.randn_like(x), torch.randn_like(x)
-    o, lse = eager.attention(q.double(), k.double(), v.double(), scale=0.125, diagonal=0)
-    assert bool((lse < -500).all())
-    call = Backward(
-        q=q, k=k, v=v, do=do, lse=lse.float(), delta=(o * do).sum(-1).float(), scale=0.125,
-        diagonal=0 if spec.causal else None,
-    )  # fmt: skip
-    return bind(kernel, spec, config)(call)
 
 
 # Triton puts a fence where a text lacks it, so texts without one are no mutants. Nor is one in which

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate import inputs
-from flashgen.evaluate.check import check_kernel, compared, trial_of
+from flashgen.evaluate.check import compared, trial_of
 from flashgen.kernels.launch import Kernel, bind, launch
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.loader import load_kernel
@@ -30,6 +30,7 @@ from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import prove
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
@@ -48,21 +49,10 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
 def backward_config(direction: str, br: int, bc: int, **fields: Any) -> KernelConfig:
     if direction == "backward_delta":
         return make_config(br, 16, num_stages=1, **fields)
     return make_config(br, bc, **fields)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 def spec_of(dtype: str, dims: tuple[int, int], mask: str, direction: Any) -> AttentionSpec:

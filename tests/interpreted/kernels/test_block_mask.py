@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.evaluate.check import check_kernel
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.loader import load_kernel
@@ -22,11 +19,11 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes, prove
 from tests.serving import leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -35,23 +32,12 @@ DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
 FORWARD, DKV, DQ = DIRECTIONS
 
 
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
 def case(seq_q: int, seq_k: int, batch: int = 1, heads: int = 1, kv_heads: int = 1) -> CheckCase:
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return CheckCase(problem=problem, layout="bshd")
 
 
 RAGGED = case(133, 263, batch=2)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.parametrize("kind", range(4))
@@ -125,13 +111,9 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
-    config = make_config(64, 64)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
     # Of the kind that is random by batch and head.
-    found = check_kernel(mutant, spec, config, seed=3, cases=[case(263, 263, 2, 2, 2)])
-    assert not found.passed
+    cases = [case(263, 263, 2, 2, 2)]
+    assert not mutant_passes(spec, make_config(64, 64), line, broken, cases, seed=3)
 
 
 @pytest.fixture

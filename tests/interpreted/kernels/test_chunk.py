@@ -4,9 +4,7 @@ public calls, and how many tiles the model counts.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,10 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.trip_counts import grid
-from flashgen.evaluate.check import cases_of, check_kernel
-from flashgen.kernels.render import render
+from flashgen.evaluate.check import cases_of
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import LARGEST_CHUNK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
@@ -29,17 +25,13 @@ from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import mutant_passes, prove
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 H200 = TARGETS["nvidia_h200"]
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq", "backward_fused")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    return random.SystemRandom().randrange(1 << 30)
 
 
 @pytest.fixture
@@ -49,12 +41,6 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 def of(direction: Any, **features: Any) -> AttentionSpec:
     return make_spec("bfloat16", 32, "causal", chunk=True, **features).for_direction(direction)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    rendered = render(spec, config)
-    result = check_kernel(rendered, spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{rendered.name}, seed {seed}: {result}"
 
 
 def seen(length: int, chunk: int, starts: Tensor) -> Tensor:
@@ -352,10 +338,8 @@ def test_mutant_is_caught(name: str) -> None:
     """By what tuning checks, within the draws that have every size of a chunk."""
     spec, line, broken = MUTANTS[name]
     config = make_config(16, 16)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    assert any(not check_kernel(mutant, spec, config, seed=seed).passed for seed in range(1, 8))
+    draws = range(1, 8)
+    assert not all(mutant_passes(spec, config, line, broken, seed=seed) for seed in draws)
 
 
 # The model: which tiles are walked

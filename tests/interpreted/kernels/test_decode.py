@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.evaluate.check import cases_of, check_kernel
+from flashgen.evaluate.check import cases_of
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import decode_run, make_decode
 from flashgen.evaluate.sanitize import executed_cases
@@ -26,31 +25,20 @@ from flashgen.reference import attention as reference
 from flashgen.runtime.decode import rows_together
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
+from tests.proving import mutant_passes, prove
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
 
 
 def decode_spec(
     dtype: str = "bfloat16", dim: int = 32, mask: str = "causal", **fields: Any
 ) -> AttentionSpec:
     return make_spec(dtype, dim, mask, direction="decode", **fields)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -162,11 +150,8 @@ MUTANTS = {
 def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
     config = make_config(16, 16, num_stages=2 if spec.direction == "decode" else 1)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
     for cases in (cases_of, executed_cases):
-        assert not check_kernel(mutant, spec, config, seed=1, cases=cases(spec, config)).passed
+        assert not mutant_passes(spec, config, line, broken, cases(spec, config))
 
 
 # The dispatcher: both kernels together, chosen and launched as on a GPU

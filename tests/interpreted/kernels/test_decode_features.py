@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen.evaluate.check import cases_of, check_kernel
+from flashgen.evaluate.check import cases_of
 from flashgen.evaluate.check_cache import (
     DecodeCase,
     judge,
@@ -35,6 +34,7 @@ from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
+from tests.proving import mutant_passes, prove
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -57,21 +57,10 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
 def decode_spec(
     dtype: str = "float16", dim: int = 16, mask: str = "causal", **fields: Any
 ) -> AttentionSpec:
     return make_spec(dtype, dim, mask, direction="decode", **fields)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")
@@ -256,12 +245,8 @@ def test_mutant_is_caught(name: str) -> None:
     """By what tuning checks, within the seven draws that have every shape of a bias and window."""
     spec, line, broken = MUTANTS[name]
     config = make_config(16, 16, num_stages=2 if spec.direction == "decode" else 1)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
     for cases in (cases_of(spec, config), executed_cases(spec, config)):
-        verdicts = [check_kernel(mutant, spec, config, seed=seed, cases=cases) for seed in (1, 5)]
-        assert not all(verdict.passed for verdict in verdicts)
+        assert not all(mutant_passes(spec, config, line, broken, cases, s) for s in (1, 5))
 
 
 # The dispatcher: both kernels together, chosen and launched as on a GPU

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashgen.evaluate.check import cases_of, check_kernel
+from flashgen.evaluate.check import cases_of
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import make_decode
 from flashgen.evaluate.sanitize import executed_cases
@@ -31,6 +30,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes, prove
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -44,17 +44,6 @@ CACHES: dict[str, dict[str, Any]] = {
 EVERY_FEATURE: dict[str, Any] = {
     "window": True, "softcap": True, "alibi": True, "sink": True, "bias": "additive", "leftpad": True,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")
@@ -235,11 +224,8 @@ OF_TIES = ("ties away from zero", "small numbers as others")
 def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
     config = make_config(16, 16, num_stages=2 if spec.direction == "decode" else 1)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
     for cases in (cases_of, executed_cases):
-        assert not check_kernel(mutant, spec, config, seed=1, cases=cases(spec, config)).passed
+        assert not mutant_passes(spec, config, line, broken, cases(spec, config))
 
 
 @pytest.mark.parametrize("name", OF_TIES)

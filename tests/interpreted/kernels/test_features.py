@@ -5,7 +5,6 @@ kernels/test_pairs.py.
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import prove
 from tests.serving import leaves, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -45,17 +45,6 @@ ALONE: list[tuple[str, str]] = [
 EVERY_ONE: dict[str, Any] = {
     "window": True, "softcap": True, "bias": "additive", "alibi": True, "dropout": True,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")

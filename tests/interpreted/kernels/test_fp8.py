@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Any
 
 import pytest
@@ -14,25 +13,14 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features, Fp8
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import mutant_passes, prove
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 def fp8_spec(
@@ -85,11 +73,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name: str) -> None:
     line, broken = MUTANTS[name]
-    spec, config = fp8_spec(dim=32), make_config(32, 32)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    assert not check_kernel(mutant, spec, config, seed=1).passed
+    assert not mutant_passes(fp8_spec(dim=32), make_config(32, 32), line, broken)
 
 
 def test_the_sink_is_counted_beside_the_scaled_sum() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import prove
 
 WAYS = [
     ("fa2", "pointer"),
@@ -32,17 +30,6 @@ WAYS = [
     ("fa1", "pointer"),
 ]
 MASKS = ("none", "causal")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{config.label}: {result}"
 
 
 def in_turn(values: tuple[Any, ...]) -> list[Any]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 
-from flashgen.evaluate.check import check_kernel
-from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
 TAIL = 's = tl.where((start + keys)[None, :] < seq_k, s, float("-inf"))'
@@ -41,16 +36,6 @@ MUTANTS = {
     "unwritten rows": (FULL, "mask=rows < seq_q)", "mask=rows < seq_q - 1)"),
     "V not advanced": (FULL, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
 }  # fmt: skip
-
-
-def mutant_passes(
-    spec: AttentionSpec, config: KernelConfig, line: str, broken: str, cases: Any = None
-) -> bool:
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
-    source = rendered.source.replace(line, broken)
-    mutant = dataclasses.replace(rendered, source=source)
-    return check_kernel(mutant, spec, config, seed=1, cases=cases).passed
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from flashgen.evaluate.check import check_kernel, check_loaded
 from flashgen.kernels import launch, launch_forward, loader
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
+from tests.proving import prove
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
 ORDERS = [
@@ -34,16 +33,6 @@ WAYS = [
 ]
 MANY = CheckCase(problem=Problem(batch=2, heads=6, kv_heads=3, seq_q=70, seq_k=75))
 """12 heads of three tiles of 32 rows: more than a run holds, and more than a few programs."""
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{config.label}: {result}"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,12 +15,6 @@ from flashgen.spec.vocabulary import DECODING
 from tests.pairs import Proven, alone, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
 
 
 def narrow(case: Any) -> Any:

@@ -4,7 +4,6 @@ what is read and written, FlashAttention's edge rules, and mutants."""
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from flashgen.spec.packed import from_bounds
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes, prove
 from tests.serving import leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -46,17 +45,6 @@ BESIDE: dict[str, dict[str, Any]] = {
         "window": True, "softcap": True, "alibi": True, "dropout": True,
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
@@ -198,12 +186,8 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
-    config = make_config(16, 16)
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
     # An odd seed: slopes of their own for each sequence.
-    assert not check_kernel(mutant, spec, config, seed=1).passed
+    assert not mutant_passes(spec, make_config(16, 16), line, broken, seed=1)
 
 
 @pytest.fixture

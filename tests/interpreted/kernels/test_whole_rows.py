@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.problem import Problem
 from flashgen.spec.whole_rows import o_parts, why_no_rows
-from tests.interpreted.kernels.test_mutants import mutant_passes
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -28,12 +27,6 @@ CASES = [
     CheckCase(problem=Problem(batch=2, heads=4, kv_heads=2, seq_q=65, seq_k=31), layout="bshd"),
 ]
 CAUSAL, FULL = make_spec("bfloat16", 192, "causal"), make_spec("bfloat16", 192)
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
 
 
 def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = CASES) -> None:

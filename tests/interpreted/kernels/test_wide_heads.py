@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Any
 
 import pytest
@@ -13,24 +12,12 @@ from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.kernels.render import render
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from tests.makers import make_config, make_spec
+from tests.proving import mutant_passes, prove
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Fresh for every session, printed by every failure through CheckResult.detail."""
-    return random.SystemRandom().randrange(1 << 30)
-
-
-def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
-    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
-    assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
 @pytest.mark.parametrize(
@@ -129,14 +116,8 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name: str, direction: Any) -> None:
     line, broken = MUTANTS[name]
-    spec, config = (
-        make_spec("bfloat16", 128, "causal", direction=direction),
-        make_config(16, 16, v_parts=2),
-    )
-    rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
-    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    assert not check_kernel(mutant, spec, config, seed=1).passed
+    spec = make_spec("bfloat16", 128, "causal", direction=direction)
+    assert not mutant_passes(spec, make_config(16, 16, v_parts=2), line, broken)
 
 
 def test_the_dispatcher_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:

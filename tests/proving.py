@@ -1,0 +1,32 @@
+"""A kernel held against float64 by the checks of every candidate, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flashgen.evaluate.check import check_kernel
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+
+
+def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
+    """Assert that a kernel is right at its cases, or at these."""
+    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
+    assert result.passed, f"{spec.name}_{config.label}: {result}"
+
+
+def mutant_passes(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    line: str,
+    broken: str,
+    cases: Any = None,
+    seed: int = 1,
+) -> bool:
+    """Whether a kernel with a line broken is still taken for right."""
+    rendered = render(spec, config)
+    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
+    mutant = replace(rendered, source=rendered.source.replace(line, broken))
+    return check_kernel(mutant, spec, config, seed=seed, cases=cases).passed
