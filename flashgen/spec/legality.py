@@ -625,6 +625,11 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
         return f"schedule ampere is made for mma.sync: {gpu.slug} is {gpu.arch}"
     if config.schedule == "blackwell" and gpu.arch not in BLACKWELL:
         return f"schedule blackwell is made of tcgen05 of sm_100: {gpu.slug} is {gpu.arch}"
+    if config.schedule == "s_ahead" and gpu.arch in BLACKWELL:
+        return (
+            "schedule s_ahead is wrong in tensor memory: Triton lets the next product overwrite S "
+            f"before all warps have read it, and {gpu.slug} is {gpu.arch}"
+        )
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):

@@ -20,7 +20,7 @@ fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr - - - -
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128 1 br128_bc32_w4_s3_fa2_ptr - - - -
 fwd_bf16_d128_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt - - - -
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_fa2_ptr_lpt - -
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
@@ -92,7 +92,7 @@ bwd_dq_bf16_d96 1 br128_bc128_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d128 1 br128_bc128_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
-bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt - - - -
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d192 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d192_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d256 1 br128_bc32_w8_s2_fa2_ptr - - - -
@@ -111,7 +111,7 @@ bwd_dq_fp16_d256 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_fp16_d256_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_fused_bf16_d64 1 br32_bc64_w4_s1_fa2_ptr - - - -
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc128_w4_s3_fa2_tma -
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr -
 bwd_fused_bf16_d96 1 br32_bc128_w8_s2_fa2_ptr - - - -
 bwd_fused_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_tma - - - -
 bwd_fused_bf16_d128 1 br32_bc128_w8_s2_fa2_ptr - - - -

@@ -19,6 +19,8 @@ from flashgen.ptx.program import InvalidPtx
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 from flashgen.table.table import load
@@ -26,6 +28,7 @@ from flashgen.tune.verify import execute
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 
+B200 = TARGETS["nvidia_b200"]
 CASE = CheckCase(problem=Problem(batch=1, heads=1, kv_heads=1, seq_q=150, seq_k=200))
 
 
@@ -137,3 +140,18 @@ def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     result = sanitize(*of_table("nvidia_b200", "forward"), "sm_100", cases=[CASE])
     assert not result.holds
     assert result.lines() == [f"FAILED  {result.name}: the instruction tcgen05 is not known"]
+
+
+@pytest.mark.slow("ten seconds: it executes two kernels")
+@pytest.mark.skipif(triton_version() != "3.7.1", reason="a fault of Triton 3.7.1")
+def test_s_ahead_is_refused_in_tensor_memory_because_s_is_overwritten() -> None:
+    """The warp that issues the next product does not wait for the others to read S."""
+    spec = make_spec("bfloat16", 128, "causal")
+    case = CheckCase(problem=Problem(batch=1, heads=1, kv_heads=1, seq_q=128, seq_k=193))
+    config = make_config(128, 64, num_warps=8, num_stages=3, loads="descriptor")
+    ahead = replace(config, schedule="s_ahead")
+    result = sanitize(spec, ahead, "sm_100", cases=[case])
+    assert not result.passed
+    assert any(f.startswith("racecheck") and "tensor memory" in f for f in result.findings)
+    assert "s_ahead is wrong in tensor memory" in (why_illegal(spec, ahead, B200) or "")
+    assert sanitize(spec, config, "sm_100", cases=[case]).holds

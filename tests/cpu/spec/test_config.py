@@ -280,6 +280,7 @@ def test_s_ahead_by_pointer_is_tried_where_there_are_no_descriptors(
     ("fields", "config", "here", "elsewhere", "reason"),
     [
         ({}, {"schedule": "s_ahead", "loads": "descriptor", "num_warps": 8, "maxnreg": 128}, "nvidia_h200", "nvidia_b200", "maxnreg was found to pay on sm_90 alone"),
+        ({}, {"schedule": "s_ahead", "loads": "descriptor", "num_warps": 8}, "nvidia_h200", "nvidia_b200", "s_ahead is wrong in tensor memory"),
         ({"head_dim_v": 128}, {"br": 64, "bc": 32, "num_warps": 4, "whole_rows": True}, "nvidia_a100_sxm4_40gb", "nvidia_h200", "whole_rows is made for mma.sync"),
     ],
 )  # fmt: skip
