@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from rich.console import Console
 
 from flashgen import paths
+from flashgen.errors import FlashgenError
 from flashgen.search.goal import Budget
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import bucket_of
@@ -91,6 +92,8 @@ def compared(slug: str, specs: int, trials: int, out: Path) -> Iterator[str]:
     every = list(dict.fromkeys(spec for spec, _ in work))
     spread = {every[number * len(every) // specs] for number in range(specs)}
     pieces = [piece for piece in work if (piece[0].name, piece[1].seq_k) in PIECES]
+    if len(pieces) < len(PIECES):
+        raise FlashgenError(f"tables must hold all of {PIECES}: only {len(pieces)} are there")
     began = cpu_s()
     with hidden(slug):
         some = [piece for piece in work if piece[0] in spread]

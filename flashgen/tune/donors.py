@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from flashgen.estimate.estimate import estimable
 from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
@@ -33,12 +34,14 @@ class Donor:
 class Donors:
     """The entries that may lend a config to `gpu`; those of the nearest GPUs come first.
 
-    What a table was lent itself it does not lend again. GPUs of AMD, whose entries no time chose,
-    lend nothing to those of NVIDIA.
+    What a table was lent itself it does not lend again. Where times can be estimated, entries that
+    no time chose lend only to specs for which nothing else is legal: their configs rarely win, and
+    each must be compiled. Those of AMD lend nothing to GPUs of NVIDIA.
     """
 
     def __init__(self, tables: Iterable[Table], gpu: Gpu) -> None:
         self._gpu = gpu
+        self._estimable = estimable(gpu.arch)
         self._of: dict[AttentionSpec, list[Donor]] = defaultdict(list)
         self._floors: dict[AttentionSpec, dict[str, float]] = {}
         lending = [table for table in tables if table.gpu.is_nvidia or not gpu.is_nvidia]
@@ -57,7 +60,7 @@ class Donors:
 
         on_gpu: also kernels that only an entry may have that ran.
         """
-        found = [(each.entry.config, each.gpu.slug) for each in self._sorted(spec, bucket)]
+        found = [(each.entry.config, each) for each in self._sorted(spec, bucket)]
         return self._legal(spec, found, on_gpu=on_gpu)
 
     def runners_up(
@@ -65,7 +68,7 @@ class Donors:
     ) -> tuple[KernelConfig, ...]:
         """The runners-up of these entries, in the same order."""
         found = [
-            (other.config, each.gpu.slug)
+            (other.config, each)
             for each in self._sorted(spec, bucket)
             for other in each.entry.evidence.runners_up
         ]
@@ -84,17 +87,19 @@ class Donors:
         )
 
     def _legal(
-        self, spec: AttentionSpec, found: Iterable[tuple[KernelConfig, str]], *, on_gpu: bool
+        self, spec: AttentionSpec, found: Iterable[tuple[KernelConfig, Donor]], *, on_gpu: bool
     ) -> dict[KernelConfig, str]:
-        first: dict[KernelConfig, str] = {}
-        for config, slug in found:
-            first.setdefault(config, slug)
-        return {
-            config: slug
-            for config, slug in first.items()
+        usable = [
+            (config, donor)
+            for config, donor in found
             if (on_gpu or not must_have_run(config))
             and why_illegal(spec, config, self._gpu) is None
-        }
+        ]
+        timed = [each for each in usable if each[1].entry.result.source != "untimed"]
+        first: dict[KernelConfig, str] = {}
+        for config, donor in timed if self._estimable and timed else usable:
+            first.setdefault(config, donor.gpu.slug)
+        return first
 
     def floors(self, spec: AttentionSpec) -> dict[str, float]:
         """The errors of kernels that were right when they were tuned, by their short digests.

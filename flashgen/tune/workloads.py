@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -150,13 +151,15 @@ def of_tables(
 ) -> tuple[tuple[AttentionSpec, Problem], ...]:
     """What tables hold, the most used first.
 
-    wanted: which specs. seqs: lengths to run in place of those of the tables, one per bucket.
+    wanted: which specs. seqs: lengths to run in place of those of the tables, one per bucket. Of
+    several problems for a bucket that of most tables counts.
     """
-    held: dict[tuple[AttentionSpec, Bucket], Problem] = {}
+    counted: dict[tuple[AttentionSpec, Bucket], Counter[Problem]] = defaultdict(Counter)
     for table in tables:
         for entry in table.entries:
             if wanted(entry.spec):
-                held.setdefault(entry.key, entry.problem)
+                counted[entry.key][entry.problem] += 1
+    held = {key: problems.most_common(1)[0][0] for key, problems in counted.items()}
     if seqs is not None:
         lengths = {bucket_of(seq): seq for seq in seqs}
         held = {

@@ -74,6 +74,16 @@ def test_what_no_time_chose_on_amd_is_not_lent_to_nvidia() -> None:
     assert list(Donors([of(H100, TILE)], mi300x).chosen(SPEC, HERE, on_gpu=False)) == [TILE]
 
 
+def test_what_no_time_chose_comes_only_where_nothing_else_is_legal() -> None:
+    b200, by_descriptor = TARGETS["nvidia_b200"], replace(OTHER, loads="descriptor")
+    untimed = of(b200, TILE, "untimed", bucket=THERE)
+    assert chosen([untimed, of(H100, OTHER)], L4) == [OTHER]
+    assert chosen([untimed, of(H100, by_descriptor)], L4) == [TILE]
+    assert chosen([untimed], L4) == [TILE]
+    gb200 = TARGETS["nvidia_gb200"]
+    assert set(chosen([untimed, of(H100, OTHER)], gb200)) == {TILE, OTHER}, "nothing is estimated"
+
+
 def test_what_is_illegal_here_does_not_come() -> None:
     by_descriptor = replace(TILE, loads="descriptor")
     tables = [of(H100, by_descriptor)]

@@ -374,6 +374,17 @@ def test_what_to_tune_comes_from_the_tables_the_most_used_first() -> None:
     assert only == ((half, workload(half, 1000)),)
 
 
+def test_the_length_is_that_of_most_tables() -> None:
+    """Those of AMD come first, and have 4096 where the others have 8192."""
+    here = BUCKETS[2]
+    entries = [
+        with_evidence(made_entry(SPEC, here), problem=workload(SPEC, seq))
+        for seq in (4096, 8192, 8192)
+    ]
+    tables = [Table(gpu=L40S, entries=(entry,)) for entry in entries]
+    assert workloads.of_tables(tables) == ((SPEC, workload(SPEC, 8192)),)
+
+
 def test_tables_of_the_folder_are_read_with_their_evidence(tmp_path: Path) -> None:
     from flashgen.table.emit import tables_for
 
