@@ -224,7 +224,7 @@ def legal_configs(
     descriptor.
     """
     if spec.direction in DECODING:
-        grid = in_parts(spec, decoding_grid(spec))
+        grid = (in_whole_rows(spec, each, gpu) for each in in_parts(spec, decoding_grid(spec)))
         return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
     found = (
         in_whole_rows(spec, config, gpu)
@@ -404,13 +404,12 @@ def _row_seeds(spec: AttentionSpec, gpu: Gpu, order: Order) -> list[KernelConfig
 
 
 def in_parts(spec: AttentionSpec, configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
-    """The configs, and where V is wider than 256 first those that have it in parts. A warp of an
-    invariant decode owns whole rows: where mma.sync multiplies, it may lack the registers for all
-    columns from 128 on.
+    """The configs, and where V is wider than 256 first those that have it in parts. Those of an
+    invariant decode follow from head dim 128 on: whole_rows may lack the registers for 256.
     """
     wide = padded(spec.head_dim_v) > 256
     if spec.invariant and spec.direction == "decode" and not wide and spec.head_dim_v > 64:
-        return tuple(replace(config, v_parts=parts) for parts in (2, 1) for config in configs)
+        return tuple(replace(config, v_parts=parts) for parts in (1, 2) for config in configs)
     if not wide or spec.direction not in ("forward", "decode"):
         return configs
     return tuple(replace(config, v_parts=parts) for parts in (2, 4, 1) for config in configs)

@@ -27,7 +27,7 @@ from flashgen.spec.whole_rows import k_parts, o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
 """Directions that have several schedules, and loads by descriptor."""
-_PARTS = {2: "halves", 3: "thirds", 4: "quarters"}
+_PARTS = {2: "halves", 3: "thirds", 4: "quarters", 8: "eighths"}
 
 
 @dataclass(frozen=True, kw_only=True)

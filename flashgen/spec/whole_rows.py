@@ -4,6 +4,9 @@ Triton 3.7.1 gives the warps of a product that feeds another whole rows only whe
 wider than it is high. Else it gives them columns: every warp has all rows of some keys, and P and
 the maxima and sums of the rows pass through shared memory. The widest result is O: so it is summed
 in parts of at most as many columns as the tile has rows. Q and K are loaded in parts as well.
+
+An invariant decode has one warp for its 16 rows, and reads the columns of K and V in parts, too:
+of head dim 256 a whole tile does not fit the warp's registers on its way to the product.
 """
 
 from __future__ import annotations
@@ -25,6 +28,11 @@ WIDEST = 256
 WIDTHS = (128, 64)
 """Columns of a part at most, the widest first."""
 
+DECODE_DIMS, DECODE_K_PARTS, DECODE_V_PARTS = (128, 256), 4, 8
+"""Head dims of an invariant decode in parts, and how many parts K and V have: of those tried, the
+only ones that spill under 1 % of the loop at head dim 256 on sm_80, sm_86 and sm_89 with two and
+three stages (Triton 3.7.1). On sm_120 all spill more."""
+
 
 class Part(NamedTuple):
     """Columns [start, end) of a tensor, and what the kernel appends to the names of its tiles."""
@@ -45,6 +53,8 @@ def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Why a config cannot have, or does not need, whole_rows; None where it can, or has it not."""
     if not config.whole_rows:
         return None
+    if spec.direction == "decode":
+        return _why_no_decode(spec, config)
     ways = (spec.direction, config.schedule, config.loads)
     if ways != ("forward", "fa2", "pointer") or config.v_parts > 1:
         return (
@@ -64,9 +74,24 @@ def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _why_no_decode(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    tile = (config.br, config.num_warps, config.v_parts)
+    if not spec.invariant or spec.operand_bytes != 2 or tile != (16, 1, 1):
+        return (
+            "whole_rows of a decode needs invariant, operands of 16 bits, 16 rows, one warp and "
+            f"v_parts 1: got {spec.feature_words or spec.dtype} and {config.label}"
+        )
+    if spec.head_dim != spec.head_dim_v or spec.head_dim not in DECODE_DIMS:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"whole_rows of a decode is for head dims {DECODE_DIMS}: got {dims}"
+    return None
+
+
 def k_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
     """The parts of the columns of Q and K: the summands of a score."""
     widest = WIDTHS[0] if config.whole_rows else padded(spec.head_dim)
+    if config.whole_rows and spec.direction == "decode":
+        widest = spec.head_dim // DECODE_K_PARTS
     return _parts(spec.head_dim, widest, config)
 
 
@@ -74,6 +99,8 @@ def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
     """The parts of the columns of V and O, at most as wide as the tile is high."""
     if not config.whole_rows:
         return _parts(spec.head_dim_v, padded(spec.head_dim_v) // config.v_parts, config)
+    if spec.direction == "decode":
+        return _parts(spec.head_dim_v, spec.head_dim_v // DECODE_V_PARTS, config)
     return _parts(spec.head_dim_v, min(config.br, WIDTHS[0]), config)
 
 

@@ -162,11 +162,12 @@ decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 5616.7 22445.9
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1028.1 4086.5 16320.0 32631.3
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 1023.5 4020.8 16048.3 32065.7
 decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1449.4
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 5564.6 22234.7 44461.6
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4051.3 15969.3 31926.9
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1019.9
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4021.0 16048.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1028.1 4084.6 8165.6 8165.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1328.2 4921.9 10172.1 10172.1
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1328.2
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4052.1 8032.4 8032.4
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1020.3 4053.7 8101.3
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 547.15 2150.7 8564.8 17117.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 543.53 2135.5 8503.3 16993.8

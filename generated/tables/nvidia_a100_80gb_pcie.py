@@ -167,12 +167,11 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1888.6 753
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 320.88 1268.1 5056.9 10108.6
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 321.93
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1251.0 4980.9 9952.4
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 523.11
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 1884.8 7519.3 15032.0
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 324.4 1284.3 4955.3 9902.8
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 321.99
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1251.1 4981.1
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 321.67 1269.7 2534.5 2534.5
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 498.43 1672.1 3546.4 3546.4
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 325.13 1288.3 2526.8 2526.8
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 322.31 1272.4 2539.8
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 164.55 640.14 2542.5 5079.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 181.34

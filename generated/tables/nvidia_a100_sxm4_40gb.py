@@ -166,12 +166,11 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1929.8 769
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 396.51 1569.7 6262.6 12519.7
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 397.56
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1554.9 6195.2 12380.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 523.11
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 1885.4 7521.5 15036.4
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 400.03 1586.6 6163.2 12318.2
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.63
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1555.0 6195.4
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 397.3 1571.4 3137.6 3137.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 498.43 1672.8 3547.9 3547.9
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 400.76 1590.6 3131.4 3131.4
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.94 1574.0 3142.9
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 202.81 791.4 3145.8 6285.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s5_fa2_ptr_v2 204.03 795.9 3163.4 6320.1

@@ -41,7 +41,7 @@ fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 324.62 1044.1 3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 320.12 1078.5 3024.2 3525.3
 fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 328.06 1032.7 2764.9
-fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr_v2 2345.5 8322.5 32177.1 64030.5
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08 3557.3
 fwd_bf16_d512_causal_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_v2 12615.9 24963.4
@@ -160,11 +160,10 @@ decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 387.7 1530.9 6103.7 12200.7
 decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1888.5 7535.3 15064.3
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 305.69 1206.5 4809.6 9613.9
 decode_bf16_d256_paged 1 br16_bc128_w8_s4_fa2_ptr 311.28 1228.1 4895.3 9784.9
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 523.11
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 1884.6 7518.8 15031.1
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 308.62 1221.2 4703.1 9398.6
 decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 311.99 1230.9 4906.6
 decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 309.98 1222.1 2441.9 2441.9
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 498.43 1672.0 3546.1 3546.1
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 309.34 1225.2 2400.6 2400.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 310.43 1223.8 2445.5
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 156.56 608.57 2416.6 4827.3
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 180.83 673.01 2661.0 5314.6

@@ -164,10 +164,12 @@ decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 1257.8 5013.2 20034.6 40063
 decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1619.8 6491.9 25572.8 51138.7
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1008.7 4012.6 16028.5 32049.6
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.8 4012.9 16029.4 32051.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1632.7 6479.8 25522.8 51037.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1632.7
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4048.9 16027.1 31909.1
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.6 4004.0 15993.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.5 4011.6 8018.7 8018.7
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1549.6 5925.5 12042.2 12042.2
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1549.6
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4050.0 8059.8 8059.8
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.7 4004.2 8003.2
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 535.2 2104.7 8382.6 16753.1
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 533.46 2097.2 8352.2 16692.3

@@ -167,12 +167,11 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 962.46 3596.0 142
 decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 658.1 2610.7 10421.0 20834.8
 decode_bf16_d256_paged 1 br16_bc128_w8_s4_fa2_ptr 664.51
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2600.0 10319.8 20628.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 971.45
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 3588.9 14235.8 28370.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 681.64 2628.3 10326.1 20562.0
 decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 665.39
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2601.1 10320.2
 decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 662.66 2626.6 5246.7 5246.7
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 924.99 3183.4 6648.7 6648.7
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 684.82 2633.4 5183.7 5183.7
 decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 663.35 2629.4 5252.2
 decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 343.86 1345.5 5352.3 10694.6
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 344.71 1350.2 5372.4 10735.4

@@ -160,11 +160,12 @@ decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4704.6 18797.9
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 890.81 3538.8 14131.0 28253.8
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 885.57 3472.3 13837.8 27646.0
 decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1217.6
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 4661.1 18621.4 37140.4
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3505.8 13794.8 27578.7
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.51
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3472.6 13838.3
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 890.79 3536.9 7070.6 7070.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1115.9 4122.9 8492.4 8492.4
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1115.9
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3506.7 6934.0 6934.0
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.94 3505.6 7005.3
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.18 1874.1 7461.6 14911.6
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 473.59 1859.0 7400.6 14789.5

@@ -169,11 +169,13 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1930.7 7612.8 300
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 810.76 3221.0 12862.2 25717.1
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 813.39
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.5 12660.0 25309.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1946.1 7596.9 29992.2 59976.9
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1946.1
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4165.5 16237.6 32333.7
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.25
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.8 12660.1
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 813.85 3232.3 6459.8 6459.8
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1847.1 6946.7 14147.2 14147.2
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1847.1
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4252.1 8506.1 8506.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.8 3240.1 6475.4
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 540.91 2104.3 8357.9 16696.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 517.12 1996.3 7913.0 15801.9

@@ -167,10 +167,12 @@ decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 826.02 3286.0 13125.7 26245
 decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1571.3 6296.2 25164.8 50323.0
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 662.35 2629.4 10497.7 20988.8
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.96 2579.0 10287.0 20564.3
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1583.9 6283.0 25110.5 50213.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1583.9
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3390.1 13538.7 27070.2
 decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.98 2579.0 10287.2
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 662.0 2626.9 5250.5 5250.5
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1503.3 5745.3 11837.5 11837.5
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1503.3
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3460.6 7123.3 7123.3
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 657.18 2607.7 5210.4
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.84 1857.9 7378.2 14738.6
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 456.84 1762.6 6985.5 13949.3

@@ -171,11 +171,13 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1942.1 7785.1 308
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1210.2 4814.5 19231.7 38454.6
 decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 1210.4
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4792.0 19085.7 38143.9
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1957.6 7770.6 30799.5 61504.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1957.6
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4797.9 19060.5 38015.6
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1205.0
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4792.4 19085.9
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1209.8 4811.5 9616.3 9616.3
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1858.3 7107.8 14484.6 14484.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1858.3
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4798.7 9547.6 9547.6
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1205.2 4793.4 9580.0
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 631.32 2484.7 9898.2 19783.0
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 629.57 2477.2 9867.8 19721.9

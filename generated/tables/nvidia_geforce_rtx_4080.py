@@ -171,11 +171,13 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1152.5 4618.1 184
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 846.2 3364.6 13438.2 26869.6
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 847.1
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.1 13432.2 26839.2
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1161.7 4610.2 18418.0 36828.4
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1161.7
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3350.2 13368.8 26726.8
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 847.76
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.2 13432.5
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 847.42 3369.0 6732.6 6732.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1102.8 4217.2 8683.1 8683.1
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1102.8
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3350.3 6730.1 6730.1
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 848.11 3371.7 6738.0
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 433.84 1705.7 6793.1 13576.2
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 433.32 1703.4 6784.0 13558.0

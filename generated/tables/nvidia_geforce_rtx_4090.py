@@ -164,10 +164,12 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 744.19 2969.0 118
 decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr 23696.3
 decode_bf16_d256 1 br16_bc64_w8_s1_fa2_ptr 597.11 2372.5 9473.9 18942.6
 decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9 18942.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 685.55 2719.0 10854.9 21702.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 685.55
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 2380.7 9494.7 18980.0
 decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9
 decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8 4740.8
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 650.88 2487.6 5147.7 5147.7
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 650.88
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 2380.7 4807.3 4807.3
 decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3
 decode_bf16_d512_paged 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3

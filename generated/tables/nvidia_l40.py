@@ -176,7 +176,9 @@ decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 888.27 3473.9 138
 decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 707.79 2811.9 11228.3 22450.1
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 709.15
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.6 11138.1 22266.3
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 712.73 2785.3 11111.4 22156.0
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 712.73 2785.3
+decode_bf16_d256_paged_invariant 4096 br16_bc64_w1_s2_fa2_ptr_rows 11104.7
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_v2 22156.0
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 710.15
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.8 11138.2
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 709.63 2818.5 5631.6 5631.6

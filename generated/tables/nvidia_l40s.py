@@ -183,7 +183,9 @@ decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 707.39 2810.3 11221.9 22437.4
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 708.66
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.1 11137.7 22265.5
 decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 709.11
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2783.2 11103.2 22152.8
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2783.2
+decode_bf16_d256_paged_invariant 4096 br16_bc64_w1_s2_fa2_ptr_rows 11097.2
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 22152.8
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 709.27
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.2 11137.8
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 708.91 2815.6 5625.9 5625.9

@@ -179,7 +179,9 @@ decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 638.14 2534.1 10118.0 20229.8
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 639.42
 decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.6 10024.9 20040.2
 decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 639.87
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2506.2 9996.3 19939.2
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2506.2
+decode_bf16_d256_paged_invariant 4096 br16_bc64_w1_s2_fa2_ptr_rows 9990.3
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 19939.2
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 640.04
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.8 10025.0
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 639.67 2539.5 5073.7 5073.7

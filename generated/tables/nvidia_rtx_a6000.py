@@ -162,11 +162,12 @@ decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4547.7 18170.8
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 809.23 3213.7 12831.3 25654.9
 decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 803.8 3147.8 12542.0 25055.6
 decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1177.1
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 4505.4 17999.4 35899.6
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3181.3 12504.9 24999.4
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.21
 decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3148.1 12542.6
 decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 809.21 3211.8 6420.4 6420.4
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1078.8 3985.2 8208.5 8208.5
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1078.8
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3182.2 6287.5 6287.5
 decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.62 3181.5 6357.4
 decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 435.08 1707.7 6798.3 13585.8
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 431.6 1693.1 6739.4 13467.7

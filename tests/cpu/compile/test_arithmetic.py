@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,16 @@ def test_products_with_the_padding_of_a_head_dim_count() -> None:
     proof = compare([(default_spec(spec), padding), (spec, own)], A100)
     assert proof.others == ()
     assert 16 in proof.arithmetic.chains
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_a_decode_in_parts_is_of_the_class(head_dim: int) -> None:
+    """Its scores are one chain of products over all parts of K, as those of a whole tile."""
+    spec = spec_of(f"decode_bf16_d{head_dim}_paged_invariant")
+    parts = make_config(16, 64, num_warps=1, num_stages=3, whole_rows=True)
+    proof = compare([(spec, replace(parts, whole_rows=False)), (spec, parts)], A100)
+    assert proof.others == ()
+    assert head_dim // 16 in proof.arithmetic.chains
 
 
 def test_kernels_of_all_masks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

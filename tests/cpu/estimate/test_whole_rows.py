@@ -20,7 +20,7 @@ from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
-from flashgen.spec.problem import Problem, flops
+from flashgen.spec.problem import Problem, bytes_moved, flops
 from flashgen.spec.space import legal_configs, seed_configs
 from flashgen.spec.whole_rows import o_parts, on_gpu
 from tests.compiled import cache, compile_one, cubin_of
@@ -31,6 +31,15 @@ H200 = TARGETS["nvidia_h200"]
 pinned = pytest.mark.skipif(
     triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1"
 )
+
+
+ONE_WARP = {"br": 16, "bc": 64, "num_warps": 1}
+
+
+def decoding(head_dim: int, head_dim_v: int | None = None) -> AttentionSpec:
+    """An invariant decode over pages."""
+    wide = head_dim_v or head_dim
+    return make_spec("bfloat16", head_dim, direction="decode", head_dim_v=wide, paged=True, invariant=True)  # fmt: skip
 
 
 def tflops(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> float:
@@ -114,7 +123,11 @@ def test_who_has_them(spec: AttentionSpec) -> None:
     [
         (make_spec("bfloat16", 256), {"schedule": "s_ahead"}, "schedule fa2"),
         (make_spec("bfloat16", 256), {"v_parts": 2}, "v_parts 1"),
-        (make_spec("bfloat16", 256, direction="decode"), {}, "forward"),
+        (make_spec("bfloat16", 256, direction="decode"), ONE_WARP, "needs invariant"),
+        (make_spec("float32", 256, direction="decode", invariant=True), ONE_WARP, "of 16 bits"),
+        (decoding(256), {"bc": 64}, "16 rows, one warp"),
+        (decoding(64), ONE_WARP, "head dims (128, 256): got 64 and 64"),
+        (decoding(256, 128), ONE_WARP, "head dims (128, 256): got 256 and 128"),
         (make_spec("float32", 256), {}, "16 bits"),
         (make_spec("float16", 256, fp8=True), {}, "16 bits"),
         (make_spec("bfloat16", 512), {}, "head dims to 256"),
@@ -122,11 +135,22 @@ def test_who_has_them(spec: AttentionSpec) -> None:
         (make_spec("bfloat16", 256), {"br": 32, "bc": 16}, "64 rows and more"),
         (make_spec("bfloat16", 256), {"bc": 128}, "no more keys"),
     ],
-    ids=["s_ahead", "v_parts", "decode", "float32", "fp8", "d512", "narrow O", "few rows", "many keys"],
+    ids=["s_ahead", "v_parts", "free decode", "float32 decode", "four warps", "d64 decode", "two head dims", "float32", "fp8", "d512", "narrow O", "few rows", "many keys"],
 )  # fmt: skip
 def test_where_they_do_not_go(spec: AttentionSpec, fields: dict[str, Any], word: str) -> None:
     config = make_config(**{"br": 64, "bc": 32, "whole_rows": True} | fields)
     assert word in (why_illegal(spec, config, A100) or "")
+
+
+@pinned
+def test_an_invariant_decode_of_head_dim_256_is_near_the_bandwidth() -> None:
+    """With whole tiles of K and V, and V in two programs, it took 1.6 times as long."""
+    spec = decoding(256)
+    problem = Problem(batch=64, heads=32, kv_heads=8, seq_q=1, seq_k=8192)
+    config = make_config(num_stages=3, whole_rows=True, **ONE_WARP)
+    replay = cached_replay(compile_one(spec, config, A100.arch), A100, cache())
+    bandwidth_us = bytes_moved(spec, problem) / A100.bandwidth_gbs * 1e-3
+    assert estimate(replay, spec, config, problem, A100).median_us < 1.2 * bandwidth_us
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])

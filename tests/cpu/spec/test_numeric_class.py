@@ -64,13 +64,15 @@ def test_every_search_has_a_config(direction: str) -> None:
         assert legal_configs(spec, TARGETS["nvidia_l4"]), spec.name
 
 
-def test_a_decode_may_have_v_in_parts() -> None:
+def test_a_decode_of_one_warp_has_k_and_v_in_parts() -> None:
     """On an A100 one warp of 16 rows spills with all 128 columns, and 128 rows take twice as long."""
     spec = make_spec("bfloat16", 128, "causal", direction="decode", paged=True, invariant=True)
     found = {config.label for config in legal_configs(spec, TARGETS["nvidia_a100_sxm4_80gb"])}
-    assert {"br16_bc64_w1_s3_fa2_ptr", "br16_bc64_w1_s3_fa2_ptr_v2"} <= found
+    assert {"br16_bc64_w1_s3_fa2_ptr_rows", "br16_bc64_w1_s3_fa2_ptr_v2"} <= found
+    assert "br16_bc64_w1_s3_fa2_ptr" not in found
     narrow = replace(spec, head_dim=64, head_dim_v=64)
-    assert {config.v_parts for config in legal_configs(narrow, TARGETS["nvidia_l4"])} == {1}
+    assert not any(config.whole_rows for config in legal_configs(narrow, TARGETS["nvidia_l4"]))
+    assert not any(config.whole_rows for config in legal_configs(spec, TARGETS["nvidia_h200"]))
 
 
 def test_the_search_stays_in_the_class() -> None:

@@ -85,6 +85,32 @@ def test_sequences_of_several_lengths(paged: bool, seed: int) -> None:
     prove(spec, ROWS, seed, [case])
 
 
+DECODE_ROWS = make_config(16, 64, num_warps=1, num_stages=1, whole_rows=True)
+
+
+@pytest.mark.parametrize("words", [(), ("window",), ("sink", "softcap"), ("alibi",)], ids="_".join)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_invariant_decode(head_dim: int, words: tuple[str, ...], seed: int) -> None:
+    spec = make_spec("bfloat16", head_dim, "causal", direction="decode", paged=True, invariant=True)
+    prove(spec.with_features(words), DECODE_ROWS, seed, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("k1 = tl.load(k_base + k_offsets + K_PART)", "k1 = tl.load(k_base + k_offsets)"),
+        ("s = tl.dot(q3, tl.trans(k3), s)", "s = tl.dot(q3, tl.trans(k3))"),
+        ("acc7 = acc7 * rescale[:, None]", "acc7 = acc7 * 1.0"),
+        ("v2 = tl.load(v_base + v_offsets + 2 * V_PART)", "v2 = tl.load(v_base + v_offsets)"),
+        ("o1 = tl.where(whole, o1, total1)", "o1 = o1"),
+    ],
+    ids=["part of K", "sum of the parts", "rescale", "part of V", "total of a split"],
+)  # fmt: skip
+def test_mutant_of_a_decode_is_caught(line: str, broken: str) -> None:
+    spec = make_spec("bfloat16", 128, direction="decode", paged=True, invariant=True)
+    assert not mutant_passes(spec, DECODE_ROWS, line, broken)
+
+
 MUTANTS = {
     "second part of K": (FULL, "k_base + k_places + K_PART", "k_base + k_places"),
     "second part of V": (FULL, "v_base + v_places + V_PART", "v_base + v_places"),
