@@ -237,7 +237,7 @@ def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     cycles, note = (), ""
     if spec.direction != DECODE:
         try:
-            cycles = our_cycles(listing, config.block_warps, built.shared_bytes)
+            cycles = our_cycles(listing, config.block_warps(spec), built.shared_bytes)
         except NoEstimate as error:
             note = str(error)
     return Part(

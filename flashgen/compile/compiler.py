@@ -319,7 +319,7 @@ def _compile(
         digest=rendered.digest,
         arch=arch,
         triton=triton,
-        num_warps=config.block_warps,
+        num_warps=config.block_warps(spec),
         registers=listing.registers,
         spill_bytes=spill_bytes,
         shared_bytes=int(built.metadata.shared),
@@ -330,7 +330,7 @@ def _compile(
         spilling=spilling_loops(listing),
         tensor_columns=int(getattr(built.metadata, "tmem_size", 0) or 0),
         only_traps=listing.only_traps,
-        issued=issued(listing, config.block_warps),
+        issued=issued(listing, config.block_warps(spec)),
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts are written last: if they exist, so does the binary.

@@ -21,6 +21,8 @@ spill in loops over keys (Triton 3.7.1, sm_100)."""
 HALVES_SPLIT = (224, 48)
 """The same of its backward: the first of the two warpgroups that compute takes what is left. With
 184 the second spills."""
+FUSED_SPLIT = (152, 64)
+"""The same of its fused backward, where the warps that add dQ to memory take what is left."""
 
 
 def constants_of(
@@ -59,6 +61,8 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
         found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
     if config.schedule == "blackwell" and spec.direction != "forward":
         computes, others = HALVES_SPLIT
+        if spec.direction == "backward_fused":
+            computes, others = FUSED_SPLIT
         found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
         found["EXP2_BY_FMA"] = config.exp2_by_fma
     elif config.schedule == "blackwell":

@@ -219,7 +219,7 @@ def explanation(
     with _cache(question.out) as cache:
         yield ""
         whole = dissect(choice.spec, choice.config, problem, gpu, cache)
-        yield from _indented(_figures(whole, entry, choice.config, gpu))
+        yield from _indented(_figures(whole, entry, gpu))
         if entry is not None:
             yield from _indented(_specialized(entry, gpu, cache))
         if table is not None and entry is not None:
@@ -280,13 +280,13 @@ def _recorded(table: Table | None, entry: Entry | None, gpu: Gpu) -> Iterator[st
     yield "--compile says what limits each kernel, and names rivals of the log"
 
 
-def _figures(whole: Anatomy, entry: Entry | None, config: KernelConfig, gpu: Gpu) -> Iterator[str]:
+def _figures(whole: Anatomy, entry: Entry | None, gpu: Gpu) -> Iterator[str]:
     """What a kernel takes and what limits it; by the entry's figures if it cannot be compiled."""
     yield from kernel_limits.describe(whole)
     if whole.compiled is not None:
         made = whole.compiled
         yield from kernel_limits.occupancy(
-            made.registers, made.shared_bytes, config.block_warps, gpu, spill_bytes=made.spill_bytes
+            made.registers, made.shared_bytes, made.num_warps, gpu, spill_bytes=made.spill_bytes
         )
     elif entry is not None:
         yield from _taken(entry, gpu)
@@ -296,7 +296,8 @@ def _taken(entry: Entry, gpu: Gpu) -> Iterator[str]:
     """What the kernel of an entry takes of an SM, where its evidence says so."""
     registers, shared = entry.evidence.registers, entry.evidence.shared_bytes
     if registers is not None and shared is not None:
-        yield from kernel_limits.occupancy(registers, shared, entry.config.block_warps, gpu)
+        warps = entry.config.block_warps(entry.spec)
+        yield from kernel_limits.occupancy(registers, shared, warps, gpu)
 
 
 def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) -> Iterator[str]:

@@ -259,7 +259,7 @@ def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
         sound = not config.interpretable, outcome.shortcomings or 0
         if outcome.residents is None:
             return *sound, 0, 0, 0, 0
-        warps = outcome.residents * config.block_warps
+        warps = outcome.residents * config.block_warps(outcome.spec)
         sides = (config.br, config.bc)
         if outcome.spec.direction in BY_KEYS:
             sides = sides[::-1]

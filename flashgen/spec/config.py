@@ -238,16 +238,16 @@ class KernelConfig:
         options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": fuses}
         return options | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
 
-    @property
-    def block_warps(self) -> int:
+    def block_warps(self, spec: AttentionSpec) -> int:
         """Warps of a block: in schedule hopper those that compute, and four of which one loads
         (registers are handed over by whole warpgroups); in schedule blackwell two of these four
-        multiply or load, and the forward has four more, which rescale O; in schedule auto as Triton
-        adds them.
+        multiply or load, and four more rescale O, or add dQ to memory in the fused backward; in
+        schedule auto as Triton adds them.
         """
         if self.schedule == "auto":
             return AUTO_BLOCK_WARPS
-        more = {"hopper": 1, "blackwell": 1 if self.halves else 2}.get(self.schedule, 0)
+        alone = self.halves and spec.direction != "backward_fused"
+        more = {"hopper": 1, "blackwell": 1 if alone else 2}.get(self.schedule, 0)
         return self.num_warps + more * WARPGROUP
 
     @property

@@ -75,7 +75,9 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
             of_q, of_k = (each // dims[0] * 64 * k_pieces(spec) for each in (of_q, of_k))
         return of_q + config.num_stages * of_k + of_do * o_apart(spec, config)
     if config.schedule == "blackwell":
-        return held + config.num_stages * sum(walked)
+        of_ds = config.br * config.bc * spec.element_bytes
+        beside = of_ds if spec.direction == "backward_fused" else 0
+        return held + beside + config.num_stages * sum(walked)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
         beside += config.br * dims[1] * 4 * spec.invariant  # the total of closed segments, float32
@@ -364,10 +366,7 @@ def _fp8(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
-_SCHEDULES = {
-    **dict.fromkeys(AHEAD, ("s_ahead", "hopper")),
-    **dict.fromkeys(("backward_dkv", "backward_dq"), ("s_ahead", "hopper", "blackwell")),
-}
+_SCHEDULES = dict.fromkeys(AHEAD, ("s_ahead", "hopper", "blackwell"))
 """The schedules of gradients besides fa2."""
 
 
@@ -512,7 +511,7 @@ def _blackwell_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None
             f"warps that compute in {spec.direction}: got {config.br}x{config.bc} and "
             f"num_warps={config.num_warps}"
         )
-    # Beside the sums, dP and S; of dQ two of S.
+    # Beside the sums, dP and S; of dQ two of S. That of a fused kernel takes the place of dP.
     columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * TENSOR_ROWS
     if columns > TENSOR_COLUMNS:
         return (
@@ -651,7 +650,7 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
         return f"schedule auto needs {known}: got br={config.br}, and {gpu.slug} is {gpu.arch}"
     if spec.precision == "tf32" and gpu.arch in ("gfx90a", "gfx950"):
         return f"precision tf32 needs tf32 matrix instructions: {gpu.arch} has none"
-    threads = config.block_warps * gpu.warp_size
+    threads = config.block_warps(spec) * gpu.warp_size
     if threads > 1024:
         return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"
     return None

@@ -162,13 +162,13 @@ BLACKWELL_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
         (128, 64, 4, 3),
     ),
     **dict.fromkeys(
-        ("backward_dkv", "backward_dq"), ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2))
+        ("backward_dq", *BY_KEYS), ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2))
     ),
 }
 """br, bc, num_warps, num_stages of schedule blackwell by direction, as HOPPER_TILES."""
 BLACKWELL_WAYS = {
     "forward": ((4, 8), (8, 8), (0, 8), (6, 8), (4, 0)),
-    **dict.fromkeys(("backward_dkv", "backward_dq"), ((0, 0), (4, 0), (8, 0))),
+    **dict.fromkeys(("backward_dq", *BY_KEYS), ((0, 0), (4, 0), (8, 0))),
 }
 """exp2_by_fma and rescale_log2 that are tried."""
 

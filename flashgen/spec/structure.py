@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
+    BY_KEYS,
     LOADS_LABEL,
     LONGEST_NAME,
     ORDER_LABEL,
@@ -180,7 +181,7 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "three": config.consumers == 3,
         "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,
-        "two_s": spec.direction == "backward_dkv" and structure.s_places == 2,
+        "two_s": spec.direction in BY_KEYS and structure.s_places == 2,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,

@@ -95,7 +95,7 @@ def test_it_hands_over_what_the_cubin_declares(
         assert received(launched, wanted) == wanted
         assert launched.broken == ""
         assert launched.grid == (blocks, 1, 1)
-        assert launched.threads == 32 * config.block_warps <= loaded.threads_that_fit
+        assert launched.threads == 32 * config.block_warps(spec) <= loaded.threads_that_fit
         assert launched.dynamic_shared <= GPU.shared_per_block
         assert launched.cluster == 0
     if config.persistent:

@@ -109,7 +109,7 @@ def test_triton_deals_the_loop_out(
     file = tmp_path / f"{rendered.name}.py"
     file.write_text(rendered.source)
     built, _ = compiler.build(file, rendered, spec, config, gpu.arch)
-    assert built.metadata.num_warps == AUTO_BLOCK_WARPS == config.block_warps
+    assert built.metadata.num_warps == AUTO_BLOCK_WARPS == config.block_warps(spec)
     assert "setmaxnreg" in built.asm["ptx"]
     if gpu is H200:
         _is_refused_or_has_roles(built)

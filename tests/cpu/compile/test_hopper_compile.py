@@ -183,7 +183,7 @@ def test_the_matrix_pipe_is_busy(build: Build, spec: AttentionSpec, config: Kern
 @pytest.mark.parametrize(("spec", "config"), sampled(EVERY_ONE), ids=name_of)
 def test_it_fits_an_sm(build: Build, spec: AttentionSpec, config: KernelConfig) -> None:
     compiled, listing = build(spec, config)
-    assert compiled.num_warps == config.block_warps == 4 * (config.consumers + 1)
+    assert compiled.num_warps == config.block_warps(spec) == 4 * (config.consumers + 1)
     assert compiled.registers * 32 * compiled.num_warps <= 65536
     assert residents(compiled, H200) >= 1
     bound = shared_bound_bytes(spec, config, H200)

@@ -12,7 +12,7 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction
@@ -28,7 +28,7 @@ from tests.executed import (
 )
 from tests.makers import make_config, make_spec
 
-DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
+DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_fused")
 
 
 def blackwell(stages: int = 2, by_fma: int = 0, order: str = "plain") -> KernelConfig:
@@ -55,6 +55,12 @@ VARIANTS = [
     ("backward_dq", "bfloat16", (40, 72), "none", blackwell(3)),
     ("backward_dkv", "bfloat16", (128, 128), "causal", blackwell()),
     ("backward_dq", "bfloat16", (128, 128), "causal", blackwell(order="longest_first")),
+    ("backward_fused", "bfloat16", (64, 64), "causal", blackwell(4)),
+    ("backward_fused", "bfloat16", (128, 128), "none", blackwell()),
+    ("backward_fused", "float16", (96, 96), "causal", blackwell(by_fma=8)),
+    ("backward_fused", "float16", (64, 64), "none", blackwell(3)),
+    ("backward_fused", "bfloat16", (40, 72), "none", blackwell(3)),
+    ("backward_fused", "bfloat16", (128, 128), "causal", blackwell()),
 ]
 
 
@@ -71,11 +77,14 @@ def test_every_variant_is_right(
 def test_no_order_of_warps_and_copies_changes_the_result(
     direction: Direction, dtype: str, dims: tuple[int, int], mask: str, config: KernelConfig
 ) -> None:
-    """Ten orders, each with every check; two heads share keys, and tiles are ragged."""
+    """Ten orders, or twenty, each with every check; two heads share keys, and tiles are ragged. A
+    fused kernel adds in one order here: the executor runs block after block.
+    """
     spec = spec_of(direction, mask, dims, dtype)
     kernel, found = compiled(spec, config), set()
-    call = call_of(spec, sq=290, sk=290)
-    for _ in range(10):
+    length = 200 if direction == "backward_fused" else 290
+    call = call_of(spec, sq=length, sk=length)
+    for _ in range(20 if direction == "backward_fused" else 10):
         gradients = bind(kernel, spec, config)(call)
         found.add(b"".join(x.view(torch.int16).numpy().tobytes() for x in gradients))
     assert len(found) == 1
@@ -119,11 +128,13 @@ def test_one_to_four_tiles(direction: Direction, mask: str, alignment: str) -> N
         assert result.passed, result
 
 
+@pytest.mark.parametrize("direction", each(BY_KEYS, 2))
 def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
+    direction: Direction,
     loads: dict[int, list[Load]],  # noqa: F811
 ) -> None:
     """Two heads share keys, and the last rows of one are followed by the first of the next."""
-    assert_right(spec_of("backward_dkv", "causal"), blackwell(), [case(256, 256, heads=2, kv=1)])
+    assert_right(spec_of(direction, "causal"), blackwell(), [case(256, 256, heads=2, kv=1)])
     assert walks_of(loads) == [(0, [0, 128] * 2), (128, [128] * 2)]
 
 
@@ -160,10 +171,19 @@ def test_scores_far_below_zero(direction: Direction, mask: str) -> None:
         assert bool(gradient.isfinite().all())
 
 
-@pytest.mark.slow("a kernel")
-def test_a_ragged_end_that_is_not_masked_is_found() -> None:
-    spec, config = spec_of("backward_dq", "none"), blackwell()
-    kernel = compiled(spec, config, 0, "full_tiles = seq_k // BC", "full_tiles = key_tiles")
+@pytest.mark.slow("two kernels")
+@pytest.mark.parametrize(
+    ("direction", "broken"),
+    [
+        ("backward_dq", ("full_tiles = seq_k // BC", "full_tiles = key_tiles")),
+        ("backward_fused", ("key_start + BC > seq_k", "key_start > seq_k")),
+    ],
+)
+def test_a_ragged_end_that_is_not_masked_is_found(
+    direction: Direction, broken: tuple[str, str]
+) -> None:
+    spec, config = spec_of(direction, "none"), blackwell()
+    kernel = compiled(spec, config, 0, *broken)
     found = far_below_zero(kernel, spec, config)
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
 
@@ -237,14 +257,49 @@ OF_ROWS = {
     "dQ without its scale": ("load(DQ_REGS) * scale", "load(DQ_REGS)"),
     "rows that see nothing count": ('lse == float("-inf"), lse, lse', 'lse == float("-inf"), -lse, lse'),
 }  # fmt: skip
-MUTANTS = [("backward_dkv", name) for name in OF_KEYS] + [("backward_dq", name) for name in OF_ROWS]
+OF_FUSED = {
+    "dQ is not announced": ("tcgen05_commit(dq_full.index(0))", "pass"),
+    "dQ is announced to the load": ("tcgen05_commit(dq_full.index(0))", "tcgen05_commit(empty.index(this))"),
+    "dQ is read before it is there": ("mbarrier.wait(dq_full.index(0), i & 1)", "pass"),
+    "dQ of the tile before": ("mbarrier.wait(dq_full.index(0), i & 1)", "mbarrier.wait(dq_full.index(0), i & 1 ^ 1)"),
+    "dQ is given back before it is read": (
+        "            dq = dq_tmem.load(REGS)\n            mbarrier.arrive(dq_read.index(0), count=1)\n",
+        "            mbarrier.arrive(dq_read.index(0), count=1)\n            dq = dq_tmem.load(REGS)\n"),
+    "dQ is never given back": ("mbarrier.arrive(dq_read.index(0), count=1)", "pass"),
+    "dP in the place of a dQ that nobody has read": ("mbarrier.wait(dq_read.index(0), i & 1)", "pass"),
+    "dS is multiplied before it is whole": ("mbarrier.wait(ds_full.index(0), i & 1)", "pass"),
+    "one warpgroup's dS is enough": ("mbarrier.init(ds_full.index(place), count=2)", "mbarrier.init(ds_full.index(place), count=1)"),
+    "dS in the place of the other half": ("ds_smem.slice(HALF * w,", "ds_smem.slice(HALF * (1 - w),"),
+    "both parts of dS in one place": ("ds_smem.slice(HALF * w + PART", "ds_smem.slice(HALF * w"),
+    "dS before dP is there": ("mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
+    "dS with its sides changed": ("ds_smem.permute((1, 0))", "ds_smem"),
+    "dQ adds up over tiles": ("dq_tmem, use_acc=False", "dq_tmem, use_acc=True"),
+    "dK begins anew": ("dk_tmem, use_acc=i > 0", "dk_tmem, use_acc=False"),
+    "both parts of P in one place": ("p_tmem.slice(BR * w + PART", "p_tmem.slice(BR * w"),
+    "LSE of the first part for both": ("lse_smem.index(stage).slice(HALF * w + PART", "lse_smem.index(stage).slice(HALF * w"),
+    "delta of the first part for both": ("delta_smem.index(stage).slice(HALF * w + PART", "delta_smem.index(stage).slice(HALF * w"),
+    "the mask of the first part for both": ("rows = rows_in_half + PART", "rows = rows_in_half"),
+    "the first rows get dQ of those that see a key": ("at += first_row * HEAD_DIM_PAD", "pass"),
+    "every tile's dQ in one": ("at += TILE", "at += 0"),
+    "dQ of another head": ("batch * heads + kv_head * group", "batch * heads + kv_head"),
+    "rows of dQ too near": ("row * 4", "row * 2"),
+    "columns of dQ too near": ("four * 512", "four * 256"),
+    "dQ of the last keys alone": (
+        'gl.atomic_add(gl.expand_dims(gl.expand_dims(at, 1), 2) + in_row, dq, sem="relaxed")',
+        "gl.store(gl.expand_dims(gl.expand_dims(at, 1), 2) + in_row, dq)"),
+    "Q and dO are given back before they are read": (
+        "tcgen05_commit(empty.index(this))", "mbarrier.arrive(empty.index(this), count=1)"),
+    "the diagonal is not seen": ("rows_in_half, 0) >= ", "rows_in_half, 0) > "),
+    "gradients are stored before they are done": ("    mbarrier.wait(done.index(0), 0)\n", ""),
+}  # fmt: skip
+BROKEN = {"backward_dkv": OF_KEYS, "backward_dq": OF_ROWS, "backward_fused": OF_FUSED}
+MUTANTS = [(direction, name) for direction, found in BROKEN.items() for name in found]
 
 
 @pytest.mark.parametrize(("direction", "mutant"), each(MUTANTS))
 def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
     spec, config = spec_of(direction, "causal"), blackwell()
-    if direction == "backward_dkv":
-        broken, cases = OF_KEYS[mutant], [case(390, 200, heads=2), case(70, 200, "top_left")]
-    else:
-        broken, cases = OF_ROWS[mutant], [case(200, 390), case(200, 60)]
-    assert_found(spec, config, broken, cases)
+    cases = [case(390, 200, heads=2), case(70, 200, "top_left")]
+    if direction == "backward_dq":
+        cases = [case(200, 390), case(200, 60)]
+    assert_found(spec, config, BROKEN[direction][mutant], cases)

@@ -93,7 +93,7 @@ def blackwell_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     found = [
         (make_spec("bfloat16", d, mask, direction=direction), halves)
         for d, mask, direction in itertools.product(
-            (64, 128), ("none", "causal"), ("backward_dkv", "backward_dq")
+            (64, 128), ("none", "causal"), ("backward_dkv", "backward_dq", "backward_fused")
         )
     ]
     for mask, order, persistent, (br, d, dv) in itertools.product(
@@ -253,6 +253,7 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "causal").for_direction("backward_dkv"), make_config(128, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor")),
     (make_spec("bfloat16", 128, "none").for_direction("backward_dkv"), make_config(128, 128, num_warps=8, schedule="blackwell", loads="descriptor")),
     (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 128, num_warps=8, schedule="blackwell", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(128, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor")),
     (make_spec("bfloat16", 256, "causal"), make_config(128, 64, num_warps=8, num_stages=1, schedule="ampere", order="longest_first")),
     (make_spec("bfloat16", 64, "causal"), make_config(192, 64, num_warps=12, schedule="hopper", loads="descriptor", order="grouped", persistent=True)),
     (make_spec("float16", 96, "none"), make_config(128, 64)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, config_of, s_places
+from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, s_places
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
@@ -22,7 +22,7 @@ CONFIG = make_config(
 )  # fmt: skip
 ONE = replace(CONFIG, br=128, num_warps=4, num_stages=2)
 HALVES = replace(CONFIG, br=128, num_stages=2, exp2_by_fma=0, rescale_log2=0)
-DKV = SPEC.for_direction("backward_dkv")
+DKV, FUSED = (SPEC.for_direction(x) for x in ("backward_dkv", "backward_fused"))
 WIDE = make_spec("bfloat16", 256, "causal")
 PIECES = make_spec("bfloat16", 192, head_dim_v=128)
 
@@ -30,7 +30,8 @@ PIECES = make_spec("bfloat16", 192, head_dim_v=128)
 def test_the_label_says_its_knobs() -> None:
     assert CONFIG.label == "br256_bc128_w8_s4_blackwell_tma_fma4_lazy8"
     assert config_of(CONFIG.label) == CONFIG
-    assert (CONFIG.block_warps, ONE.block_warps, HALVES.block_warps) == (16, 12, 12)
+    assert [c.block_warps(SPEC) for c in (CONFIG, ONE)] == [16, 12]
+    assert [HALVES.block_warps(x) for x in (DKV, FUSED)] == [12, 16]
     assert (CONFIG.halves, ONE.halves, HALVES.halves) == (False, False, True)
     assert HALVES.label == "br128_bc128_w8_s2_blackwell_tma"
 
@@ -48,6 +49,9 @@ def test_the_label_says_its_knobs() -> None:
         (SPEC.for_direction("backward_dq"), replace(HALVES, order="longest_first", exp2_by_fma=4)),
         (make_spec("float16", 40, head_dim_v=72, direction="backward_dkv"), HALVES),
         (make_spec("bfloat16", 64, direction="backward_dq"), replace(HALVES, num_stages=5)),
+        (FUSED, HALVES),
+        (make_spec("bfloat16", 64, direction="backward_fused"), replace(HALVES, num_stages=4)),
+        (make_spec("float16", 40, head_dim_v=72, direction="backward_fused"), HALVES),
     ],
 )
 def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> None:
@@ -72,7 +76,10 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (SPEC, replace(CONFIG, persistent=True), B200, "bytes of shared memory"),
         (SPEC, replace(ONE, schedule="fa2", rescale_log2=0), B200, "need schedule blackwell"),
         (make_spec("bfloat16", 128, softcap=True), CONFIG, B200, "softcap"),
-        (SPEC.for_direction("backward_fused"), HALVES, B200, "s_ahead and hopper alone"),
+        (FUSED, replace(HALVES, num_stages=3), B200, "need 294912 bytes of shared memory"),
+        (FUSED, replace(HALVES, order="longest_first"), B200, "order plain alone"),
+        (FUSED, replace(HALVES, next_s=True), B200, "next_s needs"),
+        (FUSED, replace(HALVES, rescale_log2=8), B200, "rescale_log2 needs direction forward"),
         (DKV, replace(HALVES, br=256), B200, "128x128 and 8 warps"),
         (DKV, replace(HALVES, num_warps=4), B200, "128x128 and 8 warps"),
         (DKV, replace(HALVES, br=64), B200, "128x128 and 8 warps"),
@@ -83,6 +90,7 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (DKV, replace(HALVES, persistent=True), B200, "persistent needs direction forward"),
         (PIECES.for_direction("backward_dkv"), HALVES, B200, "take 640 columns"),
         (WIDE.for_direction("backward_dq"), HALVES, B200, "take 640 columns"),
+        (WIDE.for_direction("backward_fused"), HALVES, B200, "take 768 columns"),
         (SPEC.for_direction("backward_dq"), HALVES, H200, "tcgen05"),
     ],
 )
@@ -95,7 +103,7 @@ def test_pieces_of_64_columns_take_the_room_of_192() -> None:
     assert shared_bound_bytes(PIECES, config, B200) == 2 * 192 * (256 + 2 * 128)
 
 
-@pytest.mark.parametrize(("spec", "config"), [(SPEC, CONFIG), (DKV, HALVES)])
+@pytest.mark.parametrize(("spec", "config"), [(SPEC, CONFIG), (DKV, HALVES), (FUSED, HALVES)])
 def test_only_a_search_on_a_gpu_tries_it(spec: AttentionSpec, config: KernelConfig) -> None:
     found = [c for c in legal_configs(spec, B200, on_gpu=True) if c.schedule == "blackwell"]
     assert config in found
@@ -105,8 +113,8 @@ def test_only_a_search_on_a_gpu_tries_it(spec: AttentionSpec, config: KernelConf
 
 def test_a_second_place_of_s_where_tensor_memory_has_columns() -> None:
     narrow = make_spec("bfloat16", 64)
-    of_keys = [s_places(x.for_direction("backward_dkv")) for x in (narrow, SPEC)]
-    assert of_keys == [2, 1]
+    for direction in BY_KEYS:
+        assert [s_places(x.for_direction(direction)) for x in (narrow, SPEC)] == [2, 1]
     assert [s_places(x.for_direction("backward_dq")) for x in (narrow, SPEC)] == [2, 2]
 
 

@@ -43,10 +43,10 @@ PROBLEM = Problem(batch=1, heads=1, kv_heads=1, seq_q=512, seq_k=512)
 
 def test_two_or_three_consumers() -> None:
     assert [config.consumers for config in (CONFIG, THREE)] == [2, 3]
-    assert [config.block_warps for config in (CONFIG, THREE)] == [12, 16]
+    assert [config.block_warps(SPEC) for config in (CONFIG, THREE)] == [12, 16]
     assert [config.launch_options(SPEC)["num_warps"] for config in (CONFIG, THREE)] == [4, 4]
     plain = make_config(128, 64, num_warps=8)
-    assert (plain.block_warps, plain.consumers) == (8, 0)
+    assert (plain.block_warps(SPEC), plain.consumers) == (8, 0)
     assert plain.launch_options(SPEC)["num_warps"] == 8
     with pytest.raises(InvalidArgument, match="num_warps must be one of 8, 12"):
         replace(CONFIG, num_warps=4)
