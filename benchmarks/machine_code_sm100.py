@@ -5,7 +5,8 @@
     python benchmarks/machine_code_sm100.py --keep-peer     only ours anew: no download
 
 pip fetches FlashAttention-4 into a folder that git ignores, and compile_fa4.py compiles it there.
-Ours are the kernels that the B200's table serves: its entries ("plain") and its list `executed`.
+Ours are the kernels that the B200's table serves, its entries ("plain") and its list `executed`,
+and the fused backward of schedule blackwell, which no table has.
 All figures are of the steady loops in bfloat16:
 
     registers, loops    of each role in the order of ROLES; a kernel without roles has one loop
@@ -42,7 +43,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import triton
 
-from benchmarks.machine_code import FOLDER, Kernels, labels, outdated, shipped
+from benchmarks.machine_code import FOLDER, Kernels, labels, outdated, shipped, spec_of
 from benchmarks.peer_kernels import entry_points, listing_in
 from flashgen.compile.compiler import cache_file, compile_kernel
 from flashgen.compile.loops import Body, loops, main_bodies
@@ -53,6 +54,7 @@ from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
+from flashgen.spec.space import legal_configs
 from flashgen.spec.vocabulary import Mask
 
 B200 = TARGETS["nvidia_b200"]
@@ -75,6 +77,7 @@ PACKAGES = (
 """All that FlashAttention-4 imports besides torch, which is this environment's."""
 COMPILE_SECONDS = 600
 
+FUSED = "blackwell, fused"
 ROLES = ("softmax", "correction", "reduction", "products", "loads", "one loop")
 WARPS = {"correction": 4, "reduction": 4, "products": 1, "loads": 1}
 CELLS: tuple[tuple[str, int, Mask], ...] = tuple(
@@ -306,6 +309,7 @@ def products_of(spec: AttentionSpec, config: KernelConfig) -> int:
         "forward": spec.head_dim + config.bc,  # S, O
         "backward_dkv": spec.head_dim + spec.head_dim_v + 2 * config.br,  # S, dP, dV, dK
         "backward_dq": spec.head_dim + spec.head_dim_v + config.bc,  # S, dP, dQ
+        "backward_fused": spec.head_dim + spec.head_dim_v + 2 * config.br + config.bc,
     }[spec.direction]
     return config.br // 128 * depth // 16
 
@@ -415,7 +419,15 @@ def ours(cell: tuple[str, int, Mask]) -> list[tuple[str, Kernels, bool]]:
     found = [("plain", plain, plain == here)]
     if here != plain:
         found.append(("blackwell", here, True))
+    found.append((FUSED, fused(*cell), False))
     return [each for each in found if each[1]]
+
+
+def fused(direction: str, head_dim: int, mask: Mask) -> Kernels:
+    """The fused backward of schedule blackwell that a search tries first; [] where it has none."""
+    spec = spec_of("backward_fused", head_dim, mask)
+    tried = legal_configs(spec, B200, on_gpu=True) if direction == "backward" else ()
+    return [(spec, config) for config in tried if config.schedule == "blackwell"][:1]
 
 
 def kept_peers(record: dict[str, Any]) -> dict[tuple[str, int, Mask], Row]:

@@ -73,6 +73,12 @@ def test_a_b200_begins_with_schedule_blackwell() -> None:
     assert pairs[0][1].schedule == "blackwell"
     dims = {spec.head_dim for spec, config in pairs if config.schedule == "blackwell"}
     assert dims == set(HEAD_DIMS)
+    fused = {
+        (spec.head_dim, config.schedule)
+        for spec, config in pairs
+        if spec.direction == "backward_fused"
+    }
+    assert {(64, "blackwell"), (128, "blackwell")} <= fused
 
 
 def test_each_schedule_comes_before_a_second_kernel_of_any_one() -> None:

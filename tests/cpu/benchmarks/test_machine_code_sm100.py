@@ -150,6 +150,16 @@ def test_products_of_a_tile_of_ours() -> None:
     assert duel.products_of(forward, make_config(256, 128, **way)) == 32
     assert duel.products_of(forward.for_direction("backward_dkv"), halves) == 32
     assert duel.products_of(forward.for_direction("backward_dq"), halves) == 24
+    assert duel.products_of(forward.for_direction("backward_fused"), halves) == 40
+
+
+def test_the_fused_backward_is_compared_where_tensor_memory_has_it() -> None:
+    found = {dim: duel.fused("backward", dim, "causal") for dim in (64, 128, 256)}
+    assert [[config.num_stages for _, config in found[dim]] for dim in found] == [[4], [2], []]
+    assert duel.fused("forward", 64, "causal") == []
+    ours = duel.ours(("backward", 64, "none"))
+    assert [name for name, *_ in ours] == ["plain", "blackwell", duel.FUSED]
+    assert [ships for *_, ships in ours] == [False, True, False]
 
 
 def test_the_peers_lines_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,9 +240,9 @@ def test_the_documented_figures_of_the_backward_are_those_of_the_results() -> No
         if (each.direction, each.head_dim <= 128) == ("backward", True)
         and not each.whose.endswith("plain")
     ]
-    assert len(shown) == 8
+    assert len(shown) == 12
     for each in shown:
         roles = ("softmax", "reduction", "products", "loads")
         loops = " | ".join(each.loops.get(role, "") or "-" for role in roles)
-        whose = "blackwell" if each.ships else "FlashAttention-4"
+        whose = each.whose.removeprefix("flashgen, ")
         assert f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} |" in text
