@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, k_pieces
+from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, tile_keys
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -21,6 +21,8 @@ spill in loops over keys (Triton 3.7.1, sm_100)."""
 HALVES_SPLIT = (224, 48)
 """The same of its backward: the first of the two warpgroups that compute takes what is left. With
 184 the second spills."""
+WIDE_SPLIT = (192, 96)
+"""The same of dQ of head dim 256: with 48 and 64 the warp that multiplies spills."""
 FUSED_SPLIT = (152, 64)
 """The same of its fused backward, where the warps that add dQ to memory take what is left."""
 
@@ -63,6 +65,8 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
         computes, others = HALVES_SPLIT
         if spec.direction == "backward_fused":
             computes, others = FUSED_SPLIT
+        elif tile_keys(spec) < TENSOR_ROWS:
+            computes, others = WIDE_SPLIT
         found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
         found["EXP2_BY_FMA"] = config.exp2_by_fma
     elif config.schedule == "blackwell":

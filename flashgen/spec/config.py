@@ -360,11 +360,18 @@ def k_pieces(spec: AttentionSpec) -> int:
     return 3 if spec.direction == "forward" and 128 < spec.head_dim <= 192 else 1
 
 
+def tile_keys(spec: AttentionSpec) -> int:
+    """Keys of a tile of schedule blackwell's backward: 64 for dQ where a head dim is padded to 256,
+    by shared memory and, beside dQ of 256 columns, by tensor memory; else 128.
+    """
+    return 64 if spec.direction == "backward_dq" and shares_keys(spec) else TENSOR_ROWS
+
+
 def s_places(spec: AttentionSpec) -> int:
     """How many tiles of S the backward of schedule blackwell has in tensor memory: two where they
     fit beside dP and what it sums, so that a product runs ahead; else one.
     """
-    return 2 if sum_columns(spec) + 3 * TENSOR_ROWS <= TENSOR_COLUMNS else 1
+    return 2 if sum_columns(spec) + 3 * tile_keys(spec) <= TENSOR_COLUMNS else 1
 
 
 def sum_columns(spec: AttentionSpec) -> int:
@@ -374,8 +381,8 @@ def sum_columns(spec: AttentionSpec) -> int:
 
 
 def shares_keys(spec: AttentionSpec) -> bool:
-    """Whether both consumers of schedule hopper's dK and dV share 64 keys, each with half of the
-    columns of dK and dV: where a head dim is padded to 256, these of 64 keys do not fit one.
+    """Whether a head dim is padded to 256. There both consumers of schedule hopper's dK and dV
+    share 64 keys, each with half of the columns of dK and dV: these of 64 keys do not fit one.
     """
     return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
 

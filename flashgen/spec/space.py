@@ -161,8 +161,13 @@ BLACKWELL_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
         (256, 64, 8, 4),
         (128, 64, 4, 3),
     ),
-    **dict.fromkeys(
-        ("backward_dq", *BY_KEYS), ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2))
+    **dict.fromkeys(BY_KEYS, ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2))),
+    "backward_dq": (
+        (128, 128, 8, 4),
+        (128, 128, 8, 3),
+        (128, 128, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 8, 2),
     ),
 }
 """br, bc, num_warps, num_stages of schedule blackwell by direction, as HOPPER_TILES."""

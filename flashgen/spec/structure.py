@@ -15,12 +15,14 @@ from flashgen.spec.config import (
     LOADS_LABEL,
     LONGEST_NAME,
     ORDER_LABEL,
+    TENSOR_ROWS,
     KernelConfig,
     k_pieces,
     o_apart,
     rows_of_eight,
     s_places,
     shares_keys,
+    tile_keys,
 )
 from flashgen.spec.features import Feature, features_on
 from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
@@ -43,7 +45,7 @@ class Structure:
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
     dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
     LSE, which comes with Q, before dO is awaited. row_tiles, k_pieces, s_places: of schedule
-    blackwell, as spec/config.py says.
+    blackwell, as spec/config.py says. one_v: its dQ has one place for V.
     """
 
     pads_k: bool
@@ -62,6 +64,7 @@ class Structure:
     row_tiles: int
     k_pieces: int
     s_places: int
+    one_v: bool
     q_again: bool
     lse_first: bool
 
@@ -100,6 +103,7 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         row_tiles=config.row_tiles,
         k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
         s_places=s_places(spec) if config.halves else 1,
+        one_v=config.halves and tile_keys(spec) < TENSOR_ROWS,
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
         # the loop, a warp has too few uniform registers for them, and moving them takes twice the
         # instructions of computing them again.
@@ -182,6 +186,7 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,
         "two_s": spec.direction in BY_KEYS and structure.s_places == 2,
+        "one_v": structure.one_v,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,11 @@ def blackwell(stages: int = 2, by_fma: int = 0, order: str = "plain") -> KernelC
     return make_config(128, 128, num_warps=8, num_stages=stages, **way)
 
 
+def wide(stages: int = 2, order: str = "plain") -> KernelConfig:
+    """Of dQ where a head dim is padded to 256: 64 keys a tile, V in one place."""
+    return replace(blackwell(stages, order=order), bc=64)
+
+
 def spec_of(
     direction: Direction, mask: str, dims: tuple[int, int] = (64, 64), dtype: str = "bfloat16"
 ) -> AttentionSpec:
@@ -55,6 +61,8 @@ VARIANTS = [
     ("backward_dq", "bfloat16", (40, 72), "none", blackwell(3)),
     ("backward_dkv", "bfloat16", (128, 128), "causal", blackwell()),
     ("backward_dq", "bfloat16", (128, 128), "causal", blackwell(order="longest_first")),
+    ("backward_dq", "bfloat16", (256, 256), "causal", wide(order="longest_first")),
+    ("backward_dq", "float16", (192, 128), "none", wide(3)),
     ("backward_fused", "bfloat16", (64, 64), "causal", blackwell(4)),
     ("backward_fused", "bfloat16", (128, 128), "none", blackwell()),
     ("backward_fused", "float16", (96, 96), "causal", blackwell(by_fma=8)),
@@ -128,7 +136,7 @@ def test_one_to_four_tiles(direction: Direction, mask: str, alignment: str) -> N
         assert result.passed, result
 
 
-@pytest.mark.parametrize("direction", each(BY_KEYS, 2))
+@pytest.mark.parametrize("direction", BY_KEYS)
 def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
     direction: Direction,
     loads: dict[int, list[Load]],  # noqa: F811
@@ -281,7 +289,7 @@ OF_FUSED = {
     "the mask of the first part for both": ("rows = rows_in_half + PART", "rows = rows_in_half"),
     "the first rows get dQ of those that see a key": ("at += first_row * HEAD_DIM_PAD", "pass"),
     "every tile's dQ in one": ("at += TILE", "at += 0"),
-    "dQ of another head": ("batch * heads + kv_head * group", "batch * heads + kv_head"),
+    "dQ of another head": ("batch * heads + kv_head * group", "batch * heads + kv_head * group + 1"),
     "rows of dQ too near": ("row * 4", "row * 2"),
     "columns of dQ too near": ("four * 512", "four * 256"),
     "dQ of the last keys alone": (
@@ -294,6 +302,12 @@ OF_FUSED = {
 }  # fmt: skip
 BROKEN = {"backward_dkv": OF_KEYS, "backward_dq": OF_ROWS, "backward_fused": OF_FUSED}
 MUTANTS = [(direction, name) for direction, found in BROKEN.items() for name in found]
+OF_ONE_V = {
+    "V is not awaited": ("            mbarrier.wait(v_full.index(0), (i + 1) & 1)", "            pass"),
+    "V before its place is free": ("mbarrier.wait(v_empty.index(0), i & 1 ^ 1)", "pass"),
+    "V is given back before it is read": ("tcgen05_commit(v_empty.index(0))", "mbarrier.arrive(v_empty.index(0), count=1)"),
+    "V is never given back": ("tcgen05_commit(v_empty.index(0))", "pass"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("direction", "mutant"), each(MUTANTS))
@@ -303,3 +317,9 @@ def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
     if direction == "backward_dq":
         cases = [case(200, 390), case(200, 60)]
     assert_found(spec, config, BROKEN[direction][mutant], cases)
+
+
+@pytest.mark.parametrize("mutant", each(OF_ONE_V))
+def test_a_broken_text_with_one_place_of_v_is_found(mutant: str) -> None:
+    spec = spec_of("backward_dq", "none", (192, 128))
+    assert_found(spec, wide(), OF_ONE_V[mutant], [case(100, 290)])

@@ -96,6 +96,11 @@ def blackwell_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
             (64, 128), ("none", "causal"), ("backward_dkv", "backward_dq", "backward_fused")
         )
     ]
+    one_v = replace(halves, bc=64)
+    found += [
+        (make_spec("bfloat16", 256, mask, direction="backward_dq"), one_v)
+        for mask in ("none", "causal")
+    ]
     for mask, order, persistent, (br, d, dv) in itertools.product(
         ("none", "causal"), ("plain", "grouped"), (False, True),
         ((256, 64, 64), (128, 256, 256), (256, 192, 128)),

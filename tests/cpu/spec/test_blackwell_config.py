@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, s_places
+from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, s_places, tile_keys
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
@@ -49,6 +49,8 @@ def test_the_label_says_its_knobs() -> None:
         (SPEC.for_direction("backward_dq"), replace(HALVES, order="longest_first", exp2_by_fma=4)),
         (make_spec("float16", 40, head_dim_v=72, direction="backward_dkv"), HALVES),
         (make_spec("bfloat16", 64, direction="backward_dq"), replace(HALVES, num_stages=5)),
+        (WIDE.for_direction("backward_dq"), replace(HALVES, bc=64)),
+        (PIECES.for_direction("backward_dq"), replace(HALVES, bc=64, num_stages=3)),
         (FUSED, HALVES),
         (make_spec("bfloat16", 64, direction="backward_fused"), replace(HALVES, num_stages=4)),
         (make_spec("float16", 40, head_dim_v=72, direction="backward_fused"), HALVES),
@@ -89,7 +91,15 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (DKV, replace(HALVES, order="longest_first"), B200, "order plain alone"),
         (DKV, replace(HALVES, persistent=True), B200, "persistent needs direction forward"),
         (PIECES.for_direction("backward_dkv"), HALVES, B200, "take 640 columns"),
-        (WIDE.for_direction("backward_dq"), HALVES, B200, "take 640 columns"),
+        (WIDE.for_direction("backward_dq"), HALVES, B200, "tiles of 128x64"),
+        (SPEC.for_direction("backward_dq"), replace(HALVES, bc=64), B200, "tiles of 128x128"),
+        (
+            WIDE.for_direction("backward_dq"),
+            replace(HALVES, bc=64, num_stages=3),
+            B200,
+            "need 262144 bytes of shared memory",
+        ),
+        (WIDE.for_direction("backward_dkv"), HALVES, B200, "take 768 columns"),
         (WIDE.for_direction("backward_fused"), HALVES, B200, "take 768 columns"),
         (SPEC.for_direction("backward_dq"), HALVES, H200, "tcgen05"),
     ],
@@ -115,7 +125,9 @@ def test_a_second_place_of_s_where_tensor_memory_has_columns() -> None:
     narrow = make_spec("bfloat16", 64)
     for direction in BY_KEYS:
         assert [s_places(x.for_direction(direction)) for x in (narrow, SPEC)] == [2, 1]
-    assert [s_places(x.for_direction("backward_dq")) for x in (narrow, SPEC)] == [2, 2]
+    of_rows = [x.for_direction("backward_dq") for x in (narrow, SPEC, WIDE)]
+    assert [s_places(x) for x in of_rows] == [2, 2, 2]
+    assert [tile_keys(x) for x in of_rows] == [128, 128, 64]
 
 
 def test_four_warps_of_tl_dot_are_a_sign_of_trouble_on_sm_100() -> None:
