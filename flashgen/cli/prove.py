@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,9 @@ from flashgen.spec.gpu import known_target
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
+    from flashgen.spec.attention import AttentionSpec
+    from flashgen.spec.config import KernelConfig
+    from flashgen.spec.gpu import Gpu
     from flashgen.table.table import Table
 
 
@@ -109,14 +113,15 @@ def sanitize(
     kernel: Annotated[
         list[str],
         typer.Argument(
-            metavar="KERNEL|SPEC...", help="Kernels of the table by name, or by the name of a spec."
+            metavar="KERNEL|SPEC...",
+            help="Kernels by name: those of the table, all of a spec, or any other as SPEC_CONFIG.",
         ),
     ],
     target: Annotated[str, typer.Option(help="A known GPU by slug; it need not be present.")],
     seeds: Annotated[int, typer.Option(help="Orders of warps and copies to try.")] = 1,
     out: Out = Path(),
 ) -> None:
-    """Execute kernels of a table on the CPU as they were compiled, and print what memcheck,
+    """Execute kernels on the CPU as they are compiled for a GPU, and print what memcheck,
     racecheck, initcheck and synccheck find.
     """
     from flashgen.evaluate.sanitize import sanitize as sanitized
@@ -132,19 +137,37 @@ def sanitize(
     }
     failed = 0
     for asked in kernel:
-        named = [name for name in shipped if name == asked or name.startswith(f"{asked}_br")]
-        if not named:
-            near = difflib.get_close_matches(asked, shipped, n=1, cutoff=0)
-            raise InvalidArgument(
-                f"{asked!r} is no kernel of {table.gpu.slug}'s table: the nearest is {near[0]}"
-            )
-        for name in named:
-            result = sanitized(*shipped[name], table.gpu.arch, seeds=seeds)
+        named = [
+            whose
+            for name, whose in shipped.items()
+            if name == asked or name.startswith(f"{asked}_br")
+        ]
+        for spec, config in named or [_unshipped(asked, table.gpu, shipped)]:
+            result = sanitized(spec, config, table.gpu.arch, seeds=seeds)
             for line in result.lines():
                 print(printable(line), flush=True)
             failed += not result.holds
     if failed:
         raise typer.Exit(1)
+
+
+def _unshipped(name: str, gpu: Gpu, shipped: Iterable[str]) -> tuple[AttentionSpec, KernelConfig]:
+    """The kernel SPEC_CONFIG that no table needs to have. Raises InvalidArgument."""
+    from flashgen.spec.attention import spec_of
+    from flashgen.spec.config import config_of
+    from flashgen.spec.legality import why_illegal
+
+    spec_name, _, label = name.rpartition("_br")
+    try:
+        spec, config = spec_of(spec_name), config_of(f"br{label}")
+    except InvalidArgument:
+        near = difflib.get_close_matches(name, shipped, n=1, cutoff=0)
+        raise InvalidArgument(
+            f"{name!r} is no kernel of {gpu.slug}'s table: the nearest is {near[0]}"
+        ) from None
+    if reason := why_illegal(spec, config, gpu):
+        raise InvalidArgument(f"{name} is illegal: {reason}")
+    return spec, config
 
 
 def calibrate(

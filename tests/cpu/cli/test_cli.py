@@ -194,6 +194,11 @@ class TestBadInput:
                 2,
                 "is no kernel of nvidia_h200's table",
             ),
+            (
+                "sanitize fwd_bf16_d64_br64_bc32_w4_s2_blackwell_tma --target nvidia_h200",
+                2,
+                "schedule blackwell",
+            ),
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
             ("verify --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
@@ -983,6 +988,12 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
     assert again.stdout == done.stdout
     for command in ("tune", "generate", "show", "explain", "verify", "calibrate", "targets"):
         assert command in done.stdout
+
+
+def test_a_kernel_that_no_table_has_is_executed_by_its_name(run, out: Path) -> None:
+    name = "bwd_delta_bf16_d64_br32_bc16_w2_s1_fa2_ptr"
+    code, printed, _ = run("sanitize", name, "--target", H200.slug, "--out", out)
+    assert (code, printed.startswith(f"ok  {name}: ")) == (0, True)
 
 
 def test_the_list_of_commands_has_a_sentence_for_each() -> None:
