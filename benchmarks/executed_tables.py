@@ -35,7 +35,8 @@ SEEDS = 1
 """Orders of blocks, warps and copies that each kernel is executed in."""
 
 SAME_PTX = ("sm_80", "sm_86", "sm_89")
-"""Architectures for which Triton writes the same instructions, as far as was seen."""
+"""Architectures for which Triton writes the same instructions. instructions() is compared for each
+kernel, as its signature has it; not for the other types of tensors that a case may have."""
 
 
 def main() -> None:

@@ -75,6 +75,7 @@ def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 
 def _why_no_decode(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """why_no_rows of a decode."""
     tile = (config.br, config.num_warps, config.v_parts)
     if not spec.invariant or spec.operand_bytes != 2 or tile != (16, 1, 1):
         return (
@@ -89,10 +90,11 @@ def _why_no_decode(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 def k_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
     """The parts of the columns of Q and K: the summands of a score."""
-    widest = WIDTHS[0] if config.whole_rows else padded(spec.head_dim)
-    if config.whole_rows and spec.direction == "decode":
-        widest = spec.head_dim // DECODE_K_PARTS
-    return _parts(spec.head_dim, widest, config)
+    if not config.whole_rows:
+        return _parts(spec.head_dim, padded(spec.head_dim), config)
+    if spec.direction == "decode":
+        return _parts(spec.head_dim, spec.head_dim // DECODE_K_PARTS, config)
+    return _parts(spec.head_dim, WIDTHS[0], config)
 
 
 def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:

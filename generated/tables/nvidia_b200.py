@@ -24,7 +24,7 @@ fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_fa2_ptr_lpt - -
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
-fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
+fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
 fwd_bf16_d192 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256 1 br128_bc64_w8_s2_fa2_ptr - - - -
@@ -38,12 +38,12 @@ fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_fp16_d64 1 br128_bc128_w8_s2_fa2_tma - - - -
 fwd_fp16_d64_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
-fwd_fp16_d96 1 br128_bc128_w8_s2_fa2_ptr - - - -
-fwd_fp16_d96_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
-fwd_fp16_d128 1 br128_bc128_w8_s2_fa2_ptr - - - -
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
-fwd_fp16_d192 1 br128_bc32_w8_s2_fa2_ptr - - - -
-fwd_fp16_d192_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
+fwd_fp16_d96 1 br128_bc128_w8_s2_fa2_tma - - - -
+fwd_fp16_d96_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
+fwd_fp16_d128 1 br128_bc128_w8_s2_fa2_tma - - - -
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
+fwd_fp16_d192 1 br128_bc64_w8_s2_fa2_tma - - - -
+fwd_fp16_d192_causal 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
 fwd_fp16_d256 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 bwd_delta_bf16_d64 1 br128_bc16_w4_s1_fa2_ptr -
