@@ -1,16 +1,16 @@
 """AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
-It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
-space, where fewer configs are bad. Points learnt before count, and one must have a value. From then
-on it proposes the candidate with the largest expected improvement. Two things alternate, because
-neither alternative is better everywhere:
+It starts with the START best guesses or, if there are none, near the middle of the space, where
+fewer configs are bad, until a point has a value. Points learnt before count. From then on it
+proposes the candidate with the largest expected improvement. Two things alternate, because neither
+alternative is better everywhere:
 
   - The candidates. In turn: random points of the space, with neighbours of the BEST points;
     neighbours of elites, with random points that differ from one of them in two parameters; and
-    points of another valley. Elites are good points that differ in ELITE_GAP parameters. A
-    neighbour differs in one. A proposal for another valley keeps away from the value that the best
-    point has in one parameter, and what it must improve is the best point without that value. The
-    parameters are those by which the best seem most decided.
+    points of another valley. A neighbour differs in one parameter. Elites are good points, none of
+    which is a neighbour of another. A proposal for another valley keeps away from the value that
+    the best point has in one parameter, and what it must improve is the best point without that
+    value. The parameters are those by which the best seem most decided.
   - The process: numbers count as ordered, or as names like all else.
 
 If the order of the space means something (Method.likely_first), it is a prior, applied as in
@@ -48,9 +48,8 @@ START = 5
 """Points that are known before a process is fitted, where guesses or the order of the space say
 which. A failure counts: where many fail, it is worth knowing soon which."""
 
-MIDDLE, PART = 8, 4
-"""How many central points a search starts with that knows nothing better, and in a small space one
-in how many of its points at most."""
+MIDDLE = 10
+"""So many more, near the middle of the space, once its order has proved wrong."""
 
 SAMPLE = 2000
 """Random points that the starting points are chosen from."""
@@ -62,10 +61,8 @@ POOL = 400
 """Random points among the candidates; all points of a space that has no more."""
 
 BEST = 3
-"""How many good points have candidates next to them, and how many valleys are searched in turn."""
-
-ELITES, ELITE_GAP = 3, 3
-"""How many elites there are, and in how many parameters any two differ at least."""
+"""How many of the best, or elites, have candidates next to them, and how many valleys are searched
+in turn."""
 
 Kind = Literal["pool", "elites", "valley"]
 TURNS: tuple[tuple[Kind, bool], ...] = (
@@ -142,15 +139,14 @@ class AutoProposer(Proposer):
 
     def _new(self, numbers: Iterable[int]) -> list[int]:
         """The new points among these, in the order of the space."""
-        return sorted(filter(self._is_new, set(numbers)))
+        return sorted(set(numbers).difference(self._learnt, self._pending, self._excluded))
 
     def _start(self) -> int:
         """How many points are known before a process is fitted."""
-        central = max(START, min(MIDDLE, self._space.size // PART))
         if self._guesses is None and not self._likely_first:
-            return central
+            return 0
         misled = self._guesses is None and self._order_is_wrong()
-        return START + central if misled else START
+        return START + MIDDLE if misled else START
 
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""
@@ -261,14 +257,14 @@ class AutoProposer(Proposer):
         return int((later & better).sum()) - int((later & worse).sum()) > chance
 
     def _elites(self, best: Sequence[int]) -> list[int]:
-        """The first of these points, and the next that differ enough from those before."""
+        """The first of these points, and the next that are no neighbours of those before."""
         codes = self._space.codes(best)
-        differ = np.full(len(best), ELITE_GAP)
+        apart = np.ones(len(best), dtype=bool)
         found: list[int] = []
-        while len(found) < ELITES and (differ >= ELITE_GAP).any():
-            at = int((differ >= ELITE_GAP).argmax())
+        while len(found) < BEST and apart.any():
+            at = int(apart.argmax())
             found.append(best[at])
-            differ = np.minimum(differ, (codes != codes[at]).sum(axis=1))
+            apart &= (codes != codes[at]).sum(axis=1) > 1
         return found
 
     def _mutants(self, numbers: Sequence[int]) -> list[int]:
