@@ -1,9 +1,9 @@
 """AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
-It starts with the START best guesses or, if there are none, near the middle of the space, where
-fewer configs are bad, until a point has a value. Points learnt before count. From then on it
-proposes the candidate with the largest expected improvement. Two things alternate, because neither
-alternative is better everywhere:
+It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
+space, where fewer configs are bad. Points learnt before count, and one must have a value. From then
+on it proposes the candidate with the largest expected improvement. Two things alternate, because
+neither alternative is better everywhere:
 
   - The candidates. In turn: random points of the space, with neighbours of the BEST points;
     neighbours of elites, with random points that differ from one of them in two parameters; and
@@ -48,8 +48,9 @@ START = 5
 """Points that are known before a process is fitted, where guesses or the order of the space say
 which. A failure counts: where many fail, it is worth knowing soon which."""
 
-MIDDLE = 10
-"""So many more, near the middle of the space, once its order has proved wrong."""
+MIDDLE, PART = 8, 4
+"""How many central points a search starts with that knows nothing better, and in a small space one
+in how many of its points at most."""
 
 SAMPLE = 2000
 """Random points that the starting points are chosen from."""
@@ -143,10 +144,11 @@ class AutoProposer(Proposer):
 
     def _start(self) -> int:
         """How many points are known before a process is fitted."""
+        central = max(START, min(MIDDLE, self._space.size // PART))
         if self._guesses is None and not self._likely_first:
-            return 0
+            return central
         misled = self._guesses is None and self._order_is_wrong()
-        return START + MIDDLE if misled else START
+        return START + central if misled else START
 
     def _first(self) -> tuple[int, float | None] | None:
         """A point to start with: the best guess, or else the farthest from all others."""

@@ -38,8 +38,9 @@ LENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 NOISES = (1e-2, 1e-4, 1e-1)
 """What no parameter explains, as a part of the variance."""
 
+LENGTH_PRIOR = (math.log(0.5), 0.8)
 NOISE_PRIOR = (math.log(1e-2), 2.5)
-"""Mean and deviation of the noise's logarithm, before anything is known."""
+"""Mean and deviation of the logarithm, before anything is known."""
 
 MOST_TO_FIT = 120
 """Evaluated points that a fit is chosen by; more would only take longer."""
@@ -244,8 +245,8 @@ def _solve(covariance: Floats, heights: Floats, fit: Fit) -> _Solved:
     total = max(float(apart @ apart) / count, TIE**2) + float(weights @ weights)
     freedom = 1 + count
     evidence = -float(np.log(np.diag(factor)).sum()) - freedom / 2 * math.log(total / freedom)
-    usual, deviation = NOISE_PRIOR
-    evidence -= 0.5 * ((math.log(fit.noise) - usual) / deviation) ** 2
+    evidence += sum(_log_prior(length, LENGTH_PRIOR) for length in fit.lengths)
+    evidence += _log_prior(fit.noise, NOISE_PRIOR)
     return _Solved(
         factor=factor, weights=weights, mean=mean, variance=total / freedom, evidence=evidence
     )
@@ -273,6 +274,11 @@ def heights_of(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
     capped = iter(np.minimum(known, cap))
     heights = [cap if value is None else next(capped) for value in values]
     return np.array(heights), best, on_logarithms
+
+
+def _log_prior(value: float, prior: tuple[float, float]) -> float:
+    mean, deviation = prior
+    return -0.5 * ((math.log(value) - mean) / deviation) ** 2
 
 
 def _log_improvement(better: Floats) -> Floats:

@@ -229,18 +229,18 @@ class TestAuto:
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)
-        drawn = made.propose(7)
-        assert drawn != own(seed=4).propose(7)
+        drawn = made.propose(MIDDLE - 1)
+        assert drawn != own(seed=4).propose(MIDDLE - 1)
         for place in drawn:
             made.learn(place, None)
-        assert made.propose(1) == own(seed=3).propose(8)[-1:]  # failures are no values
+        assert made.propose(1) == own(seed=3).propose(MIDDLE)[-1:]  # failures are no values
 
     def test_failures_count_once_one_has_a_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rated: list[int] = []
         monkeypatch.setattr(AutoProposer, "_expected_best", lambda _: rated.append(values))
         for values in (0, 1):
             made = own()
-            for number, place in enumerate(PLACES[:8]):
+            for number, place in enumerate(PLACES[:MIDDLE]):
                 made.learn(place, bowl(place) if number < values else None)
             assert len(made.propose(1)) == 1
         assert rated == [1]
@@ -272,7 +272,7 @@ class TestAuto:
         for seed in range(5):
             likely = own(seed=seed, likely_first=True).propose(4)
             assert max(map(PLACES.index, likely)) < len(PLACES) * auto.LIKELY
-            drawn = own(seed=seed).propose(8)
+            drawn = own(seed=seed).propose(MIDDLE)
             assert all(2 <= x <= 5 and 2 <= y <= 5 for x, y in drawn)
 
     def test_where_the_order_is_wrong_it_starts_in_the_middle_too(self) -> None:
@@ -295,17 +295,18 @@ class TestAuto:
         shared = [all(PLACES[n][at] != best[at] for n in candidates) for at in (0, 1)]
         assert any(shared) != holds
 
-    @pytest.mark.parametrize(("likely_first", "count"), [(False, 2), (True, START)])
-    def test_a_process_is_fitted_to_the_first_value_or_to_what_is_likely(
-        self, likely_first: bool, count: int, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("size", "count"), [(9, START), (28, 7), (64, MIDDLE)])
+    def test_a_small_space_has_a_short_start(
+        self, size: int, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Else most of it would be evaluated before anything is learnt."""
         rated: list[int] = []
-        monkeypatch.setattr(AutoProposer, "_expected_best", lambda _: rated.append(0))
-        made = own(likely_first=likely_first)
+        monkeypatch.setattr(AutoProposer, "_expected_best", lambda made: rated.append(made))
+        made = AutoProposer(ListedSpace([{"x": x, "y": x % 3} for x in range(size)]), Method())
         for done in range(count + 1):
-            (place,) = made.propose(1)
+            (number,) = made.propose(1)
             assert bool(rated) == (done == count)
-            made.learn(place, bowl(place) if done else None)
+            made.learn(number, 1.0 + number)
 
     def test_elites_are_good_and_no_neighbours(self) -> None:
         points = list(itertools.product(range(3), repeat=4))
@@ -445,7 +446,7 @@ class TestProduct:
             [{"x": x, "y": y, "z": x % 3} for x in range(size) for y in range(size)]
         )
         made = AutoProposer(space, Method())
-        for number in range(8):
+        for number in range(MIDDLE):
             made.learn(number * 6, 1.0 + number)
         made.propose(8)
         assert len(rated) == 8
