@@ -20,8 +20,8 @@ ship, and those of search_peers.PUBLIC that FOLDER has. A way says what a search
 The figure of a search is the geometric mean of its regrets after 5, 10, 20, 40 and 80 evaluations,
 each between 0.1 % and 1,000 %. Printed is its mean over searches and landscapes, as a multiple of
 that of the search as it is, with a band of 95 %. The last column has the same after one of these
-numbers of evaluations: the one where a loss is surest, with a band of 99 %. Searches with the same
-seed are paired. The figure of `long` is the CPU time of all proposals.
+numbers of evaluations: the one where a loss is surest, with a band of 99 %, if any is above 1.
+Searches with the same seed are paired. The figure of `long` is the CPU time of all proposals.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ LONG, LONG_SPACE = 300, 5
 
 VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("START 5, now 1", "order", "auto.START = 1"),
-    ("no MIDDLE (10)", "reversed", "auto.MIDDLE = 0"),
+    ("MIDDLE 8, now 5", "cold", "auto.MIDDLE = 5"),
+    ("no PART (4)", "small", "auto.PART = 1"),
     ("SAMPLE 2000, now 200", "guesses", "auto.SAMPLE = 200"),
     ("CENTRAL 0.05, now anywhere", "cold", "auto.CENTRAL = 1.0"),
     ("POOL 400, now 10", "cold", "auto.POOL = 10"),
@@ -85,6 +86,7 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("CAP 0.3, now 0", "guesses", "surrogate.CAP = 0.0"),
     ("1 of LENGTHS, not 6", "cold", "surrogate.LENGTHS = (0.8,)"),
     ("1 of NOISES, not 3", "cold", "surrogate.NOISES = (1e-2,)"),
+    ("no LENGTH_PRIOR", "reversed", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no NOISE_PRIOR", "reversed", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
     ("no MOST_TO_FIT (120)", "long", "surrogate.MOST_TO_FIT = 10000"),
     ("no GROWTH (1.1)", "long", "surrogate.GROWTH = 1.0"),
@@ -199,14 +201,15 @@ def proposal_seconds(seeds: range) -> Logs:
 def row(name: str, way: str, logs: np.ndarray, base: np.ndarray) -> str:
     """A row of the table: median regrets over seeds, geometric means over landscapes, in per cent;
     the figure as a multiple; and the multiple of the regret after one number of evaluations, where
-    a loss is surest. Of `long`: the seconds before and after.
+    a loss is surest, if any is. Of `long`: the seconds before and after.
     """
     apart = logs - base
     whole = multiple(apart.mean(axis=2), 1.96)
-    at = max(range(apart.shape[2]), key=lambda k: _band(apart[:, :, k], 2.58)[1])
+    lows = [_band(apart[:, :, k], 2.58)[1] for k in range(apart.shape[2])]
+    at = int(np.argmax(lows))
     medians = np.exp(np.median(logs, axis=1).mean(axis=0))
     cells = ", ".join(f"{100 * each:.1f}" for each in medians)
-    one = f"{AFTER[at]}: {multiple(apart[:, :, at], 2.58)}"
+    one = f"{AFTER[at]}: {multiple(apart[:, :, at], 2.58)}" if lows[at] > 0 else "-"
     if way == "long":
         cells, one = f"{np.exp(np.median(base)):.1f} s, now {medians[0]:.1f} s", ""
     return f"| {name} | {way}, {apart[:, :, 0].size} | {cells} | {whole} | {one} |"
