@@ -66,6 +66,7 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("CENTRAL 0.05, now anywhere", "cold", "auto.CENTRAL = 1.0"),
     ("POOL 400, now 10", "cold", "auto.POOL = 10"),
     ("BEST 3, now 1", "cold", "auto.BEST = 1"),
+    ("ELITE_GAP 3, now 2", "reversed", "auto.ELITE_GAP = 2"),
     (
         "TURNS, all ordered",
         "cold",

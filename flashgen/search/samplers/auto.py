@@ -7,10 +7,10 @@ neither alternative is better everywhere:
 
   - The candidates. In turn: random points of the space, with neighbours of the BEST points;
     neighbours of elites, with random points that differ from one of them in two parameters; and
-    points of another valley. A neighbour differs in one parameter. Elites are good points, none of
-    which is a neighbour of another. A proposal for another valley keeps away from the value that
-    the best point has in one parameter, and what it must improve is the best point without that
-    value. The parameters are those by which the best seem most decided.
+    points of another valley. Elites are good points that differ in ELITE_GAP parameters. A
+    neighbour differs in one. A proposal for another valley keeps away from the value that the best
+    point has in one parameter, and what it must improve is the best point without that value. The
+    parameters are those by which the best seem most decided.
   - The process: numbers count as ordered, or as names like all else.
 
 If the order of the space means something (Method.likely_first), it is a prior, applied as in
@@ -64,6 +64,9 @@ POOL = 400
 BEST = 3
 """How many of the best, or elites, have candidates next to them, and how many valleys are searched
 in turn."""
+
+ELITE_GAP = 3
+"""In how many parameters any two elites differ at least."""
 
 Kind = Literal["pool", "elites", "valley"]
 TURNS: tuple[tuple[Kind, bool], ...] = (
@@ -259,14 +262,14 @@ class AutoProposer(Proposer):
         return int((later & better).sum()) - int((later & worse).sum()) > chance
 
     def _elites(self, best: Sequence[int]) -> list[int]:
-        """The first of these points, and the next that are no neighbours of those before."""
+        """The first of these points, and the next that are differ enough from those before."""
         codes = self._space.codes(best)
         apart = np.ones(len(best), dtype=bool)
         found: list[int] = []
         while len(found) < BEST and apart.any():
             at = int(apart.argmax())
             found.append(best[at])
-            apart &= (codes != codes[at]).sum(axis=1) > 1
+            apart &= (codes != codes[at]).sum(axis=1) >= ELITE_GAP
         return found
 
     def _mutants(self, numbers: Sequence[int]) -> list[int]:

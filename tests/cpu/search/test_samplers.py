@@ -308,13 +308,13 @@ class TestAuto:
             assert bool(rated) == (done == count)
             made.learn(number, 1.0 + number)
 
-    def test_elites_are_good_and_no_neighbours(self) -> None:
+    def test_elites_are_good_and_differ_in_enough_parameters(self) -> None:
         points = list(itertools.product(range(3), repeat=4))
         space = ListedSpace([dict(zip("abcd", point, strict=True)) for point in points])
         made = AutoProposer(space, Method())
         order = [points.index(point) for point in
                  [(0, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 1, 1, 0), (2, 2, 2, 2)]]  # fmt: skip
-        assert made._elites(order) == [order[0], order[2], order[4]]
+        assert made._elites(order) == [order[0], order[3], order[4]]
         for number in made._mutants(order[:1]):
             assert sum(value != 0 for value in points[number]) <= 2
 
