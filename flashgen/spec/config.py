@@ -264,9 +264,9 @@ class KernelConfig:
     def pointer_twin(self, spec: AttentionSpec) -> KernelConfig:
         """The config launched instead if a call's tensors cannot have descriptors.
 
-        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
-        hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps; and ampere, in a tile of
-        64 rows that fits with every head dim, or is that of an invariant spec's class.
+        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So do
+        hopper and blackwell, in plain Triton's tile of 128 rows, or keys, and 8 warps; and ampere,
+        in a tile of 64 rows that fits with every head dim, or is that of an invariant spec's class.
         """
         if self.schedule == "ampere":
             bc = self.bc if spec.invariant else min(self.bc, 32)
@@ -281,6 +281,8 @@ class KernelConfig:
             plain |= {"exp2_by_fma": 0, "rescale_log2": 0}
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in PLAIN_SIDES}
             plain |= {"br": 64} if self.halves else {}  # S and dP are in registers there
+            if self.schedule == "blackwell" and spec.head_dim > 128:
+                plain["bc"] = 64  # K and V are in two places there, not in turns in one ring
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)

@@ -44,13 +44,13 @@ REGISTERS_PER_THREAD = {"sm_": 255, "gfx9": 512, "gfx1": 256}
 def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
-    A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
-    memory, beside the tiles it holds, and the forward's s_ahead one more of K, but for 128 keys of
-    head dim 128. Elsewhere it keeps n - 1, but for AMD's order of two chained products at 4 stages,
-    which keeps one. Of a block mask the lists are a load ahead of the tiles, and leave them no more
-    than 2 stages. Of fp8 V is turned over on its way to wgmma, and where pointers load it there is
-    one tile of that. Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and
-    V and walk Q and dO. Seen in kernels compiled with Triton 3.7.1.
+    A pipelined loop of n stages keeps n tiles of what it walks where products read them in shared
+    memory (_reads_shared), beside the tiles it holds, and the forward's s_ahead one more of K, but
+    for 128 keys of head dim 128. Elsewhere it keeps n - 1, but for AMD's order of two chained
+    products at 4 stages, which keeps one. Of a block mask the lists are a load ahead of the tiles,
+    and leave them no more than 2 stages. Of fp8 V is turned over on its way to wgmma, and where
+    pointers load it there is one tile of that. Forward and dQ hold br rows (Q, and dO) and walk K
+    and V; dK and dV hold K and V and walk Q and dO. Seen in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     if config.whole_rows:  # the parts need less padding
@@ -95,7 +95,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
         return max(walked)
     stages = min(config.num_stages, 2) if spec.block_mask else config.num_stages
-    if _uses_wgmma(spec, config, gpu):
+    if _reads_shared(spec, config, gpu):
         next_k = ("forward", "s_ahead", "descriptor")
         ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
         if dims[0] == config.bc == 128:  # the template frees the first K before the loop
@@ -110,15 +110,16 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     return (1 if chained else stages - 1) * sum(walked)
 
 
-def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
-    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, operands
-    of 16 bits or float8_e4m3.
+def _reads_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether the products read their operands in shared memory, by wgmma or tcgen05: 64 rows and 4
+    warps at least, operands of 16 bits or float8_e4m3. On sm_100 not all products of dK and dV do.
     """
+    by_keys = spec.direction in BY_KEYS
     return (
-        gpu.arch == "sm_90"
+        (gpu.arch == "sm_90" or (gpu.arch in BLACKWELL and not by_keys))
         and spec.element_bytes == 2
         and spec.kv_bytes == spec.operand_bytes
-        and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
+        and (config.bc if by_keys else config.br) >= 64
         and config.num_warps >= 4
     )
 
