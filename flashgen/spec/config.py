@@ -218,6 +218,10 @@ class KernelConfig:
         """Tiles of 128 rows of a block of schedule blackwell; 0 in all others."""
         return self.br // TENSOR_ROWS if self.schedule == "blackwell" else 0
 
+    def blocks_of_a_tile(self, spec: AttentionSpec) -> int:
+        """Programs that compute the scores of the same tile."""
+        return 2 if self.schedule == "blackwell" and sums_one(spec) else 1
+
     @property
     def halves(self) -> bool:
         """Whether two warpgroups share a tile, half of its columns each: schedule blackwell's
@@ -362,24 +366,33 @@ def k_pieces(spec: AttentionSpec) -> int:
     return 3 if spec.direction == "forward" and 128 < spec.head_dim <= 192 else 1
 
 
-def tile_keys(spec: AttentionSpec) -> int:
-    """Keys of a tile of schedule blackwell's backward: 64 for dQ where a head dim is padded to 256,
-    by shared memory and, beside dQ of 256 columns, by tensor memory; else 128.
+def walked_side(spec: AttentionSpec) -> int:
+    """What schedule blackwell's backward walks at a time, keys for dQ, rows for dK and dV: 64 where
+    a head dim is padded to 256, by shared memory and, beside sums of 256 columns, by tensor memory;
+    else 128. The fused kernel has tiles of dQ, which take 128 lanes.
     """
-    return 64 if spec.direction == "backward_dq" and shares_keys(spec) else TENSOR_ROWS
+    return 64 if spec.direction != "backward_fused" and shares_keys(spec) else TENSOR_ROWS
 
 
 def s_places(spec: AttentionSpec) -> int:
     """How many tiles of S the backward of schedule blackwell has in tensor memory: two where they
     fit beside dP and what it sums, so that a product runs ahead; else one.
     """
-    return 2 if sum_columns(spec) + 3 * tile_keys(spec) <= TENSOR_COLUMNS else 1
+    return 2 if sum_columns(spec) + 3 * walked_side(spec) <= TENSOR_COLUMNS else 1
 
 
 def sum_columns(spec: AttentionSpec) -> int:
-    """Columns of tensor memory of what its backward sums: dK and dV, or dQ."""
-    of_v = padded(spec.head_dim_v) if spec.direction in BY_KEYS else 0
+    """Columns of tensor memory of what its backward sums: dK, dV, or both, or dQ."""
+    of_v = padded(spec.head_dim_v) if spec.direction in BY_KEYS and not sums_one(spec) else 0
     return padded(spec.head_dim) + of_v
+
+
+def sums_one(spec: AttentionSpec) -> bool:
+    """Whether a block of schedule blackwell sums either dK or dV, and two blocks share a tile of
+    keys: where both are padded to 256, and do not fit beside S and dP of 64 rows.
+    """
+    dims = padded(spec.head_dim), padded(spec.head_dim_v)
+    return spec.direction == "backward_dkv" and min(dims) > 128
 
 
 def shares_keys(spec: AttentionSpec) -> bool:

@@ -25,7 +25,8 @@ from flashgen.spec.config import (
     o_apart,
     shares_keys,
     sum_columns,
-    tile_keys,
+    sums_one,
+    walked_side,
 )
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.numeric_class import why_other_class, why_other_products
@@ -78,8 +79,10 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if config.schedule == "blackwell":
         of_ds = config.br * config.bc * spec.element_bytes
         beside = of_ds if spec.direction == "backward_fused" else 0
-        if tile_keys(spec) == 64:  # V has one place
+        if walked_side(spec) == 64 and spec.direction == "backward_dq":  # V has one place
             return held + config.num_stages * of_k + of_v
+        if sums_one(spec):  # dO has one place
+            return held + config.num_stages * of_q + of_do
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
@@ -508,15 +511,16 @@ def _blackwell_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None
     """What the backward of schedule blackwell does not have."""
     if config.rescale_log2:
         return f"rescale_log2 needs direction forward: got {spec.direction}"
-    keys = tile_keys(spec)
-    if (config.br, config.bc) != (TENSOR_ROWS, keys) or config.num_warps != 2 * WARPGROUP:
+    side = walked_side(spec)
+    br, bc = (side, TENSOR_ROWS) if spec.direction in BY_KEYS else (TENSOR_ROWS, side)
+    if (config.br, config.bc) != (br, bc) or config.num_warps != 2 * WARPGROUP:
         return (
-            f"schedule blackwell has tiles of {TENSOR_ROWS}x{keys} and {2 * WARPGROUP} warps that "
+            f"schedule blackwell has tiles of {br}x{bc} and {2 * WARPGROUP} warps that "
             f"compute in {spec.direction} at head dims {spec.head_dim} and {spec.head_dim_v}: "
             f"got {config.br}x{config.bc} and num_warps={config.num_warps}"
         )
     # Beside the sums, dP and S; of dQ two of S. That of a fused kernel takes the place of dP.
-    columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * keys
+    columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * side
     if columns > TENSOR_COLUMNS:
         return (
             f"head dims {spec.head_dim} and {spec.head_dim_v} take {columns} columns of tensor "

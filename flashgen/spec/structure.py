@@ -22,7 +22,8 @@ from flashgen.spec.config import (
     rows_of_eight,
     s_places,
     shares_keys,
-    tile_keys,
+    sums_one,
+    walked_side,
 )
 from flashgen.spec.features import Feature, features_on
 from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
@@ -45,7 +46,8 @@ class Structure:
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
     dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
     LSE, which comes with Q, before dO is awaited. row_tiles, k_pieces, s_places: of schedule
-    blackwell, as spec/config.py says. one_v: its dQ has one place for V.
+    blackwell, as spec/config.py says. one_v: its dQ has one place for V. one_sum: a
+    block sums dK or dV.
     """
 
     pads_k: bool
@@ -65,6 +67,7 @@ class Structure:
     k_pieces: int
     s_places: int
     one_v: bool
+    one_sum: bool
     q_again: bool
     lse_first: bool
 
@@ -103,7 +106,8 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         row_tiles=config.row_tiles,
         k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
         s_places=s_places(spec) if config.halves else 1,
-        one_v=config.halves and tile_keys(spec) < TENSOR_ROWS,
+        one_v=config.halves and spec.direction == "backward_dq" and walked_side(spec) < TENSOR_ROWS,
+        one_sum=config.halves and sums_one(spec),
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
         # the loop, a warp has too few uniform registers for them, and moving them takes twice the
         # instructions of computing them again.
@@ -185,8 +189,9 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "three": config.consumers == 3,
         "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,
-        "two_s": spec.direction in BY_KEYS and structure.s_places == 2,
+        "two_s": spec.direction in BY_KEYS and structure.s_places == 2 and not structure.one_sum,
         "one_v": structure.one_v,
+        "one_sum": structure.one_sum,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,
