@@ -19,19 +19,12 @@ from flashgen.evaluate.workers.answers import Kind, Task
 from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, flops
 from flashgen.spec.records import record_of
-from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flashgen.evaluate.measure import Ceiling, Conditions, Run, Stopwatch
-    from flashgen.kernels.launch_backward import Backward
-    from flashgen.kernels.launch_cache import Decode
-    from flashgen.spec.features import Features
     from flashgen.spec.outcome import Timing
 
 # On a slow machine all limits grow, and a child's first task gets more: workers/pool.py.
@@ -338,7 +331,12 @@ def _sdpa(launches: Launches) -> Run | None:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = _inputs(spec, launches.problem, launches.seed, launches.device)
+    from flashgen.evaluate.inputs import make_inputs
+
+    if spec.direction == "forward":
+        q, k, v = (getattr(_call(launches), name) for name in "qkv")
+    else:
+        q, k, v = make_inputs(spec, launches.problem, launches.seed, launches.device)
     run = functools.partial(
         scaled_dot_product_attention,
         q,
@@ -363,60 +361,24 @@ def _ceiling(launches: Launches) -> Ceiling:
 
 def _prepared(launches: Launches, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
-    from flashgen.evaluate.inputs import backward_run, decode_run, kernel_in
-    from flashgen.kernels.launch import bind
-    from flashgen.kernels.launch_forward import Forward
+    from flashgen.evaluate.inputs import kernel_in, run_of
 
-    spec, problem = launches.spec, launches.problem
-    seed, device = launches.seed, launches.device
-    folder = Path(launches.cache) / "kernels"
-    kernel = kernel_in(folder, spec, config)
-    if spec.direction in DECODING:
-        made = _decode_inputs(spec, problem, seed, device)
-        return decode_run(kernel, spec, config, made, folder)
-    if spec.direction != "forward":
-        o, call = _backward_inputs(spec, problem, seed, device, folder)
-        return backward_run(kernel, spec, config, o, call)
-    q, k, v = _inputs(spec, problem, seed, device)
-    scale = check_scale(None, spec.head_dim)
-    diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
-    features = _features(spec, problem, seed, device)
-    forward = Forward(q=q, k=k, v=v, scale=scale, diagonal=diagonal, features=features)
-    return functools.partial(bind(kernel, spec, config), forward)
+    folder = _kernels(launches)
+    kernel = kernel_in(folder, launches.spec, config)
+    return run_of(kernel, launches.spec, config, _call(launches), folder)
 
 
 # One set: the candidates of one search follow each other, and two would fill small devices.
 @functools.lru_cache(maxsize=1)
-def _inputs(
-    spec: AttentionSpec, problem: Problem, seed: int, device: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    from flashgen.evaluate.inputs import make_inputs
+def _call(launches: Launches) -> Any:
+    from flashgen.evaluate.inputs import make_call
 
-    return make_inputs(spec, problem, seed, device)
-
-
-@functools.lru_cache(maxsize=1)
-def _features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
-    from flashgen.evaluate.inputs import make_features
-
-    return make_features(spec, problem, seed, device)
+    spec, problem, seed, device = launches.spec, launches.problem, launches.seed, launches.device
+    return make_call(spec, problem, seed, device, _kernels(launches))
 
 
-@functools.lru_cache(maxsize=1)
-def _decode_inputs(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Decode:
-    from flashgen.evaluate.inputs import make_decode
-    from flashgen.kernels.launch import device_gpu
-
-    return make_decode(spec, problem, seed, device, device_gpu(_index(device)).sms)
-
-
-@functools.lru_cache(maxsize=1)
-def _backward_inputs(
-    spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
-) -> tuple[Tensor, Backward]:
-    from flashgen.evaluate.inputs import make_backward
-
-    return make_backward(spec, problem, seed, device, folder)
+def _kernels(launches: Launches) -> Path:
+    return Path(launches.cache) / "kernels"
 
 
 @functools.lru_cache(maxsize=1)
