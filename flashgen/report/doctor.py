@@ -96,10 +96,15 @@ class Ability:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that doctor says."""
+    """Everything that doctor says. sections: the facts by what they are of."""
 
-    facts: tuple[Fact, ...]
+    sections: Mapping[str, tuple[Fact, ...]]
     abilities: tuple[Ability, ...]
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Those of all sections."""
+        return tuple(fact for section in self.sections.values() for fact in section)
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -109,13 +114,15 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """{schema, facts: {section: {name: value}}, can: {name: {able, why, remedy}}, remedies}."""
-        sections: dict[str, dict[str, str]] = {}
-        for fact in self.facts:
-            sections.setdefault(fact.section, {})[fact.name] = fact.value
+        facts = {
+            name: {fact.name: fact.value for fact in section}
+            for name, section in self.sections.items()
+            if section
+        }
         can = {each.name: asdict(each) for each in self.abilities}
         for each in can.values():
             del each["name"]
-        return {"schema": SCHEMA, "facts": sections, "can": can, "remedies": list(self.remedies)}
+        return {"schema": SCHEMA, "facts": facts, "can": can, "remedies": list(self.remedies)}
 
     def lines(self) -> Iterator[str]:
         """One screen."""
@@ -145,8 +152,8 @@ def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis
         "toolchain": toolchain(),
         "folders": folders(out),
     }
-    facts = [fact for name, section in sections.items() for fact in _read(name, section)]
-    return Diagnosis(facts=tuple(facts), abilities=tuple(_abilities(gpu, seen, index, tools)))
+    facts = {name: tuple(_read(name, section)) for name, section in sections.items()}
+    return Diagnosis(sections=facts, abilities=tuple(_abilities(gpu, seen, index, tools)))
 
 
 def _read(name: str, section: Iterator[Fact]) -> Iterator[Fact]:
@@ -155,36 +162,33 @@ def _read(name: str, section: Iterator[Fact]) -> Iterator[Fact]:
         yield from section
     except Exception as error:  # a file or an installation that is broken in any way
         lines = f"{type(error).__name__}: {error}".strip().splitlines()
-        yield Fact(section=name, name=name, value=lines[0], remedy=_remedy(lines[0]))
+        yield Fact(name, lines[0], _remedy(lines[0]))
 
 
 def _of_gpu(seen: Mapping[str, Any], gpu: Gpu | None) -> Iterator[Fact]:
-    def fact(name: str, value: object, remedy: str = "") -> Fact:
-        return Fact(section="gpu", name=name, value=str(value), remedy=remedy)
-
     built = f"CUDA {seen['cuda']}" if seen.get("cuda") else seen.get("hip") and f"HIP {seen['hip']}"
-    yield fact("torch's build", built or ("CPU" if "cuda" in seen else "unknown"))
+    yield Fact("torch's build", built or ("CPU" if "cuda" in seen else "unknown"))
     if "name" not in seen:
-        yield fact("GPU", f"none: {seen['why']}")
-        yield fact("driver", driver() or "none is loaded")
+        yield Fact("GPU", f"none: {seen['why']}")
+        yield Fact("driver", driver() or "none is loaded")
         return
     slug = f"{gpu.slug}, {gpu.arch}, {gpu.sms} SMs" if gpu else seen["why"]
-    yield fact("GPU", f"{seen['name']} ({slug}), {seen['memory_gb']} GB")
+    yield Fact("GPU", f"{seen['name']} ({slug}), {seen['memory_gb']} GB")
     for warning in warnings_here(gpu.arch) if gpu else ():
-        yield fact("known bug", warning, "use another Triton, or see that the check passes twice")
+        yield Fact("known bug", warning, "use another Triton, or see that the check passes twice")
     nvml, conditions = seen["nvml"], seen["conditions"] or {}
-    yield fact("driver", nvml.get("driver") or conditions.get("driver") or "unknown")
+    yield Fact("driver", nvml.get("driver") or conditions.get("driver") or "unknown")
     if "error" in nvml:
-        yield fact("NVML", nvml["error"], "install nvidia-ml-py, or run where NVML may be read")
+        yield Fact("NVML", nvml["error"], "install nvidia-ml-py, or run where NVML may be read")
     else:
         silent = [name for name, value in conditions.items() if value is None]
-        yield fact("NVML", f"does not report {', '.join(silent)}" if silent else "may be read")
+        yield Fact("NVML", f"does not report {', '.join(silent)}" if silent else "may be read")
         mig = {None: "not supported", True: "on", False: "off"}[nvml["mig"]]
         warning = "name the MIG slice in a bug report: tables are for whole GPUs"
-        yield fact("MIG", mig, warning if nvml["mig"] else "")
+        yield Fact("MIG", mig, warning if nvml["mig"] else "")
         others = nvml["processes"]
         alone = "end other programs on this GPU before measuring" if (others or 0) > 1 else ""
-        yield fact("processes", "unknown" if others is None else f"{others} on this GPU", alone)
+        yield Fact("processes", "unknown" if others is None else f"{others} on this GPU", alone)
     yield _clocks(nvml, conditions)
 
 
@@ -208,7 +212,7 @@ def _clocks(nvml: Mapping[str, Any], conditions: Mapping[str, Any]) -> Fact:
         remedy = "say in a bug report who set the clocks; nvidia-smi -rac and -rgc reset them"
     elif slowed:
         remedy = "let the GPU cool down, or raise its power limit, before measuring"
-    return Fact(section="gpu", name="clocks", value=", ".join(words), remedy=remedy)
+    return Fact("clocks", ", ".join(words), remedy)
 
 
 def _abilities(
