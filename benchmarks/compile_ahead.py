@@ -87,7 +87,7 @@ def compile_all(
             for spec, config in wanted
         ]
         for build, spec, config in started:
-            yield f"{spec.name} {config.label} {build.verdict().status.value}"
+            yield f"{spec.name} {config.label} {builder.verdict(build).status.value}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self
@@ -72,6 +73,11 @@ class Request:
     problem: Problem
     gpu: str  # slug
     source: Source
+
+    @property
+    def search(self) -> tuple[AttentionSpec, Problem]:
+        """What the requests of one search have in common."""
+        return self.spec, self.problem
 
     def outcome(
         self,
@@ -145,8 +151,24 @@ class WrappingEvaluator(BaseEvaluator):
         """As Evaluator.close."""
         self._inner.close()
 
+    def _beside(
+        self,
+        known: Mapping[KernelConfig, Outcome],
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Generator[Outcome, None, None]:
+        """The outcomes of these configs, in order: those that are known, and those of `inner` for
+        all others. It can be closed, and then closes what `inner` gave.
+        """
+        rest = [config for config in configs if config not in known]
+        with closing(_closable(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
+            for config in configs:
+                yield known[config] if config in known else next(outcomes)
 
-def closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+
+def _closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
     """The same as a generator, which can be closed and then closes `outcomes`."""
     yield from outcomes
 
@@ -161,7 +183,7 @@ class Ranks:
 
     def of(self, request: Request) -> int:
         """The rank of the tasks of a request."""
-        return self._known.setdefault((request.spec, request.problem), len(self._known))
+        return self._known.setdefault(request.search, len(self._known))
 
 
 def protocol_of(stage: Stage, source: Source) -> int:

@@ -85,7 +85,7 @@ class OfflineEvaluator(BaseEvaluator):
         builds = [self._builder.start(spec, config, problem, rank) for config in configs]
         try:
             for config, build in zip(configs, builds, strict=True):
-                yield self._estimated(request, config, build.verdict())
+                yield self._estimated(request, config, self._builder.verdict(build))
         finally:
             self._builder.drop(builds)
 

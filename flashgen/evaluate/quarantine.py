@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator
 from flashgen.files import append_whole, disk_errors, open_own, whole_content, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -213,26 +213,23 @@ class QuarantiningEvaluator(WrappingEvaluator):
         configs: Sequence[KernelConfig],
     ) -> Iterator[Outcome]:
         """As Evaluator.evaluate. Also raises errors of writing the quarantine."""
-        held = [self._held(spec, config) for config in configs]
         request = self.request(stage, spec, problem)
-        free = [config for config, why in zip(configs, held, strict=True) if why is None]
-        with closing(closable(self._inner.evaluate(stage, spec, problem, free))) as outcomes:
-            for config, why in zip(configs, held, strict=True):
-                if why is not None:
-                    digest, reason = why
-                    yield request.outcome(config, Status.QUARANTINED, reason, digest=digest)
-                    continue
-                outcome = next(outcomes)
+        held = {
+            config: request.outcome(config, Status.QUARANTINED, reason, digest=digest)
+            for config in configs
+            for digest, reason in self._held(spec, config)
+        }
+        with closing(self._beside(held, stage, spec, problem, configs)) as outcomes:
+            for outcome in outcomes:
                 self._quarantine.note(outcome)
                 yield outcome
 
-    def _held(self, spec: AttentionSpec, config: KernelConfig) -> tuple[str, str] | None:
-        """The digest of a quarantined kernel, and the reason."""
-        if not len(self._quarantine):  # the usual case: nothing is rendered
-            return None
-        digest = draft(spec, config, self.gpu).digest
-        reason = self._quarantine.reason(digest, self.source)
-        return None if reason is None else (digest, reason)
+    def _held(self, spec: AttentionSpec, config: KernelConfig) -> Iterator[tuple[str, str]]:
+        """The digest of a quarantined kernel, and the reason; nothing of any other."""
+        if len(self._quarantine):  # rarely: otherwise nothing is rendered
+            digest = draft(spec, config, self.gpu).digest
+            if (reason := self._quarantine.reason(digest, self.source)) is not None:
+                yield digest, reason
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that only `inner` has. (While a copy is being made, `inner` itself is

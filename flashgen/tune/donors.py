@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 from flashgen.estimate.estimate import estimable
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -146,10 +145,7 @@ class CheckedByDonors(WrappingEvaluator):
             for config, digest in digests.items()
             if short_digest(digest) in floors
         }
-        rest = [config for config in configs if config not in known]
-        with closing(closable(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
-            for config in configs:
-                yield known[config] if config in known else next(outcomes)
+        yield from self._beside(known, stage, spec, problem, configs)
 
 
 def _known(floors: float) -> CheckResult:

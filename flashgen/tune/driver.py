@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.outcome import Outcome
@@ -87,9 +87,8 @@ class Interruptible(WrappingEvaluator):
     def evaluate(self, *asked: Any) -> Iterator[Outcome]:
         """As Evaluator.evaluate."""
         self._tell()
-        inner = closable(self._inner.evaluate(*asked))
         try:
-            with contextlib.closing(inner) as outcomes:
+            with contextlib.closing(self._beside({}, *asked)) as outcomes:
                 for outcome in outcomes:
                     yield outcome
                     self._tell()
