@@ -32,9 +32,6 @@ COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=(
 Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
 UseGpu = Annotated[bool, typer.Option("--gpu", help="Use the GPU of this machine.")]
 Target = Annotated[str | None, typer.Option(help="A known GPU by slug; it need not be present.")]
-TuneTarget = Annotated[
-    str | None, typer.Option(help="A known GPU by slug, or all of them; none need be present.")
-]
 DTypes = Annotated[
     list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32; bf16 by default. Repeatable.")
 ]
@@ -57,10 +54,6 @@ Kv = Annotated[
     str | None,
     typer.Option("--kv", help=f"For decode, an 8-bit cache: {', '.join(KV_WORDS)}."),
 ]
-Seqs = Annotated[
-    list[int] | None,
-    typer.Option(help="Sequence length, 4096 by default; its bucket is tuned. Repeatable."),
-]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
 FeatureNames = Annotated[
     list[str] | None,
@@ -68,54 +61,6 @@ FeatureNames = Annotated[
         "--feature",
         help=f"{', '.join(FEATURE_WORDS)}. Repeatable; one spec has all that are given.",
     ),
-]
-Invariant = Annotated[
-    bool,
-    typer.Option(help="Only kernels that give the same bits in any batch: for invariant=True."),
-]
-WorkloadFile = Annotated[
-    Path | None, typer.Option("--workload", help="YAML file of specs, lengths and their weights.")
-]
-ModelFile = Annotated[
-    Path | None, typer.Option("--hf-config", help="config.json of a model on Hugging Face.")
-]
-Trials = Annotated[
-    int,
-    typer.Option(
-        help="Configs to try per spec and bucket; on a GPU, to time. With --from-tables, 0 for no "
-        "search."
-    ),
-]
-Seconds = Annotated[float | None, typer.Option(help="Seconds for all searches together.")]
-SamplerName = Annotated[str, typer.Option(help="auto, exhaustive, random or tpe.")]
-Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
-MaxRegret = Annotated[
-    float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")
-]
-FromTables = Annotated[
-    bool,
-    typer.Option(
-        "--from-tables",
-        help="Try what the tables of other GPUs hold, for all of their specs and lengths or those "
-        "that the options name, most used first; then search on.",
-    ),
-]
-ImproveOnly = Annotated[
-    bool, typer.Option("--improve-only", help="Do not rewrite entries that nothing beat.")
-]
-Restate = Annotated[
-    bool, typer.Option("--restate", help="Write estimates anew where the config stays.")
-]
-RetryQuarantined = Annotated[
-    bool, typer.Option("--retry-quarantined", help="Retry kernels that killed a process before.")
-]
-Gpus = Annotated[str | None, typer.Option(help="GPUs of this host: all, or 0,2.")]
-ClusterAddress = Annotated[
-    str | None,
-    typer.Option("--cluster", help="Tune on a Ray cluster: auto, ray://HOST:10001 or local."),
-]
-Shard = Annotated[
-    str, typer.Option(help="2/8: tune the second of eight parts; merge their tables afterwards.")
 ]
 Jobs = Annotated[int | None, typer.Option(help="Child processes; one per core by default.")]
 
