@@ -64,11 +64,6 @@ class QuarantineRecord:
         everywhere = self.stage in ("compile", "check")
         return self.stage == held.stage and (everywhere or self.problem == held.problem)
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> QuarantineRecord:
-        """The QuarantineRecord of a line. Raises InvalidArgument."""
-        return record_of(cls, record)
-
 
 class Quarantine:
     """The quarantined kernels in `path`, for one Triton version. The file is created with the first
@@ -169,7 +164,7 @@ class Quarantine:
 
     def _parse(self, line: bytes, number: int) -> QuarantineRecord:
         try:
-            return QuarantineRecord.from_json(parsed(line))
+            return record_of(QuarantineRecord, parsed(line))
         except ValueError as error:
             raise FlashgenError(
                 f"{self.path}, line {number}: this is no record of a quarantined kernel ({error}); "
