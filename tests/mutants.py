@@ -400,7 +400,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # ------------------------------------------------------------------ report
     *of("flashgen/report/calibrate.py", "tests/cpu/report/test_calibrate.py",
         ("if held is None or TRUST[outcome.stage] >= TRUST[held.stage]:", "if held is None or TRUST[outcome.stage] <= TRUST[held.stage]:"),
-        ("return self.gpu, self.triton, self.protocol, self.spec, self.problem", "return self.gpu, self.triton, self.spec, self.problem"),
+        ("return o.gpu, o.triton, o.protocol, o.spec, o.problem", "return o.gpu, o.triton, o.spec, o.problem"),
         ("return self.estimate.low_us <= self.measured_us <= self.estimate.high_us", "return self.measured_us <= self.estimate.high_us"),
         ("errors = sorted(math.exp(abs(math.log(pair.ratio))) - 1 for pair in pairs)", "errors = sorted(abs(pair.ratio - 1) for pair in pairs)"),
         ("return math.exp(statistics.fmean(math.log1p(regret) for regret in regrets)) - 1", "return statistics.fmean(regrets)"),
