@@ -170,7 +170,7 @@ class Builder:
         self._answers = Once()
 
     def start(
-        self, spec: AttentionSpec, config: KernelConfig, problem: Problem, rank: int = 0
+        self, spec: AttentionSpec, problem: Problem, config: KernelConfig, rank: int = 0
     ) -> Build:
         """Draft a config and, if it is legal and not compiled yet for this problem, queue it for
         the compiler; rank as Task has it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -124,13 +125,25 @@ class Request:
 
 
 class BaseEvaluator(Evaluator):
-    """What evaluators share: the Request of a call, and the end of a context."""
+    """What evaluators share: a call as a Request, and the end of a context."""
 
-    def request(self, stage: Stage, spec: AttentionSpec, problem: Problem) -> Request:
-        """What a call of evaluate requests of this evaluator."""
-        return Request(
-            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
-        )
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate."""
+        slug, source = self.gpu.slug, self.source
+        request = Request(stage=stage, spec=spec, problem=problem, gpu=slug, source=source)
+        return self.answers(request, configs)
+
+    @abstractmethod
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """The outcomes that a call of evaluate requests. Closed, they drop what is queued."""
 
     def __enter__(self) -> Self:
         return self
@@ -154,16 +167,15 @@ class WrappingEvaluator(BaseEvaluator):
     def _beside(
         self,
         known: Mapping[KernelConfig, Outcome],
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
+        request: Request,
         configs: Sequence[KernelConfig],
     ) -> Generator[Outcome, None, None]:
         """The outcomes of these configs, in order: those that are known, and those of `inner` for
-        all others. It can be closed, and then closes what `inner` gave.
+        all others.
         """
         rest = [config for config in configs if config not in known]
-        with closing(_closable(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
+        answers = self._inner.evaluate(request.stage, request.spec, request.problem, rest)
+        with closing(_closable(answers)) as outcomes:
             for config in configs:
                 yield known[config] if config in known else next(outcomes)
 

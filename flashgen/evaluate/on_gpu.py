@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,11 +37,9 @@ from flashgen.evaluate.tasks import (
 )
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, finite
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.spec.problem import Problem
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Status, Timing
 
 SEED = 0
 """Seed of the timed inputs: the same for all candidates."""
@@ -101,19 +99,14 @@ class GpuEvaluator(BaseEvaluator):
         self._clock = Clock(clock_mhz)
         self._ranks = Ranks()
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate."""
-        request = self.request(stage, spec, problem)
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers."""
         rank = self._ranks.of(request)
-        builds = [self._builder.start(spec, config, problem, rank) for config in configs]
+        builds = [self._builder.start(*request.search, config, rank) for config in configs]
         try:
-            if stage == "final":
+            if request.stage == "final":
                 verdicts = [self._builder.verdict(build) for build in builds]
                 yield from self._final(request, configs, verdicts)
             else:

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator
+from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.files import append_whole, disk_errors, open_own, whole_content, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -200,21 +200,16 @@ class QuarantiningEvaluator(WrappingEvaluator):
         super().__init__(inner)
         self._quarantine = quarantine
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate. Also raises errors of writing the quarantine."""
-        request = self.request(stage, spec, problem)
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers. Also raises errors of writing the quarantine."""
         held = {
             config: request.outcome(config, Status.QUARANTINED, reason, digest=digest)
             for config in configs
-            for digest, reason in self._held(spec, config)
+            for digest, reason in self._held(request.spec, config)
         }
-        with closing(self._beside(held, stage, spec, problem, configs)) as outcomes:
+        with closing(self._beside(held, request, configs)) as outcomes:
             for outcome in outcomes:
                 self._quarantine.note(outcome)
                 yield outcome

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
 from flashgen.evaluate.workers.answers import Kind, Task
@@ -154,7 +154,6 @@ class Answers:
 
 Asked = Compile | Precompile | Check | Execute | Measure | Final | Answers
 Payload = dict[str, Any]
-T = TypeVar("T")
 
 
 def _executed(asked: Asked) -> bool:
@@ -189,23 +188,7 @@ def placed(asked: Task, *, device: str | None = None, cache: Path | None = None)
     return replace(asked, payload=moved(asked.payload))
 
 
-def _answering(
-    kind: type[Any],
-) -> Callable[[Callable[[Any], Payload]], Callable[[Payload], Payload]]:
-    """For the function of a task: it is called with the JSON of a `kind`."""
-
-    def decorate(function: Callable[[Any], Payload]) -> Callable[[Payload], Payload]:
-        @functools.wraps(function)
-        def answer(payload: Payload) -> Payload:
-            return function(record_of(kind, payload, "the task"))
-
-        return answer
-
-    return decorate
-
-
-@_answering(Compile)
-def compile_one(asked: Compile) -> Payload:
+def compile_one(payload: Payload) -> Payload:
     """{compiled, replay, no_estimate}: Compiled; Replay, or null and the reason.
 
     Raises the errors of compile_kernel.
@@ -214,6 +197,7 @@ def compile_one(asked: Compile) -> Payload:
     from flashgen.estimate.sm import cached_replay
     from flashgen.kernels.render import render
 
+    asked = record_of(Compile, payload, "the task")
     spec, config, gpu, cache = asked.spec, asked.config, asked.gpu, Path(asked.cache)
     rendered = render(spec, config)
     compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=asked.whole, cache=cache)
@@ -225,8 +209,7 @@ def compile_one(asked: Compile) -> Payload:
     return made
 
 
-@_answering(Precompile)
-def precompile_one(asked: Precompile) -> Payload:
+def precompile_one(payload: Payload) -> Payload:
     """{keys}, of what a launch of aligned tensors looks for in Triton's cache.
 
     Raises CompileFailed, or ToolchainError.
@@ -238,6 +221,7 @@ def precompile_one(asked: Precompile) -> Payload:
     from flashgen.kernels.render import render
     from flashgen.kernels.signature import variants
 
+    asked = record_of(Precompile, payload, "the task")
     spec, config = asked.spec, asked.config
     rendered = render(spec, config)
     kernel = load_text(rendered)
@@ -253,12 +237,12 @@ def precompile_one(asked: Precompile) -> Payload:
     return {"keys": keys}
 
 
-@_answering(Check)
-def check_one(asked: Check) -> Payload:
+def check_one(payload: Payload) -> Payload:
     """The fields of a CheckResult. Raises the errors of the launch."""
     from flashgen.evaluate.check import check_kernel
     from flashgen.kernels.render import render
 
+    asked = record_of(Check, payload, "the task")
     spec, config, device = asked.spec, asked.config, asked.device
     with _guarded(device):
         rendered = render(spec, config)
@@ -267,19 +251,19 @@ def check_one(asked: Check) -> Payload:
         )
 
 
-@_answering(Execute)
-def execute_one(asked: Execute) -> Payload:
+def execute_one(payload: Payload) -> Payload:
     """The fields of a Sanitized."""
     from flashgen.evaluate.sanitize import sanitize
 
+    asked = record_of(Execute, payload, "the task")
     return asdict(sanitize(asked.spec, asked.config, asked.arch))
 
 
-@_answering(Measure)
-def measure_one(asked: Measure) -> Payload:
+def measure_one(payload: Payload) -> Payload:
     """The fields of a Timing."""
     from flashgen.evaluate.measure import measure
 
+    asked = record_of(Measure, payload, "the task")
     launches = asked.launches
     with _guarded(launches.device):
         timing = measure(
@@ -291,8 +275,7 @@ def measure_one(asked: Measure) -> Payload:
     return asdict(timing)
 
 
-@_answering(Final)
-def measure_round(asked: Final) -> Payload:
+def measure_round(payload: Payload) -> Payload:
     """{timings, passes, sdpa, conditions}.
 
     passes are the microseconds of each pass, by config. torch's SDPA runs in the same round for
@@ -300,6 +283,7 @@ def measure_round(asked: Final) -> Payload:
     """
     from flashgen.evaluate.measure import interleave
 
+    asked = record_of(Final, payload, "the task")
     launches = asked.launches
     with _guarded(launches.device):
         runs = [_prepared(launches, config) for config in asked.configs]
@@ -424,9 +408,9 @@ def _guarded(device: str) -> Iterator[None]:
         raise
 
 
-@_answering(Answers)
-def device_answers(asked: Answers) -> Payload:
+def device_answers(payload: Payload) -> Payload:
     """{}. Raises NoGpuError where the device does not work for a new process."""
+    asked = record_of(Answers, payload, "the task")
     if not _answers(asked.device):
         raise NoGpuError(f"{asked.device} does not answer")
     return {}
