@@ -344,8 +344,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # ------------------------------------------------------------------ tune, paper, cli
     *of("flashgen/tune/run_files.py", "tests/cpu/tune/test_run_files.py",
-        ("resumed = kept is not None and kept.request == begin.request", "resumed = kept is not None"),
-        ("        if not resumed:\n            write_whole(", "        if False:\n            write_whole("),
+        ("            if kept.request == begun.request:", "            if True:"),
+        ("        write_whole(path, json.dumps(asdict(begun), indent=1) + \"\\n\", durable=True)", "        pass"),
     ),
     *of("flashgen/tune/donors.py", "tests/cpu/tune/test_donors.py",
         ("                each.entry.bucket != bucket,\n", "                each.entry.bucket == bucket,\n"),
@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("picks = sorted(search, key=lambda pair: pair.estimate.median_us)[:PICKS]", "picks = sorted(search, key=lambda pair: pair.measured_us)[:PICKS]"),
     ),
     *of("flashgen/report/kernel_limits.py", "tests/cpu/report/test_explain.py -k Anatomy",
-        ("return replayed.usage[-1 if spec.direction in BY_KEYS else 0]", "return replayed.usage[0]"),
+        ("steady = -1 if spec.direction in BY_KEYS else 0", "steady = 0"),
         ("(\"registers\", (1, shared_bytes)),", "(\"registers\", (registers, 0)),"),
         ("slack = TAIL if self.streams else EVEN", "slack = EVEN"),
     ),
@@ -487,7 +487,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of("flashgen/cli/options.py", "tests/cpu/cli/test_cli.py -k 'slug or feature'",
         ("if slug != slug_of(slug) or len(slug) > LONGEST_NAME:  # a path is no slug", "if False:"),
-        ("if word not in FEATURE_WORDS:", "if False:"),
+        ("check_word(\"--feature\", word, FEATURE_WORDS)", "pass"),
     ),
 )  # fmt: skip
 
