@@ -63,25 +63,18 @@ def look(index: int) -> Answer:
         return Died(str(error))
 
 
-def _offline(gpu: Gpu, folder: Path) -> Opened:
+def offline(gpu: Gpu, folder: Path) -> Opened:
+    """The evaluator without a GPU, in a folder."""
     from flashgen.evaluate.offline import OfflineEvaluator
 
     return OfflineEvaluator(gpu, folder, 1)
 
 
-def _present(gpu: Gpu, index: int, folder: Path) -> Opened:
+def on_gpu(gpu: Gpu, index: int, folder: Path) -> Opened:
+    """The evaluator with the GPU of an index, in a folder."""
     from flashgen.evaluate.on_gpu import GpuEvaluator
 
     return GpuEvaluator(gpu, index, folder, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tools:
-    """What looks at the GPU of an index, and the evaluators without and with it, in a folder."""
-
-    look: Callable[[int], Answer] = look
-    offline: Callable[[Gpu, Path], Opened] = _offline
-    on_gpu: Callable[[Gpu, int, Path], Opened] = _present
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +130,9 @@ class Diagnosis:
             yield from (f"- {remedy}" for remedy in self.remedies)
 
 
-def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis:
+def diagnose(out: Path, index: int = 0) -> Diagnosis:
     """Read this machine and try its abilities. out: the folder that a tuner would write to."""
-    tools = tools or Tools()
-    looked = tools.look(index)
+    looked = look(index)
     nothing: dict[str, Any] = {"gpu": None, "why": str(looked)}
     seen = looked.value if isinstance(looked, Done) else nothing
     gpu = None if seen["gpu"] is None else Gpu(**seen["gpu"])
@@ -153,7 +145,7 @@ def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis
         "folders": folders(out),
     }
     facts = {name: tuple(_read(name, section)) for name, section in sections.items()}
-    return Diagnosis(sections=facts, abilities=tuple(_abilities(gpu, seen, index, tools)))
+    return Diagnosis(sections=facts, abilities=tuple(_abilities(gpu, seen, index)))
 
 
 def _read(name: str, section: Iterator[Fact]) -> Iterator[Fact]:
@@ -215,18 +207,16 @@ def _clocks(nvml: Mapping[str, Any], conditions: Mapping[str, Any]) -> Fact:
     return Fact("clocks", ", ".join(words), remedy)
 
 
-def _abilities(
-    gpu: Gpu | None, seen: Mapping[str, Any], index: int, tools: Tools
-) -> Iterator[Ability]:
+def _abilities(gpu: Gpu | None, seen: Mapping[str, Any], index: int) -> Iterator[Ability]:
     """Compile, then launch, then measure: each needs the one before."""
     try:
         with tempfile.TemporaryDirectory(prefix="flashgen-doctor-") as folder:
-            compiled = _compiles(gpu or known_target(OFFLINE_TARGET), Path(folder), tools)
+            compiled = _compiles(gpu or known_target(OFFLINE_TARGET), Path(folder))
             yield compiled
             if gpu is None or not compiled.able:
                 yield from _without_launch(gpu, seen)
             else:
-                yield from _on_gpu(lambda: tools.on_gpu(gpu, index, Path(folder)))
+                yield from _on_gpu(lambda: on_gpu(gpu, index, Path(folder)))
     except OSError as error:
         why = f"no temporary folder ({error.strerror})"
         for name in ("compile", "launch", "measure"):
@@ -254,9 +244,9 @@ def _try(opened: Callable[[], Opened], *stages: Stage) -> Iterator[Outcome | str
         yield str(error) if isinstance(error, FlashgenError) else f"{type(error).__name__}: {error}"
 
 
-def _compiles(gpu: Gpu, folder: Path, tools: Tools) -> Ability:
+def _compiles(gpu: Gpu, folder: Path) -> Ability:
     began = time.monotonic()
-    (found,) = _try(lambda: tools.offline(gpu, folder), "timed")
+    (found,) = _try(lambda: offline(gpu, folder), "timed")
     if isinstance(found, str):
         return _no("compile", found)
     why = f"a kernel for {gpu.arch} in {time.monotonic() - began:.1f} s"
