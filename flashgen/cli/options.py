@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -97,10 +97,7 @@ def spec_filter(
     types = [named_spec(word, "64", False) for word in dtypes or []]
     dims = [named_spec("fp16", word, False) for word in head_dims or []]
     for word in features or ():
-        if word not in FEATURE_WORDS:
-            raise InvalidArgument(
-                f"--feature must be one of {', '.join(FEATURE_WORDS)}: got {word!r}"
-            )
+        check_word("--feature", word, FEATURE_WORDS)
 
     def wanted(spec: AttentionSpec) -> bool:
         pairs = (
@@ -115,34 +112,27 @@ def spec_filter(
     return wanted
 
 
-def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
-    """The specs with a paged cache if --paged is given. Raises InvalidArgument for directions
-    without one.
-    """
-    for spec in specs:
-        if spec.direction != "decode" and not (spec.varlen and spec.direction == "forward"):
-            raise InvalidArgument(
-                "--paged needs --direction decode, or forward and --feature varlen: "
-                f"got {spec.direction}"
-            )
-    return tuple(replace(spec, paged=True) for spec in specs)
+def cache_fields(paged: bool, kv: str | None) -> dict[str, Any]:
+    """The fields of a spec that --paged and --kv name. Raises InvalidArgument."""
+    fields: dict[str, Any] = {"paged": True} if paged else {}
+    if kv is not None:
+        check_word("--kv", kv, KV_WORDS)
+        kv_dtype, kv_scales = KV_WORDS[kv]
+        fields |= {"kv_dtype": kv_dtype, "kv_scales": kv_scales}
+    return fields
 
 
-def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpec, ...]:
-    """The specs with an 8-bit cache if --kv is given. Raises InvalidArgument."""
-    cache = fields_of_kv(word)
-    for spec in specs:
-        if spec.direction != "decode":
-            raise InvalidArgument(f"--kv needs --direction decode: got {spec.direction}")
-    return tuple(replace(spec, **cache) for spec in specs)
-
-
-def fields_of_kv(word: str) -> dict[str, Any]:
-    """The fields of a spec that --kv names. Raises InvalidArgument."""
-    if word not in KV_WORDS:
-        raise InvalidArgument(f"--kv must be one of {', '.join(KV_WORDS)}: got {word!r}")
-    kv_dtype, kv_scales = KV_WORDS[word]
-    return {"kv_dtype": kv_dtype, "kv_scales": kv_scales}
+def with_cache(spec: AttentionSpec, fields: Mapping[str, Any]) -> AttentionSpec:
+    """The spec with these fields of a cache. Raises InvalidArgument for directions without one."""
+    decode = spec.direction == "decode"
+    if "paged" in fields and not decode and not (spec.varlen and spec.direction == "forward"):
+        raise InvalidArgument(
+            "--paged needs --direction decode, or forward and --feature varlen: "
+            f"got {spec.direction}"
+        )
+    if "kv_dtype" in fields and not decode:
+        raise InvalidArgument(f"--kv needs --direction decode: got {spec.direction}")
+    return replace(spec, **fields)
 
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
@@ -152,12 +142,17 @@ def named_directions(words: list[str], *, whole_backward: bool = True) -> list[D
     for word in words:
         if word == "backward" and whole_backward:
             found += BACKWARD
-        elif word in kernels:
-            found += [kernel for kernel in kernels if kernel == word]
         else:
             known = ("forward", "backward", *kernels[1:]) if whole_backward else kernels
-            raise InvalidArgument(f"--direction must be one of {', '.join(known)}: got {word!r}")
+            check_word("--direction", word, known)
+            found.append(word)  # type: ignore[arg-type]  # one of them
     return list(dict.fromkeys(found))
+
+
+def check_word(option: str, word: str, known: Collection[str]) -> None:
+    """Raise InvalidArgument if the word of an option is none of those that are known."""
+    if word not in known:
+        raise InvalidArgument(f"{option} must be one of {', '.join(known)}: got {word!r}")
 
 
 def check_least(option: str, value: float | None, least: int) -> None:

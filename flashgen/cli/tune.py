@@ -21,13 +21,12 @@ from flashgen.cli.options import (
     Out,
     Paged,
     UseGpu,
+    cache_fields,
     check_least,
-    fields_of_kv,
-    in_8_bits,
-    in_pages,
     named_directions,
     named_spec,
     spec_filter,
+    with_cache,
 )
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
@@ -138,12 +137,11 @@ def tune(
     budget = Budget(trials=max(1, trials), seconds=time_budget)
     method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
     features = [*(feature or ()), *["invariant"] * invariant]
-    cache = ({"paged": True} if paged else {}) | (fields_of_kv(kv) if kv is not None else {})
+    cache = cache_fields(paged, kv)
     specs: tuple[AttentionSpec, ...] = ()
     if not named and not from_tables:
-        specs = _specs(direction, dtype, head_dim, causal, features)
-        specs = in_pages(specs) if paged else specs
-        specs = in_8_bits(specs, kv) if kv is not None else specs
+        named_specs = _specs(direction, dtype, head_dim, causal, features)
+        specs = tuple(with_cache(spec, cache) for spec in named_specs)
     from flashgen.table.show import console
     from flashgen.tune.places import Wanted
     from flashgen.tune.tune import DEFAULT_SEQ, TuneOptions
