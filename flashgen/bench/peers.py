@@ -119,7 +119,8 @@ def _flashinfer(package: Any, case: BenchCase, x: BenchInputs) -> Made:
         causal=spec.causal,
         q_data_type=x.q.dtype,
     )
-    tokens = [_tokens(y) for y in (x.q, x.k, x.v)]
+    # (B * S, H, d)
+    tokens = [y.transpose(1, 2).flatten(0, 1).contiguous() for y in (x.q, x.k, x.v)]
 
     def attention(*_: Tensor) -> Tensor:
         o: Tensor = wrapper.run(*tokens)
@@ -160,11 +161,6 @@ def _flashinfer_decode(package: Any, case: BenchCase, x: BenchInputs) -> Made:
 def _starts(batch: int, each: int, device: torch.device) -> Tensor:
     """Where each sequence starts, int32 (batch + 1,)."""
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
-
-
-def _tokens(x: Tensor) -> Tensor:
-    """(B, H, S, d) as (B * S, H, d)."""
-    return x.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 PEERS = {

@@ -128,7 +128,9 @@ def page(
     try:
         for search in searches:
             drawings[search.number] = _chart(search)
-        scatter = _scatter(drawn)
+        if drawn:
+            label = f"Measured over estimated microseconds of {len(drawn)} configs"
+            scatter = charts.scatter(drawn, label)
     except ToolchainError as error:
         notice(f"the report has no charts: {error}")
     template = environment(Path(__file__).parent).get_template("report.html.jinja")
@@ -200,13 +202,6 @@ def _gains(speedups: Iterable[float | None]) -> Gains | None:
 def _thinned(pairs: Sequence[Pair]) -> Sequence[Pair]:
     """At most MOST_MARKS of these pairs, evenly spaced."""
     return pairs[:: math.ceil(len(pairs) / MOST_MARKS)] if pairs else pairs
-
-
-def _scatter(pairs: Sequence[Pair]) -> str:
-    """Measured over estimated times; "" where no config has both. Raises ToolchainError."""
-    if not pairs:
-        return ""
-    return charts.scatter(pairs, f"Measured over estimated microseconds of {len(pairs)} configs")
 
 
 @functools.cache

@@ -49,7 +49,9 @@ class Nodes:
             mark = error.problem_mark or error.context_mark
             self.fail(mark, f"this is not YAML: {error.problem}; correct it or restore it from git")
         except yaml.YAMLError as error:
-            self.fail(None, f"this is not YAML: {_flat(error)}; restore it from git")
+            self.fail(
+                None, f"this is not YAML: {' '.join(str(error).split())}; restore it from git"
+            )
 
     def _check(self, events: Iterable[yaml.Event]) -> None:
         """Refuse what is no one document, an alias, and what is nested too deep: PyYAML's composer
@@ -175,11 +177,6 @@ def _types(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
     hints = get_type_hints(kind)
     optional = tuple(field.name for field in fields(kind) if field.default is not MISSING)
     return {field.name: hints[field.name] for field in fields(kind)}, optional
-
-
-def _flat(error: Exception) -> str:
-    """The text of an error on one line."""
-    return " ".join(str(error).split())
 
 
 def _shown(node: yaml.Node) -> str:
