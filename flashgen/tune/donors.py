@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flashgen.estimate.estimate import estimable
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Stage, Status
-from flashgen.spec.problem import Bucket, Problem
+from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Status
+from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry, Run, must_have_run, short_digest
 from flashgen.table.table import Table
 
@@ -126,19 +125,14 @@ class CheckedByDonors(WrappingEvaluator):
         super().__init__(inner)
         self._donors = donors
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate. A result that a donor knows names no cases."""
-        digests, floors = {}, {}
-        if stage == "check":
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers. A result that a donor knows names no cases."""
+        spec, digests, floors = request.spec, {}, {}
+        if request.stage == "check":
             digests = {config: rendered_digest(spec, config) for config in configs}
             floors = self._donors.floors(spec)
-        request = self.request(stage, spec, problem)
         known = {
             config: request.outcome(
                 config, Status.OK, digest=digest, check=_known(floors[short_digest(digest)])
@@ -146,10 +140,7 @@ class CheckedByDonors(WrappingEvaluator):
             for config, digest in digests.items()
             if short_digest(digest) in floors
         }
-        rest = [config for config in configs if config not in known]
-        with closing(closable(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
-            for config in configs:
-                yield known[config] if config in known else next(outcomes)
+        yield from self._beside(known, request, configs)
 
 
 def _known(floors: float) -> CheckResult:

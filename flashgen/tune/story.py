@@ -89,7 +89,7 @@ class Story:
         )
         self.new = self._session.new
         self._journal = OptunaJournal(paths.journal_file(options.out, self.slug))
-        self._walked = self.began_with = self._session.found
+        self._walked = self.began_with = self._session.found(evaluator.gpu)
         # What a round before the kill told of clocks and power stands in the table it wrote.
         written = {run.id: run for run in self.table.runs}
         self._run = written.get(self._session.run.id, self._session.run)
@@ -97,10 +97,7 @@ class Story:
             screen.say(f"Resuming the run of {self._run.date}.")
         self._start = time.monotonic()
         self._left = list(options.searches)
-        self._begun, self._planned = (
-            0,
-            len(self._left),
-        )  # searches; of the planned, _left have not ended
+        self._begun, self._planned = 0, len(self._left)  # of these, _left have not ended
         self._failed: set[Piece] = set()
         self._derived: dict[Piece, Found] = {}
         self._written: set[Key] = set()
@@ -360,7 +357,7 @@ class Story:
 
     def end(self) -> None:
         """All is searched and generated: delete the session."""
-        self._session.end()
+        paths.session_file(self.options.out, self.slug).unlink(missing_ok=True)
 
     def report(self, console: Console) -> None:
         """Print the results, where they are, and what to try next."""
