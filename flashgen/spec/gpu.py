@@ -100,6 +100,11 @@ class Gpu:
         return self.arch, self.sms, self.shared_per_block, self.matrix_flops_per_clock
 
     @property
+    def without_tensor_cores(self) -> bool:
+        """Whether Triton has no code for the tensor cores: those of Turing and older."""
+        return self.is_nvidia and self.capability < 80
+
+    @property
     def peak_tflops(self) -> float | None:
         """Dense 16-bit matrix TFLOP/s at the boost clock; None where it is not known."""
         if self.clock_mhz is None or self.matrix_flops_per_clock is None:
@@ -219,9 +224,12 @@ def recognised_as(gpu: Gpu) -> str:
     """How a device was recognised, in one sentence without its name."""
     product = product_of(gpu.slug)
     if product not in TARGETS:
+        rate = f"and the matrix rate of another {gpu.arch}"
+        if gpu.matrix_flops_per_clock is None:
+            rate = f"and without a matrix rate: no known product is {gpu.arch}"
         return (
             "not a known product; its row is what the driver reports, with the clocks of its "
-            f"driver and the matrix rate of another {gpu.arch}"
+            f"driver {rate}"
         )
     if product == gpu.slug:
         return "a known product; clock, bandwidth and matrix rate are those of its data sheet"

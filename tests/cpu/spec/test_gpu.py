@@ -142,6 +142,7 @@ def test_what_no_driver_reports_is_none() -> None:
     assert (gpu.clock_mhz, gpu.bandwidth_gbs) == (None, None)
     assert gpu.matrix_flops_per_clock is None
     assert gpu.peak_tflops is None
+    assert recognised_as(gpu).endswith("without a matrix rate: no known product is sm_130")
 
 
 def test_a_listed_device_keeps_its_own_limits() -> None:
