@@ -151,7 +151,7 @@ def from_properties(props: DeviceProperties, limits: Mapping[str, int]) -> Gpu:
         shared_per_block=limits["max_shared_mem"],
         shared_per_sm=props.shared_memory_per_multiprocessor,
         registers_per_sm=limits["max_num_regs"],
-        warps_per_sm=props.max_threads_per_multi_processor // props.warp_size,
+        warps_per_sm=props.max_threads_per_multi_processor // max(props.warp_size, 1),
         blocks_per_sm=family.blocks_per_sm if family else 16,
         warp_size=props.warp_size,
         l2_bytes=props.L2_cache_size,
