@@ -168,6 +168,9 @@ def _of_gpu(seen: Mapping[str, Any], gpu: Gpu | None) -> Iterator[Fact]:
     yield Fact("GPU", f"{seen['name']} ({slug}), {seen['memory_gb']} GB")
     for warning in warnings_here(gpu.arch) if gpu else ():
         yield Fact("known bug", warning, "use another Triton, or see that the check passes twice")
+    if gpu and gpu.without_tensor_cores:
+        slow = f"Triton has no code for those of {gpu.arch}: kernels multiply without them"
+        yield Fact("tensor cores", slow, "use torch's attention on this GPU: it uses them")
     nvml, conditions = seen["nvml"], seen["conditions"] or {}
     yield Fact("driver", nvml.get("driver") or conditions.get("driver") or "unknown")
     if "error" in nvml:

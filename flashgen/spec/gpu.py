@@ -100,6 +100,11 @@ class Gpu:
         return self.arch, self.sms, self.shared_per_block, self.matrix_flops_per_clock
 
     @property
+    def without_tensor_cores(self) -> bool:
+        """Whether Triton has no code for the tensor cores: those of Turing and older."""
+        return self.is_nvidia and self.capability < 80
+
+    @property
     def peak_tflops(self) -> float | None:
         """Dense 16-bit matrix TFLOP/s at the boost clock; None where it is not known."""
         if self.clock_mhz is None or self.matrix_flops_per_clock is None:
@@ -146,7 +151,7 @@ def from_properties(props: DeviceProperties, limits: Mapping[str, int]) -> Gpu:
         shared_per_block=limits["max_shared_mem"],
         shared_per_sm=props.shared_memory_per_multiprocessor,
         registers_per_sm=limits["max_num_regs"],
-        warps_per_sm=props.max_threads_per_multi_processor // props.warp_size,
+        warps_per_sm=props.max_threads_per_multi_processor // max(props.warp_size, 1),
         blocks_per_sm=family.blocks_per_sm if family else 16,
         warp_size=props.warp_size,
         l2_bytes=props.L2_cache_size,
@@ -219,9 +224,12 @@ def recognised_as(gpu: Gpu) -> str:
     """How a device was recognised, in one sentence without its name."""
     product = product_of(gpu.slug)
     if product not in TARGETS:
+        rate = f"and the matrix rate of another {gpu.arch}"
+        if gpu.matrix_flops_per_clock is None:
+            rate = f"and without a matrix rate: no known product is {gpu.arch}"
         return (
             "not a known product; its row is what the driver reports, with the clocks of its "
-            f"driver and the matrix rate of another {gpu.arch}"
+            f"driver {rate}"
         )
     if product == gpu.slug:
         return "a known product; clock, bandwidth and matrix rate are those of its data sheet"

@@ -55,11 +55,14 @@ class Donors:
     ) -> dict[KernelConfig, str]:
         """What tables chose that is legal here, and the donor of each: for this bucket first, then
         for the others; GPUs of the same architecture before others, measured entries before others.
-        For an invariant spec, after that what they chose without invariant.
+        For an invariant spec, after that what they chose without invariant. Last, without a GPU,
+        the same tiles in the other order where blocks have about the same work.
 
         on_gpu: also kernels that only an entry may have that ran.
         """
         found = [(each.entry.config, each) for each in self._sorted(spec, bucket)]
+        if not on_gpu and (spec.window or spec.chunk):
+            found += [(_in_other_order(config), donor) for config, donor in found]
         return self._legal(spec, found, on_gpu=on_gpu)
 
     def runners_up(
@@ -141,6 +144,14 @@ class CheckedByDonors(WrappingEvaluator):
             if short_digest(digest) in floors
         }
         yield from self._beside(known, request, configs)
+
+
+def _in_other_order(config: KernelConfig) -> KernelConfig:
+    """The config in another order of tiles. With a window the order balances little, but it takes
+    registers: 136 and 128 a thread, so three and four blocks on an SM of an L4
+    (docs/lab-notes.md#tables-by-transfer).
+    """
+    return replace(config, order="longest_first" if config.order == "plain" else "plain")
 
 
 def _known(floors: float) -> CheckResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import time
 from collections.abc import Collection, Sequence
@@ -19,6 +20,7 @@ from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Goal, NothingRight, goal_for
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Problem, bucket_of
@@ -165,7 +167,7 @@ class Story:
             trusted=self._measured.get((spec, bucket)),
         )
         found = self._found(piece, goal, replace(budget, trials=len(goal.order)), log)
-        return replace(found, legal=len(legal_configs(spec, gpu, on_gpu=on_gpu)), exhaustive=False)
+        return replace(found, legal=_count_legal(spec, gpu, on_gpu), exhaustive=False)
 
     def _search(self, piece: Piece, log: SeenLog) -> Found | None:
         """Search one spec at one length. None after the time, if the table has what others hold."""
@@ -430,6 +432,11 @@ class Story:
         same = new.config == old.config and new.evidence.digest == old.evidence.digest
         estimated = new.result.source == old.result.source != "measured"
         return same and estimated and not self.options.restate and not self.new
+
+
+@functools.lru_cache(maxsize=256)  # asked for each bucket of a spec, and takes 50 ms
+def _count_legal(spec: AttentionSpec, gpu: Gpu, on_gpu: bool) -> int:
+    return len(legal_configs(spec, gpu, on_gpu=on_gpu))
 
 
 def _raised(error: FlashgenError) -> list[Job]:

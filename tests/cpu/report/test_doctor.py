@@ -189,6 +189,19 @@ def test_known_bugs_of_triton_on_this_gpu_are_told(
     assert not [fact for fact in found(tmp_path).facts if fact.name == "known bug"]
 
 
+@pytest.mark.parametrize(("arch", "told"), [("sm_70", True), ("sm_75", True), ("sm_80", False)])
+def test_a_gpu_whose_tensor_cores_triton_does_not_use_is_told(
+    arch: str, told: bool, tmp_path: Path
+) -> None:
+    gpu = asdict(H200) | {"name": "NVIDIA X", "arch": arch}
+    one = found(tmp_path, look=Done(SEEN | {"gpu": gpu}))
+    facts = [fact for fact in one.facts if fact.name == "tensor cores"]
+    assert bool(facts) == told
+    if told:
+        assert arch in value(one, "tensor cores")
+        assert "torch's attention" in remedy(one, "tensor cores")
+
+
 def test_mig_other_programs_and_missing_rights_are_told(tmp_path: Path) -> None:
     one = found(
         tmp_path,
