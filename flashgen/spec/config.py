@@ -387,6 +387,18 @@ def shares_keys(spec: AttentionSpec) -> bool:
     return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
 
 
+def batches(spec: AttentionSpec, config: KernelConfig) -> int:
+    """Batches of wgmma that the text of a tile opens: one a product. Of schedule hopper dQ has dP and
+    its sum in halves, and dK and dV take 64 rows of the tile after another.
+    """
+    if config.schedule == "hopper" and not shares_keys(spec):
+        if spec.direction == "backward_dq":
+            return spec.products + 2
+        if spec.direction == "backward_dkv":
+            return spec.products * (config.br // WARPGROUP_ROWS)
+    return spec.products
+
+
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
     """The one name of a kernel: its file, its function, in the profiler and in every error."""
     names = [f"{name}_{config.label}" for name in (spec.name, *spec.short_names)]

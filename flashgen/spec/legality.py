@@ -89,6 +89,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
             beside = 3 * of_p
         elif spec.direction == "backward_fused":  # dS passes through shared memory, in two places
             beside = 2 * of_p
+        if spec.direction == "backward_dq" and shares_keys(spec):  # V has one place
+            return held + config.num_stages * of_k + of_v
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)

@@ -43,9 +43,8 @@ class Structure:
     more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
     arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
-    dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
-    LSE, which comes with Q, before dO is awaited. row_tiles, k_pieces, s_places: of schedule
-    blackwell, as spec/config.py says. one_v: its dQ has one place for V.
+    dim 128. q_again: they compute the matrix descriptors of Q for every tile. row_tiles, k_pieces,
+    s_places: of schedule blackwell, as spec/config.py says. one_v: dQ has one place for V.
     """
 
     pads_k: bool
@@ -66,7 +65,6 @@ class Structure:
     s_places: int
     one_v: bool
     q_again: bool
-    lse_first: bool
 
 
 @functools.lru_cache(4096)
@@ -103,13 +101,11 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         row_tiles=config.row_tiles,
         k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
         s_places=s_places(spec) if config.halves else 1,
-        one_v=config.halves and tile_keys(spec) < TENSOR_ROWS,
+        one_v=spec.direction == "backward_dq" and config.specialized and shares_keys(spec),
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
         # the loop, a warp has too few uniform registers for them, and moving them takes twice the
         # instructions of computing them again.
         q_again=hopper and dim > 128,
-        # Fewer cycles in the replay, but not of dK and dV at head dim 128.
-        lse_first=hopper and not config.next_s and (fused or max(dim, dim_v) <= 64),
     )
 
 
@@ -191,8 +187,6 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,
         "shared_keys": wide,
-        "lse_first": hopper and not wide and spec.direction in ("backward_dkv", "backward_fused")
-        and structure.lse_first,
         "next_s": config.next_s,
     }  # fmt: skip
     return [word for word, holds in words.items() if holds]
