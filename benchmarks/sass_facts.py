@@ -78,12 +78,12 @@ Kernels that break no rule, of all:
 HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
 """br and bc by head dim, in rings of two places."""
 HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int, bool], ...] = (
-    ("backward_dkv", 64, 64, 128, False),
+    ("backward_dkv", 64, 128, 128, False),
     ("backward_dkv", 128, 64, 128, False),
     ("backward_dkv", 256, 64, 64, False),
     ("backward_dq", 64, 128, 128, False),
-    ("backward_dq", 128, 128, 64, False),
-    ("backward_dq", 256, 128, 32, False),
+    ("backward_dq", 128, 128, 128, False),
+    ("backward_dq", 256, 128, 64, False),
     ("backward_fused", 64, 64, 128, False),
     ("backward_fused", 64, 128, 128, True),
     ("backward_fused", 128, 64, 128, False),

@@ -388,8 +388,8 @@ def shares_keys(spec: AttentionSpec) -> bool:
 
 
 def batches(spec: AttentionSpec, config: KernelConfig) -> int:
-    """Batches of wgmma that the text of a tile opens: one a product. Of schedule hopper dQ has dP and
-    its sum in halves, and dK and dV take 64 rows of the tile after another.
+    """Batches of wgmma that the text of a tile opens: one a product. Of schedule hopper dQ has dP
+    and its sum in halves, and dK and dV take 64 rows of the tile after another.
     """
     if config.schedule == "hopper" and not shares_keys(spec):
         if spec.direction == "backward_dq":

@@ -15,14 +15,12 @@ from flashgen.spec.config import (
     LOADS_LABEL,
     LONGEST_NAME,
     ORDER_LABEL,
-    TENSOR_ROWS,
     KernelConfig,
     k_pieces,
     o_apart,
     rows_of_eight,
     s_places,
     shares_keys,
-    tile_keys,
 )
 from flashgen.spec.features import Feature, features_on
 from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
