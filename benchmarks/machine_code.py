@@ -102,9 +102,9 @@ HOPPER_FUSED = {
     256: (((64, 64), False),),
 }
 HOPPER_PAIRS = {
-    64: ((64, 128), (128, 128)),
-    128: ((64, 128), (128, 64)),
-    256: ((64, 64), (128, 32)),
+    64: ((128, 128), (128, 128)),
+    128: ((64, 128), (128, 128)),
+    256: ((64, 64), (128, 64)),
 }
 """The same of the backward in one kernel, each with next_s, and of those of dK and dV and of dQ."""
 

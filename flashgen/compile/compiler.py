@@ -26,7 +26,7 @@ from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig
+from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, batches
 from flashgen.spec.data_sheets import LIMITS
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.known_bugs import may_be_wrong
@@ -236,10 +236,10 @@ def judge(
     if compiled.advisories:
         return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"
     arrives = max((loop.warpgroup_arrives for loop in compiled.loops), default=0)
-    # A wgmma schedule that ptxas left alone opens a batch a product.
-    if arrives > spec.products:
+    made = batches(spec, config)
+    if arrives > made:
         return Status.SERIALIZED, (
-            f"a tile has {spec.products} products: ptxas cut them into {arrives} batches of wgmma"
+            f"a tile has {made} batches of wgmma: ptxas cut them into {arrives} batches"
         )
     return Status.OK, ""
 

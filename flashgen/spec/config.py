@@ -286,7 +286,9 @@ class KernelConfig:
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in PLAIN_SIDES}
             plain |= {"br": 64} if self.halves else {}  # S and dP are in registers there
             if self.schedule == "blackwell" and spec.head_dim > 128:
-                plain["bc"] = 64  # K and V are in two places there, not in turns in one ring
+                # What is walked is in two places there. Larger tiles of dK and dV do not fit, or
+                # spill.
+                plain |= {"br": 32, "bc": 32} if spec.direction in BY_KEYS else {"bc": 64}
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)
@@ -400,6 +402,18 @@ def shares_keys(spec: AttentionSpec) -> bool:
     share 64 keys, each with half of the columns of dK and dV: these of 64 keys do not fit one.
     """
     return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
+
+
+def batches(spec: AttentionSpec, config: KernelConfig) -> int:
+    """Batches of wgmma that the text of a tile opens: one a product. Of schedule hopper dQ has dP
+    and its sum in halves, and dK and dV take 64 rows of the tile after another.
+    """
+    if config.schedule == "hopper" and not shares_keys(spec):
+        if spec.direction == "backward_dq":
+            return spec.products + 2
+        if spec.direction == "backward_dkv":
+            return spec.products * (config.br // WARPGROUP_ROWS)
+    return spec.products
 
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:

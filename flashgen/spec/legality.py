@@ -92,6 +92,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
             beside = 3 * of_p
         elif spec.direction == "backward_fused":  # dS passes through shared memory, in two places
             beside = 2 * of_p
+        if spec.direction == "backward_dq" and shares_keys(spec):  # V has one place
+            return held + config.num_stages * of_k + of_v
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)
@@ -115,14 +117,18 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
 
 def _reads_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
     """Whether the products read their operands in shared memory, by wgmma or tcgen05: 64 rows and 4
-    warps at least, operands of 16 bits or float8_e4m3. On sm_100 not all products of dK and dV do.
+    warps at least, operands of 16 bits or float8_e4m3. With fewer rows of Q, not all products of dK
+    and dV do on sm_100.
     """
     by_keys = spec.direction in BY_KEYS
+    side = config.bc if by_keys else config.br
+    if by_keys and gpu.arch in BLACKWELL:
+        side = min(side, config.br)
     return (
-        (gpu.arch == "sm_90" or (gpu.arch in BLACKWELL and not by_keys))
+        gpu.arch in ("sm_90", *BLACKWELL)
         and spec.element_bytes == 2
         and spec.kv_bytes == spec.operand_bytes
-        and (config.bc if by_keys else config.br) >= 64
+        and side >= 64
         and config.num_warps >= 4
     )
 
