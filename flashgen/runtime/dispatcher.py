@@ -28,7 +28,6 @@ from flashgen.spec.features import NO_LIMITS, PLAIN, Window, check_invariant, li
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
-    from flashgen.runtime.appender import Appender
     from flashgen.runtime.decode import Decoder
     from flashgen.runtime.explanation import Explanation
 
@@ -71,13 +70,6 @@ class Dispatcher:
         from flashgen.runtime.decode import Decoder
 
         return Decoder(self.resolver, self.calls)
-
-    @functools.cached_property
-    def appender(self) -> Appender:
-        """Writes new keys and values into a cache."""
-        from flashgen.runtime.appender import Appender
-
-        return Appender(self.resolver)
 
     @overload
     def attention(

@@ -587,8 +587,8 @@ def flash_attn_with_kvcache(
         queries, lengths = rotated, lengths.clamp(0, capacity) + k.shape[1]
     decoder, scale = folders.current().decoder, check_scale(softmax_scale, q.shape[3])
     found = key = None
-    plain = lengths is not None and cache_batch_idx is None and cache_leftpad is None
-    if plain and num_splits == 0:
+    plain = cache_batch_idx is None and cache_leftpad is None and num_splits == 0
+    if plain and lengths is not None:
         tensors = queries, keys, values, lengths, block_table, s_aux, alibi_slopes
         limits = NO_LIMITS
         if window is not None or cap is not None:

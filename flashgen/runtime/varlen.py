@@ -172,6 +172,7 @@ def attention_varlen(
     )  # fmt: skip
     q, k, v = heads_first(q, k, v, paged=packed.paged)
     o, lse = folders.current().general.serve_plain(call, q, k, v, key=key)
+    assert lse is not None  # return_lse
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
 
