@@ -54,7 +54,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     if config.whole_rows:  # the parts need less padding
-        dims = k_parts(spec, config)[-1].end, o_parts(spec, config)[-1].end
+        dims = k_parts(spec, config)[-1], o_parts(spec, config)[-1]
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     of_v //= config.v_parts
