@@ -140,7 +140,7 @@ BACKWARD_STEPS = (
 
 
 class PinnedPasses:
-    """The two passes of autograd.TwoPasses with fixed kernels, one per direction."""
+    """The two passes of attention with fixed kernels, one per direction."""
 
     def __init__(self, bound: Mapping[Direction, Plan]) -> None:
         self._bound = bound
@@ -215,7 +215,8 @@ class LadderSteps:
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
             pinned[spec.direction] = self._bind(spec, default_config(spec))
         passes, call = PinnedPasses(pinned), Call(causal=case.spec.causal, scale=case.scale)
-        return lambda q, k, v: autograd.differentiable(passes, call, q, k, v)[0]
+        both = passes.forward, passes.backward
+        return lambda q, k, v: autograd.differentiable(both, call, q, k, v)[0]
 
     def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Plan:
         return launch.bind(kernel_in(self.folder, spec, config), spec, config)

@@ -92,8 +92,8 @@ class _Attention(_OnlyBackward):
     def forward(
         ctx: FunctionCtx, asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        passes, call = asked
-        o, lse = passes.forward(call, q, k, v, tensors)
+        (forward, _), call = asked
+        o, lse = forward(call, q, k, v, tensors)
         ctx.save_for_backward(q, k, v, o, lse, *tensors)  # type: ignore[arg-type]  # None too
         ctx.asked = asked  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
@@ -121,8 +121,8 @@ class _Transformed(_OnlyBackward):
 
     @staticmethod
     def forward(asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
-        passes, call = asked
-        return passes.forward(call, q, k, v, tensors)
+        (forward, _), call = asked
+        return forward(call, q, k, v, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -169,9 +169,9 @@ def _backward(
 def _gradients(
     asked: Asked, wanted: Wanted, do: Tensor, dlse: Tensor | None, *saved: Any
 ) -> Gradients:
-    passes, call = asked
+    (_, backward), call = asked
     q, k, v, o, lse, *tensors = saved
-    return passes.backward(call, Saved(q, k, v, o, lse, tuple(tensors)), do, dlse, wanted)
+    return backward(call, Saved(q, k, v, o, lse, tuple(tensors)), do, dlse, wanted)
 
 
 class Passes:

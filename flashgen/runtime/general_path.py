@@ -110,7 +110,8 @@ class GeneralPath:
         near = self._resolver.all_addressed(q, k, v)
         if differentiates(call, q, k, v) or torch_modes.transformed():
             bare, tensors = call.parts
-            o, lse = autograd.differentiable(self._passes, bare, *near, tensors)
+            passes = self._passes.forward, self._passes.backward
+            o, lse = autograd.differentiable(passes, bare, *near, tensors)
         else:
             o, lse = launcher(forward_of(call, *near))
         copied = near[0] is not q or near[1] is not k or near[2] is not v
