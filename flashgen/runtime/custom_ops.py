@@ -90,13 +90,11 @@ def _(
         empty_like_layout(x, x.shape[3]) if needed else q.new_empty(0)
         for x, needed in zip((q, k, v), wanted, strict=False)
     ]
-    dbias = q.new_empty(0)
-    if wanted[3] and bias is not None:
-        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
-    dsinks = q.new_empty(0)
-    if wanted[4] and sinks is not None:
-        dsinks = torch.empty(sinks.shape, dtype=sinks.dtype, device=sinks.device)
-    return (*found, dbias, dsinks)
+    for x, needed in zip((bias, sinks), wanted[3:], strict=True):
+        given = needed and x is not None
+        like = torch.empty(x.shape, dtype=x.dtype, device=x.device) if given else q.new_empty(0)
+        found.append(like)
+    return tuple(found)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
