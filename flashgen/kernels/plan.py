@@ -70,7 +70,10 @@ class Plan:
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self._describe = gluon_descriptor_of if config.specialized else descriptor_of
         self._launch = launch
-        self._in_order = operator.itemgetter(*self.names)
+        self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
+        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
+        for a missing one.
+        """
 
     def __call__(self, call: KernelCall[Result]) -> Result:
         """Launch the kernel for a call of its direction."""
@@ -91,13 +94,6 @@ class Plan:
         places = [self.names.index(name) for name in given]
         with on_device(near):
             return self.direct.repeated(blocks, self.in_order(arguments), places)
-
-    def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
-        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
-        for a missing one.
-        """
-        ordered: tuple[Any, ...] = self._in_order(arguments)
-        return ordered
 
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""
