@@ -218,10 +218,8 @@ def note_global(
     if shadow is None or not len(offsets):
         return
     cells, block, order = shadow.cells(offsets, size), warp.block.number, warp.view[GENERIC]
-    if writes:
-        found = shadow.note_write(cells, block, order, warp.number, warp.clock, warp.position)
-    else:
-        found = shadow.note_read(cells, block, order, warp.number, warp.clock)
+    note = shadow.note_write if writes else shadow.note_read
+    found = note(cells, block, order, warp.number, warp.clock)
     if found is None or (writes and found[2] and not changes()):
         return
     cell, earlier, wrote = found

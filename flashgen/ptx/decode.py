@@ -26,7 +26,6 @@ from flashgen.ptx.program import (
     Pair,
     Program,
     Register,
-    Target,
     Targets,
 )
 from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format, same
@@ -164,18 +163,11 @@ class Form:
             return operand.first, operand.second
         return operand, None
 
-    def target(self, at: int) -> int:
-        """The position of a label."""
-        operand = self.operands[at]
-        if not isinstance(operand, Target):
-            self.wrong(f"operand {at} must be a label")
-        return operand.position
-
     def targets(self, at: int) -> tuple[int, ...]:
-        """The positions of a list of labels."""
+        """The positions of a label, or of a list of labels."""
         operand = self.operands[at]
         if not isinstance(operand, Targets):
-            self.wrong(f"operand {at} must be a list of labels")
+            self.wrong(f"operand {at} must be a label, or a list of labels")
         return operand.positions
 
     def constant(self, at: int) -> int:

@@ -133,7 +133,6 @@ class GlobalShadow(_Shadow):
         self.written = np.zeros(cells, np.int64)
         self.reader = np.zeros(cells, np.int32)
         self.read = np.zeros(cells, np.int64)
-        self.position = np.zeros(cells, np.int32)
 
     def note_read(
         self, cells: Array, block: int, order: Array, agent: int, count: int
@@ -152,7 +151,7 @@ class GlobalShadow(_Shadow):
         return int(cells[which]), int(writers[which]), True
 
     def note_write(
-        self, cells: Array, block: int, order: Array, agent: int, count: int, position: int
+        self, cells: Array, block: int, order: Array, agent: int, count: int
     ) -> tuple[int, int, bool] | None:
         """Record a write. The cell, the earlier block and whether it wrote, of a conflict."""
         writers, readers = self.writing_block[cells], self.reading_block[cells]
@@ -162,7 +161,6 @@ class GlobalShadow(_Shadow):
         by_read |= (readers == block) & (self.read[cells] > order[self.reader[cells]])
         self.writing_block[cells] = block
         self.writer[cells], self.written[cells] = agent, count
-        self.position[cells] = position
         if np.count_nonzero(by_write):
             which = int(np.argmax(by_write))
             return int(cells[which]), int(writers[which]), True
