@@ -14,7 +14,7 @@ from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
-from flashgen.kernels.descriptors import descriptor_of, gluon_descriptor_of
+from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.direct_launch import Direct, Repeated
 from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
 from flashgen.spec.attention import AttentionSpec
@@ -68,7 +68,6 @@ class Plan:
         self.by_descriptor = config.loads == "descriptor"
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
-        self._describe = gluon_descriptor_of if config.specialized else descriptor_of
         self._launch = launch
         self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
         """The arguments that the kernel takes before its constants, in its order. Raises KeyError
@@ -101,7 +100,8 @@ class Plan:
         if self.by_descriptor:
             for name, x in named.items():
                 argument, rows, dim = self._blocks[name]
-                arguments[argument] = self._describe(x, rows, dim)
+                gluon = self.config.specialized
+                arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon)
             return arguments
         for name, x in named.items():
             arguments.update(strided(name, x))
