@@ -16,7 +16,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import Rotary
 
 
-def append(resolver: Resolver, call: Append, rotary: Rotary) -> Tensor | None:
+def append_checked(resolver: Resolver, call: Append, rotary: Rotary) -> Tensor | None:
     """Write a checked call's keys and values by the kernels that a resolver finds, and return its q
     rotated.
     """

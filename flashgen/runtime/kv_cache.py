@@ -86,7 +86,7 @@ def append(
     if rotation is not None:
         rotary = "interleaved" if interleaved else "halves"
     call = Append(k=k, v=v, cache=cache, rotation=rotation)
-    rotated = appender.append(folders.current().resolver, call, rotary)
+    rotated = appender.append_checked(folders.current().resolver, call, rotary)
     return q if q is None or rotation is None else rotated
 
 
