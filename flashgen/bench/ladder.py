@@ -203,7 +203,8 @@ class LadderSteps:
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
             pinned[spec.direction] = self._bind(spec, default_config(spec))
         passes = Passes(PinnedResolver(pinned))
-        return lambda q, k, v: differentiable(passes, call, q, k, v)[0]
+        both = passes.forward, passes.backward
+        return lambda q, k, v: differentiable(both, call, q, k, v)[0]
 
     def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Plan:
         return launch.bind(kernel_in(self.folder, spec, config), spec, config)

@@ -55,7 +55,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     if config.whole_rows:  # the parts need less padding
-        dims = k_parts(spec, config)[-1].end, o_parts(spec, config)[-1].end
+        dims = k_parts(spec, config)[-1], o_parts(spec, config)[-1]
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     of_v //= config.v_parts
@@ -411,20 +411,30 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _with_roles(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Variants that no kernel has whose warps have roles, by Triton or by its text."""
+    if config.schedule not in ("auto", "hopper", "blackwell"):
+        return None
+    schedule, dims = f"schedule {config.schedule}", f"{spec.head_dim} and {spec.head_dim_v}"
+    if config.loads != "descriptor":
+        return f"{schedule} needs descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"{schedule} multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_stages < 2:
+        return f"{schedule} needs num_stages 2 at least: its loads run ahead of its products"
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        return f"{schedule} has head dims padded to 64 and more: got {dims}"
+    return None
+
+
 def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What Triton cannot warp-specialize, whatever the GPU (docs/kernels.md has what it can)."""
     if config.schedule != "auto":
         return None
-    if config.loads != "descriptor":
-        return f"schedule auto needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"schedule auto multiplies 16-bit operands: got {spec.dtype}"
     if config.num_warps != AUTO_WARPS:
         return f"schedule auto has num_warps {AUTO_WARPS}: got {config.num_warps}"
-    if config.num_stages < 2:
-        return "schedule auto needs num_stages 2 at least: its loads run ahead"
-    if min(spec.head_dim, spec.head_dim_v) < 33 or config.bc < 64:
-        return "schedule auto has head dims padded to 64 and more, and tiles of 64 keys and more"
+    if config.bc < 64:
+        return f"schedule auto has tiles of 64 keys and more: got bc={config.bc}"
     return None
 
 
@@ -432,10 +442,6 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Variants that the warp-specialized kernel does not have, whatever the GPU."""
     if config.schedule != "hopper":
         return None
-    if config.loads != "descriptor":
-        return f"schedule hopper needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
     by_keys = spec.direction in BY_KEYS
     side, owned, walked = ("bc", config.bc, config.br) if by_keys else ("br", config.br, config.bc)
     if by_keys and shares_keys(spec):
@@ -455,8 +461,6 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"schedule hopper has {WARPGROUP_ROWS} of {side} for every {WARPGROUP} warps: "
             f"got {side}={owned} and num_warps={config.num_warps}"
         )
-    if config.num_stages < 2:
-        return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
     if by_keys and owned not in TILES:
         return f"K and V of a block lie in shared tiles, powers of two: got bc={owned}"
     least, walks = (64, "br") if by_keys else (32, "bc")
@@ -470,9 +474,6 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "schedule hopper, persistent and with three consumers, has registers for tiles of 64 "
             f"keys at most: got bc={config.bc}"
         )
-    if min(spec.head_dim, spec.head_dim_v) < 33:
-        dims = f"{spec.head_dim} and {spec.head_dim_v}"
-        return f"schedule hopper has head dims padded to 64 and more: got {dims}"
     return None
 
 
@@ -485,17 +486,9 @@ def _blackwell(spec: AttentionSpec, config: KernelConfig) -> str | None:
                 f"got {config.schedule}, {config.exp2_by_fma} and {config.rescale_log2}"
             )
         return None
-    if config.loads != "descriptor":
-        return f"schedule blackwell needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"schedule blackwell multiplies 16-bit operands: got {spec.dtype}"
-    dims = f"{spec.head_dim} and {spec.head_dim_v}"
-    if min(spec.head_dim, spec.head_dim_v) < 33:
-        return f"schedule blackwell has head dims padded to 64 and more: got {dims}"
-    if config.num_stages < 2:
-        return "schedule blackwell needs num_stages 2 at least: loads run ahead of products"
     if spec.direction != "forward":
         return _blackwell_gradient(spec, config)
+    dims = f"{spec.head_dim} and {spec.head_dim_v}"
     wide, pieces = padded(spec.head_dim_v) > TENSOR_ROWS, k_pieces(spec) > 1
     if pieces and wide:
         return f"schedule blackwell has head dim 129 to 192 with V up to 128: got {dims}"
@@ -613,6 +606,7 @@ _OF_TEMPLATES = (
     _order,
     _fp8,
     _schedule,
+    _with_roles,
     _auto,
     _hopper,
     _blackwell,

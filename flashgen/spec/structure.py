@@ -86,8 +86,8 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     by_lane = by_wgmma and not spec.invariant  # whose lanes add a row up in one way everywhere
     few_registers = by_wgmma and config.maxnreg > 0
     return Structure(
-        pads_k=exact and (pointer or fused) and tests and parts_k[-1].end > spec.head_dim,
-        pads_v=exact and pointer and tests and parts_o[-1].end * config.v_parts > spec.head_dim_v,
+        pads_k=exact and (pointer or fused) and tests and parts_k[-1] > spec.head_dim,
+        pads_v=exact and pointer and tests and parts_o[-1] * config.v_parts > spec.head_dim_v,
         k_parts=len(parts_k),
         o_parts=len(parts_o),
         rows_of_eight=rows_of_eight(spec, config),

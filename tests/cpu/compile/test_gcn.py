@@ -11,6 +11,7 @@ import pytest
 from flashgen.compile import gcn
 from flashgen.compile.bounds import cycles_a_score
 from flashgen.compile.compiler import CompileFailed, judge, warp_size
+from flashgen.compile.loops import main_loops
 from flashgen.errors import ToolchainError
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -58,7 +59,7 @@ kernel:
 def test_counts_of_a_loop() -> None:
     listing = gcn.parse(TEXT)
     assert (listing.arch, listing.registers, listing.stack_bytes) == ("gfx942", 40, 16)
-    (loop,) = gcn.main_loops(listing, 64)
+    (loop,) = main_loops(listing)
     assert loop.instructions == 9
     assert (loop.matrix_instructions, loop.matrix_flops) == (1, 2 * 32 * 32 * 8)
     assert (loop.exp2, loop.fp32, loop.other, loop.spills) == (1, 1, 1, 1)
@@ -77,7 +78,7 @@ ROTATED = TEXT.replace("s_load_dwordx2 s[0:1], s[4:5], 0x0", "s_branch .LBB0_2")
 
 def test_a_loop_may_end_before_its_header() -> None:
     """LLVM places the last part of a loop before its header, where that saves a branch."""
-    (loop,) = gcn.main_loops(gcn.parse(ROTATED), 64)
+    (loop,) = main_loops(gcn.parse(ROTATED))
     assert (loop.instructions, loop.matrix_instructions, loop.exp2) == (11, 2, 1)
 
 

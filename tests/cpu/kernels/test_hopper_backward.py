@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.descriptors import gluon_descriptor_of
+from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -432,6 +432,6 @@ def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
     if direction != "backward_dq":
         own = {"q": (64, 128), "k": (128, 128), "dk": (64, 128), "dv": (64, 64)}
     for name, (rows, dim) in own.items():
-        host = gluon_descriptor_of(x[..., :dim], rows, dim)
+        host = descriptor_of(x[..., :dim], rows, dim, gluon=True)
         text = f"tensordesc<{SHORT_DTYPE[spec.dtype]}{host.block_shape},{host.layout!r}>"
         assert types[f"{name}_desc"] == text
