@@ -83,11 +83,11 @@ def compile_all(
         builder = Builder(gpu, state, workers, tasks or Tasks())
         # The problem decides which variant of a decode is compiled, and nothing of these.
         started = [
-            (builder.start(spec, config, workload(spec, TUNED_SEQ)), spec, config)
+            (builder.start(spec, workload(spec, TUNED_SEQ), config), spec, config)
             for spec, config in wanted
         ]
         for build, spec, config in started:
-            yield f"{spec.name} {config.label} {build.verdict().status.value}"
+            yield f"{spec.name} {config.label} {builder.verdict(build).status.value}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -58,7 +58,7 @@ from peer_kernels import DECODE, KERNELS, PEERS, PeerKernel, TemplateArguments, 
 from benchmarks.given_roles import program_of
 from flashgen import paths
 from flashgen.compile.compiler import cache_file, compile_kernel
-from flashgen.compile.loops import Body, facts, main_bodies, matrix_flops, roles
+from flashgen.compile.loops import Body, facts, main_bodies, roles
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import time_of
@@ -102,9 +102,9 @@ HOPPER_FUSED = {
     256: (((64, 64), False),),
 }
 HOPPER_PAIRS = {
-    64: ((64, 128), (128, 128)),
-    128: ((64, 128), (128, 64)),
-    256: ((64, 64), (128, 32)),
+    64: ((128, 128), (128, 128)),
+    128: ((64, 128), (128, 128)),
+    256: ((64, 64), (128, 64)),
 }
 """The same of the backward in one kernel, each with next_s, and of those of dK and dV and of dQ."""
 
@@ -307,7 +307,7 @@ def row_of(parts: Sequence[Part], *, direction: str, head_dim: int, mask: str, w
         moves=total(lambda body: sum(is_move(i.opcode) for i in body)),
         shuffles=sum(i.base == "SHFL" for part in parts for i in part.body),
         barriers=sum(i.base == "BAR" for part in parts for i in part.body),
-        flop=sum(matrix_flops(i) for part in parts for i in part.body)
+        flop=sum(i.matrix_flops for part in parts for i in part.body)
         / sum(each.instructions for each in counted),
         spills=sum(map(spills_in_loops, (part.listing for part in parts))),
         under=min(under) if under else None,

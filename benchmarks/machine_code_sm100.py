@@ -93,13 +93,15 @@ class Shape:
     """What the machine code of a kernel with roles does not tell.
 
     name: a part of its name. tile: rows and keys of a block. softmax: its warps. products: matrix
-    instructions for one tile, 0 where loops inside loops issue them.
+    instructions for one tile, 0 where loops inside loops issue them. blocks: those that compute the
+    scores of a tile; where they take different branches of a loop, each counts for the whole loop.
     """
 
     name: str = ""
     tile: tuple[int, int]
     softmax: int
     products: int = 0
+    blocks: int = 1
 
     @property
     def scores(self) -> int:
@@ -244,10 +246,10 @@ def part_of(listing: Listing, shape: Shape, *, shared_bytes: int, tensor_columns
         tensor_columns=tensor_columns,
         loops={role: len(body) for role, body in ordered.items()},
         per_score={
-            role: len(body) * warps_of(role, body, shape) / tile_scores
+            role: len(body) * warps_of(role, body, shape) * shape.blocks / tile_scores
             for role, body in ordered.items()
         },
-        mufu=sum(i.is_exp2 for i in found["softmax"]) / shape.scores,
+        mufu=sum(i.is_exp2 for i in found["softmax"]) * shape.blocks / shape.scores,
         spills=spills(ordered.values()),
         masked=masked(listing, shape),
     )
@@ -296,7 +298,10 @@ def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     if config.schedule != "blackwell":
         return plain_part(listing, config, **memory)
     shape = Shape(
-        tile=(config.br, config.bc), softmax=config.num_warps, products=products_of(spec, config)
+        tile=(config.br, config.bc),
+        softmax=config.num_warps,
+        products=products_of(spec, config),
+        blocks=config.blocks_of_a_tile(spec),
     )
     return part_of(listing, shape, **memory)
 
@@ -311,7 +316,7 @@ def products_of(spec: AttentionSpec, config: KernelConfig) -> int:
         "backward_dq": spec.head_dim + spec.head_dim_v + config.bc,  # S, dP, dQ
         "backward_fused": spec.head_dim + spec.head_dim_v + 2 * config.br + config.bc,
     }[spec.direction]
-    return config.br // 128 * depth // 16
+    return max(config.row_tiles, 1) * depth // 16
 
 
 def row_of(parts: Sequence[Part], cell: tuple[str, int, Mask], whose: str, **more: Any) -> Row:

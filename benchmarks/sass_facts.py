@@ -14,8 +14,8 @@ A line says what its steady main loop does for one tile, and the last column wha
 flashgen's rules:
 
     spills        loads and stores of spilled registers, in all main loops
-    arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the
-                  batches that wgmma would run at once
+    arrives       WARPGROUP.ARRIVE of a tile, at most one a batch of products in the text
+                  (flashgen.spec.config.batches): more, and ptxas has cut them
     exp2 under    share of exp2 that is issued while a wgmma of the same warpgroup runs; a kernel of
                   schedule s_ahead needs LEAST_OVERLAP of it, in the backward
                   BACKWARD_OVERLAP, one of hopper HOPPER_OVERLAP
@@ -60,7 +60,7 @@ from flashgen.compile.compiler import (
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, Order, kernel_name
+from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, Order, batches, kernel_name
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask
@@ -78,12 +78,12 @@ Kernels that break no rule, of all:
 HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
 """br and bc by head dim, in rings of two places."""
 HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int, bool], ...] = (
-    ("backward_dkv", 64, 64, 128, False),
+    ("backward_dkv", 64, 128, 128, False),
     ("backward_dkv", 128, 64, 128, False),
     ("backward_dkv", 256, 64, 64, False),
     ("backward_dq", 64, 128, 128, False),
-    ("backward_dq", 128, 128, 64, False),
-    ("backward_dq", 256, 128, 32, False),
+    ("backward_dq", 128, 128, 128, False),
+    ("backward_dq", 256, 128, 64, False),
     ("backward_fused", 64, 64, 128, False),
     ("backward_fused", 64, 128, 128, True),
     ("backward_fused", 128, 64, 128, False),
@@ -195,7 +195,7 @@ def line(built: Compiled, kernel: Kernel) -> str:
         *(["trap"] * built.only_traps),
         *(["too large"] * _too_large(built, gpu)),
         *(["spills"] * bool(spills)),
-        *(["serialized"] * (bool(built.advisories) or arrives > spec.products)),
+        *(["serialized"] * (bool(built.advisories) or arrives > batches(spec, config))),
         *(["no overlap"] * ((under or 0.0) < least)),
     ]
     cells = [

@@ -212,10 +212,10 @@ def estimate(payload: dict[str, Any]) -> dict[str, Any]:
 
 def demand_one_tile(kernel: EngineKernel, cubin: bytes, numbers: Point, work: Work) -> None:
     """Raise NoEstimate unless the machine code has one main loop, which does a tile a trip."""
-    from flashgen.compile.loops import main_bodies, matrix_flops
+    from flashgen.compile.loops import main_bodies
     from flashgen.compile.sass import disassemble
 
-    loops = [sum(map(matrix_flops, body)) for body in main_bodies(disassemble(cubin))]
+    loops = [sum(i.matrix_flops for i in body) for body in main_bodies(disassemble(cubin))]
     rows, columns = (numbers[name] for name in kernel.tile)
     tile = 4.0 * rows * columns * work.dim
     shares = [numbers["num_warps"] * flops / tile for flops in loops]

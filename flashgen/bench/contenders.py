@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, Direction
 from flashgen.errors import FlashgenError
 from flashgen.runtime import Dispatcher, folders
-from flashgen.spec.cache import Cache
 
 Attention = Callable[..., Tensor]
 """Of q, k and v, O (B, H, Sq, d_v); of decode, whose operands are bound, of nothing."""
@@ -62,58 +62,41 @@ SDPA = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dispatchers:
-    """flashgen with the tables of a generated package, and without tables."""
-
-    tuned: Dispatcher
-    untuned: Dispatcher
-
-
-def dispatchers() -> Dispatchers:
-    """Those of the tables in use. Raises GeneratedError if there are none."""
+def dispatchers() -> tuple[Dispatcher, Dispatcher]:
+    """The dispatcher of the tables in use, and one without. Raises GeneratedError if there are
+    none.
+    """
     tuned = folders.current()
     assert isinstance(tuned, Dispatcher)
-    package = tuned.resolver.package
-    untuned = Dispatcher(package=package, archs={}, choices={})
+    untuned = Dispatcher(package=tuned.resolver.package, archs={}, choices={})
     # It has no tables by design: suppress the advice to tune.
     untuned.resolver.advises = False
-    return Dispatchers(tuned=tuned, untuned=untuned)
+    return tuned, untuned
 
 
-def flashgen_and_torch(case: BenchCase, ours: Dispatchers, *, smoke: bool) -> Iterator[Contender]:
+def flashgen_and_torch(
+    case: BenchCase, tuned: Dispatcher, untuned: Dispatcher, *, smoke: bool
+) -> Iterator[Contender]:
     """Flashgen tuned and untuned, SDPA by backend, and FlexAttention."""
-    for name, group, dispatcher in (
-        ("flashgen", "flashgen", ours.tuned),
-        ("flashgen default", "default", ours.untuned),
-    ):
-        yield from _ours(name, group, dispatcher, case)
+    yield from _ours("flashgen", "flashgen", tuned, case)
+    yield from _ours("flashgen default", "default", untuned, case)
     if case.direction == "decode":
         yield Contender(name="SDPA", group="sdpa", make=_sdpa_of_one)
         return
     for name, backend in SDPA[-1:] if smoke else SDPA:
-        yield Contender(name=name, group="sdpa", make=_sdpa(backend, case))
+        yield Contender(name=name, group="sdpa", make=partial(_sdpa, backend, case))
     if case.direction == "forward" or not smoke:  # it has no backward on a CPU
-        yield Contender(name="FlexAttention", group="flex", make=_flex(case, compiled=not smoke))
+        yield Contender(name="FlexAttention", group="flex", make=partial(_flex, case, not smoke))
 
 
 def _ours(name: str, group: str, dispatcher: Dispatcher, case: BenchCase) -> Iterator[Contender]:
+    contender = partial(Contender, group=group, own=True)
     if case.direction != "decode":
-        yield Contender(
-            name=name, group=group, own=True, make=lambda x: _served(dispatcher, case, x)
-        )
+        yield contender(name=name, make=partial(_served, dispatcher, case))
         return
-
-    def decoding(page_size: int | None) -> Callable[[BenchInputs], Made]:
-        return lambda x: _decoded(
-            dispatcher, x, x.cache if page_size is None else x.paged[page_size]
-        )
-
-    yield Contender(name=name, group=group, own=True, make=decoding(None))
-    if group == "flashgen":
-        for size in PAGE_SIZES:
-            paged = f"{name}, pages of {size}"
-            yield Contender(name=paged, group=group, own=True, make=decoding(size))
+    yield contender(name=name, make=partial(_decoded, dispatcher, None))
+    for size in PAGE_SIZES if group == "flashgen" else ():
+        yield contender(name=f"{name}, pages of {size}", make=partial(_decoded, dispatcher, size))
 
 
 def _served(dispatcher: Dispatcher, case: BenchCase, x: BenchInputs) -> Made:
@@ -135,7 +118,8 @@ def served_directions(direction: Direction) -> tuple[Any, ...]:
     return BACKWARD_KERNELS if direction == "backward" else ("forward", *BACKWARD_KERNELS)
 
 
-def _decoded(dispatcher: Dispatcher, x: BenchInputs, cache: Cache | None) -> Made:
+def _decoded(dispatcher: Dispatcher, page_size: int | None, x: BenchInputs) -> Made:
+    cache = x.cache if page_size is None else x.paged[page_size]
     assert cache is not None  # of decode
     k, v = (c.transpose(1, 2) if cache.paged else c for c in (cache.k, cache.v))
     beside: dict[str, Any] = {"lengths": cache.lengths, "block_table": cache.block_table}
@@ -153,21 +137,17 @@ def _kernel(why: Any) -> str:
     return f"{why.twin or choice.kernel}, {choice.source}, {why.selection.rung}"
 
 
-def _sdpa(backend: SDPBackend, case: BenchCase) -> Callable[[BenchInputs], Made]:
-    causal = case.spec.causal
+def _sdpa(backend: SDPBackend, case: BenchCase, _: BenchInputs) -> Made:
+    p = case.problem
+    scores = 4 * p.batch * p.heads * p.seq_q * p.seq_k  # bytes, in float32
+    if backend is SDPBackend.MATH and scores > SCORES_BYTES[case.direction]:
+        raise LeftOut(f"it makes the whole of S, {scores / 1e9:.0f} GB and several times over")
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=case.spec.causal)
 
-    def make(_: BenchInputs) -> Made:
-        p = case.problem
-        scores = 4 * p.batch * p.heads * p.seq_q * p.seq_k  # bytes, in float32
-        if backend is SDPBackend.MATH and scores > SCORES_BYTES[case.direction]:
-            raise LeftOut(f"it makes the whole of S, {scores / 1e9:.0f} GB and several times over")
-        return Made(attention=attention, detail=f"torch {torch.__version__}")
-
-    return make
+    return Made(attention=attention, detail=f"torch {torch.__version__}")
 
 
 def _sdpa_of_one(x: BenchInputs) -> Made:
@@ -177,21 +157,17 @@ def _sdpa_of_one(x: BenchInputs) -> Made:
     )
 
 
-def _flex(case: BenchCase, *, compiled: bool) -> Callable[[BenchInputs], Made]:
-    def make(x: BenchInputs) -> Made:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def _flex(case: BenchCase, compiled: bool, x: BenchInputs) -> Made:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        mask = None
-        if case.spec.causal:
-            p = case.problem
-            mask = create_block_mask(_sees, None, None, p.seq_q, p.seq_k, device=x.q.device)
-        function: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
-        return Made(
-            attention=lambda q, k, v: function(q, k, v, block_mask=mask),
-            detail=f"torch {torch.__version__}, {'compiled' if compiled else 'eager'}",
-        )
-
-    return make
+    mask, p = None, case.problem
+    if case.spec.causal:
+        mask = create_block_mask(_sees, None, None, p.seq_q, p.seq_k, device=x.q.device)
+    function: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    return Made(
+        attention=lambda q, k, v: function(q, k, v, block_mask=mask),
+        detail=f"torch {torch.__version__}, {'compiled' if compiled else 'eager'}",
+    )
 
 
 def _sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

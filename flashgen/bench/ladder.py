@@ -9,24 +9,24 @@ child process, which may hang, before it is called here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+import torch
 
 from flashgen.bench.case import BenchCase, BenchInputs
-from flashgen.bench.contenders import Contender, LeftOut, Made
+from flashgen.bench.contenders import Attention, Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.inputs import kernel_in
 from flashgen.kernels import launch
-from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
-from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Plan
-from flashgen.runtime import autograd
-from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
-from flashgen.runtime.resolver import forward_of
+from flashgen.runtime.autograd import Passes, differentiable
+from flashgen.runtime.call import Call
+from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
@@ -139,39 +139,24 @@ BACKWARD_STEPS = (
 """Of the backward: dK/dV and dQ by two kernels, or by one."""
 
 
-class PinnedPasses:
-    """The two passes of autograd.TwoPasses with fixed kernels, one per direction."""
+class PinnedResolver(Resolver):
+    """Finds fixed kernels, one per direction, for the passes of flashgen."""
 
     def __init__(self, bound: Mapping[Direction, Plan]) -> None:
-        self._bound = bound
+        super().__init__("", Served(archs={}, choices={}))
+        self._bound: Mapping[Direction, Any] = bound
 
-    def forward(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
-    ) -> tuple[Tensor, Tensor]:
-        """O and LSE."""
-        o, lse = self._bound["forward"](forward_of(call, q, k, v, tensors))
-        return o, lse
+    def launcher(self, direction: Direction, *_: Any) -> Launcher:
+        """As Resolver.launcher."""
+        return self._bound[direction]  # type: ignore[no-any-return]  # a plan is called like one
 
-    def backward(
-        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
-    ) -> Gradients:
-        """The gradients of q, k and v, all of them."""
-        do = contiguous_rows(do)
-        made = Backward(
-            q=saved.q,
-            k=saved.k,
-            v=saved.v,
-            do=do,
-            lse=saved.lse,
-            delta=self._bound["backward_delta"](Delta(o=saved.o, do=do, dlse=dlse)),
-            scale=call.scale_of(saved.q),
-            diagonal=call.diagonal(saved.q, saved.k),
-        )
-        if "backward_fused" in self._bound:
-            dq, dk, dv = self._bound["backward_fused"](made)
-        else:
-            (dq,), (dk, dv) = self._bound["backward_dq"](made), self._bound["backward_dkv"](made)
-        return dq, dk, dv, None, None
+    def fused(self, *_: Any) -> Launcher | None:
+        """As Resolver.fused."""
+        return self._bound.get("backward_fused")
+
+    def left_to_torch(self, device: torch.device) -> bool:
+        """As Resolver.left_to_torch: never."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,18 +189,22 @@ class LadderSteps:
             detail = "; ".join(
                 f"{kernel_name(spec, config)}, {why}" for spec, (config, why) in picked.items()
             )
-            make_attention = _forward if case.direction == "forward" else self._differentiable
-            return Made(attention=make_attention(case, bound), detail=detail)
+            return Made(attention=self._attention(case, bound), detail=detail)
 
         return Contender(name=f"ladder: {step.name}", group="ladder", make=make, own=True)
 
-    def _differentiable(self, case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
-        """Attention whose backward uses these kernels, and whose forward the default's."""
+    def _attention(self, case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
+        """Attention by these kernels; in a backward, with the default's forward."""
         pinned = {spec.direction: kernel for spec, kernel in bound.items()}
+        call = Call(causal=case.spec.causal, scale=case.scale, deterministic=False)
+        if case.direction == "forward":
+            passes = Passes(PinnedResolver(pinned))
+            return lambda q, k, v: passes.forward(call, q, k, v)[0]
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
             pinned[spec.direction] = self._bind(spec, default_config(spec))
-        passes, call = PinnedPasses(pinned), Call(causal=case.spec.causal, scale=case.scale)
-        return lambda q, k, v: autograd.differentiable(passes, call, q, k, v)[0]
+        passes = Passes(PinnedResolver(pinned))
+        both = passes.forward, passes.backward
+        return lambda q, k, v: differentiable(both, call, q, k, v)[0]
 
     def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Plan:
         return launch.bind(kernel_in(self.folder, spec, config), spec, config)
@@ -258,20 +247,6 @@ class LadderSteps:
         assert self.evaluator is not None  # pick() has seen
         distinct = tuple(dict.fromkeys(configs))
         return list(self.evaluator.evaluate(stage, spec, problem, distinct))  # type: ignore[arg-type]
-
-
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _forward(case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
-    """Attention by one forward kernel."""
-    (kernel,) = bound.values()
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        call = Forward(q=q, k=k, v=v, scale=case.scale, diagonal=case.diagonal)
-        return kernel(call)[0]
-
-    return attention
 
 
 def _rank(outcome: Outcome, known: Sequence[KernelConfig]) -> tuple[bool, bool, float]:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -147,14 +148,6 @@ class Place:
         return None if self.gpu is None else clocks_and_power(self.index)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RaceResult:
-    """The lines of a case, and the GPU's conditions while the contenders were running."""
-
-    lines: tuple[Line, ...]
-    during: Conditions | None
-
-
 class SmokeStopwatch:
     """Runs on the CPU, on a clock 100 times too fast, so that all budgets end at once.
 
@@ -183,9 +176,9 @@ def run_case(
     place: Place,
     *,
     meanwhile: Callable[[str], object] = lambda name: None,
-) -> RaceResult:
-    """Judge every contender, then time them; meanwhile(name) is called with the current one.
-    Raises Spoiled.
+) -> tuple[tuple[Line, ...], Conditions | None]:
+    """Judge every contender, then time them: their lines, and the GPU's conditions while they were
+    running. meanwhile(name) is called with the current one. Raises Spoiled.
     """
     lines: dict[str, Line] = {}
     racing: dict[str, Pass] = {}
@@ -210,7 +203,7 @@ def run_case(
         measure.keep_busy([racing[name] for name in timings], list(timings.values()))
         during = place.conditions()
         torch.cuda.synchronize(place.device)
-    return RaceResult(lines=tuple(lines.values()), during=during)
+    return tuple(lines.values()), during
 
 
 def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[Line, Pass | None]:
@@ -279,9 +272,15 @@ def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], d
     """
     racing, again = dict(racing), True
     refused: dict[str, str] = {}
-    turn = _Turn()
+    turn = ""  # whose it is, to attribute a failure
+
+    def taken(name: str, run: Pass) -> object:
+        nonlocal turn
+        turn = name
+        return run()
+
     while racing:
-        runs = [turn.of(name, each) for name, each in racing.items()]
+        runs = [partial(taken, name, each) for name, each in racing.items()]
         # interleave stops at an implausible time; one contender's must not cost the others theirs.
         unbounded = measure.Ceiling(operations=1.0, peak_tflops=None)
         try:
@@ -295,31 +294,17 @@ def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], d
         except measure.Implausible as error:  # an event that never was: a time of 0
             return {}, refused | dict.fromkeys(racing, str(error))
         except torch.AcceleratorError as error:
-            sentence = f"{turn.name} failed, or one before it, and has broken the GPU's context"
-            raise Spoiled(f"{sentence}: {_first_line(error)}", turn.name) from error
+            sentence = f"{turn} failed, or one before it, and has broken the GPU's context"
+            raise Spoiled(f"{sentence}: {_first_line(error)}", turn) from error
         except RuntimeError as error:
-            if turn.name not in racing:
+            if turn not in racing:
                 raise
             torch.cuda.empty_cache()
-            refused[turn.name] = f"it runs by itself, but not with the others: {_first_line(error)}"
-            del racing[turn.name]
+            refused[turn] = f"it runs by itself, but not with the others: {_first_line(error)}"
+            del racing[turn]
         else:
             return {n: each.timing for n, each in zip(racing, raced, strict=True)}, refused
     return {}, refused
-
-
-class _Turn:
-    """The current contender, to attribute a failure."""
-
-    def __init__(self) -> None:
-        self.name = ""
-
-    def of(self, name: str, run: Pass) -> Callable[[], object]:
-        def taken() -> object:
-            self.name = name
-            return run()
-
-        return taken
 
 
 def timed(line: Line, timing: Timing, case: BenchCase, place: Place) -> Line:

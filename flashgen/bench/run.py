@@ -21,7 +21,7 @@ import torch
 from flashgen import paths, settings
 from flashgen.bench import listing, picture
 from flashgen.bench.case import SEED, BenchCase, Sizes, cases, left_out, make_inputs
-from flashgen.bench.contenders import Contender, Dispatchers, dispatchers, flashgen_and_torch
+from flashgen.bench.contenders import Contender, dispatchers, flashgen_and_torch
 from flashgen.bench.ladder import LadderSteps
 from flashgen.bench.peers import peers
 from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case
@@ -30,6 +30,7 @@ from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.evaluate import measure
 from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.launch import device_gpu
+from flashgen.runtime import Dispatcher
 from flashgen.spec.gpu import known_target
 
 MATMUL_SIZE, SMOKE_MATMUL_SIZE = 8192, 32
@@ -110,12 +111,12 @@ def run(options: BenchOptions, say: Say) -> None:
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     elif not torch.cuda.is_available():
         raise NoGpuError("flashgen bench needs a GPU and torch sees none: --smoke runs without one")
-    place, ours = _place(options), dispatchers()
+    place, (tuned, untuned) = _place(options), dispatchers()
     run_ = provenance(
         place.gpu,
         command=shlex.join(["flashgen", *options.command]),
         dtype=options.sizes.dtype,
-        tables=ours.tuned.digest(),
+        tables=tuned.digest(),
         conditions=place.conditions(),
     )
     record = BenchRecord(options.out, run_)  # before the ceilings: it may refuse
@@ -124,8 +125,11 @@ def run(options: BenchOptions, say: Say) -> None:
         run_ |= {"matmul_tflops": place.matmul_tflops, "copy_gbs": place.copy_gbs}
         for sentence in left_out(options.sizes):
             say(sentence)
-        with _ladder(options, place, ours) as ladder:
-            site = _Site(options=options, place=place, ours=ours, ladder=ladder, record=record)
+        with _ladder(options, place, tuned) as ladder:
+            site = _Site(
+                options=options, place=place, tuned=tuned, untuned=untuned, ladder=ladder,
+                record=record,
+            )  # fmt: skip
             left = _walk(site, say, began)
     _write(site, say)
     if left:
@@ -139,7 +143,8 @@ class _Site:
 
     options: BenchOptions
     place: Place
-    ours: Dispatchers
+    tuned: Dispatcher
+    untuned: Dispatcher
     ladder: LadderSteps
     record: BenchRecord
 
@@ -147,7 +152,7 @@ class _Site:
         """The requested contenders of a case."""
         smoke = self.options.smoke
         everybody = [
-            *flashgen_and_torch(case, self.ours, smoke=smoke),
+            *flashgen_and_torch(case, self.tuned, self.untuned, smoke=smoke),
             *self.ladder.contenders(case),
             *peers(case),
         ]
@@ -180,7 +185,7 @@ def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
     before = place.conditions()
     x = make_inputs(case, place.device)
     try:
-        raced = run_case(
+        found, during = run_case(
             case,
             x,
             [each for each in contenders if each.name not in struck],
@@ -193,15 +198,15 @@ def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
     finally:
         record.at_work(None, "")
         torch.compiler.reset()  # FlexAttention compiles each size; its limit of them is small
-    lines = {line.name: line for line in raced.lines}
+    lines = {line.name: line for line in found}
     lines |= {each.name: _struck(each) for each in contenders if each.name in struck}
     if known is not None:  # contenders that an earlier run timed and this one does not request
         lines = {line.name: line for line in known.lines} | lines
-    record.add(case, tuple(lines.values()), (before, raced.during, place.conditions()))
+    record.add(case, tuple(lines.values()), (before, during, place.conditions()))
     for text in listing.case_lines(case, lines.values()):
         say(text)
-    if raced.during is not None:
-        say(f"  meanwhile: {raced.during}")
+    if during is not None:
+        say(f"  meanwhile: {during}")
 
 
 def _struck(contender: Contender) -> Line:
@@ -255,7 +260,7 @@ def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
 
 
 @contextlib.contextmanager
-def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[LadderSteps]:
+def _ladder(options: BenchOptions, place: Place, tuned: Dispatcher) -> Iterator[LadderSteps]:
     """Selects the ladder's steps with an evaluator on a GPU, whose children end with the run."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("bench"))
@@ -266,7 +271,7 @@ def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[
             state = paths.state_dir(options.out)
             evaluator = stack.enter_context(GpuEvaluator(gpu, options.index, state))
         here = gpu or known_target(settings.served_gpu() or SMOKE_TARGET)
-        yield LadderSteps(gpu=here, served=ours.tuned.served, evaluator=evaluator, folder=folder)
+        yield LadderSteps(gpu=here, served=tuned.served, evaluator=evaluator, folder=folder)
 
 
 def _write(site: _Site, say: Say) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from flashgen import paths
 from flashgen.bench import GROUPS
-from flashgen.cli.options import COMMAND_LINE, Causal, check_least
+from flashgen.cli.options import COMMAND_LINE, Causal, check_least, check_word
 from flashgen.errors import InvalidArgument, printable
 from flashgen.runtime import registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
@@ -62,10 +62,7 @@ def bench(
     for value in head_dim or ():
         check_head_dim(value, "--head-dim")
     for word in direction or ():
-        if word not in DIRECTIONS:
-            raise InvalidArgument(
-                f"--direction must be one of {', '.join(DIRECTIONS)}: got {word!r}"
-            )
+        check_word("--direction", word, DIRECTIONS)
     if time_budget is not None and not time_budget > 0:
         raise InvalidArgument(f"--time-budget must be more than 0 seconds: got {time_budget}")
     if not gigabytes > 0:
@@ -80,8 +77,7 @@ def bench(
     from flashgen.bench.run import BenchOptions, run
 
     for word in contender or ():
-        if word not in GROUPS:
-            raise InvalidArgument(f"--contender must be one of {', '.join(GROUPS)}: got {word!r}")
+        check_word("--contender", word, GROUPS)
     directions: Any = tuple(dict.fromkeys(direction or ["forward"]))
     for word in contender or ():
         if why := why_absent(word, directions):

@@ -15,11 +15,11 @@ from flashgen.cli.options import (
     Kv,
     Out,
     Paged,
-    in_8_bits,
-    in_pages,
+    cache_fields,
     named_directions,
     named_spec,
     table_of,
+    with_cache,
 )
 from flashgen.errors import GeneratedError, InvalidArgument, NoGpuError
 from flashgen.runtime import registry
@@ -57,8 +57,7 @@ def explain(
         raise InvalidArgument(f"--seq must be 0 or more: got {seq}")
     (kernel,) = named_directions([direction], whole_backward=False)
     spec = named_spec(dtype, head_dim, causal).with_features(feature or ()).for_direction(kernel)
-    (spec,) = in_pages((spec,)) if paged else (spec,)
-    (spec,) = in_8_bits((spec,), kv) if kv is not None else (spec,)
+    spec = with_cache(spec, cache_fields(paged, kv))
     gpu, here = _gpu_to_explain(target, out)
     folder = _package_folder(out)
     if (problem := registry.why_not_generated(folder)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +32,6 @@ COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=(
 Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
 UseGpu = Annotated[bool, typer.Option("--gpu", help="Use the GPU of this machine.")]
 Target = Annotated[str | None, typer.Option(help="A known GPU by slug; it need not be present.")]
-TuneTarget = Annotated[
-    str | None, typer.Option(help="A known GPU by slug, or all of them; none need be present.")
-]
 DTypes = Annotated[
     list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32; bf16 by default. Repeatable.")
 ]
@@ -57,10 +54,6 @@ Kv = Annotated[
     str | None,
     typer.Option("--kv", help=f"For decode, an 8-bit cache: {', '.join(KV_WORDS)}."),
 ]
-Seqs = Annotated[
-    list[int] | None,
-    typer.Option(help="Sequence length, 4096 by default; its bucket is tuned. Repeatable."),
-]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
 FeatureNames = Annotated[
     list[str] | None,
@@ -68,54 +61,6 @@ FeatureNames = Annotated[
         "--feature",
         help=f"{', '.join(FEATURE_WORDS)}. Repeatable; one spec has all that are given.",
     ),
-]
-Invariant = Annotated[
-    bool,
-    typer.Option(help="Only kernels that give the same bits in any batch: for invariant=True."),
-]
-WorkloadFile = Annotated[
-    Path | None, typer.Option("--workload", help="YAML file of specs, lengths and their weights.")
-]
-ModelFile = Annotated[
-    Path | None, typer.Option("--hf-config", help="config.json of a model on Hugging Face.")
-]
-Trials = Annotated[
-    int,
-    typer.Option(
-        help="Configs to try per spec and bucket; on a GPU, to time. With --from-tables, 0 for no "
-        "search."
-    ),
-]
-Seconds = Annotated[float | None, typer.Option(help="Seconds for all searches together.")]
-SamplerName = Annotated[str, typer.Option(help="auto, exhaustive, random or tpe.")]
-Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
-MaxRegret = Annotated[
-    float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")
-]
-FromTables = Annotated[
-    bool,
-    typer.Option(
-        "--from-tables",
-        help="Try what the tables of other GPUs hold, for all of their specs and lengths or those "
-        "that the options name, most used first; then search on.",
-    ),
-]
-ImproveOnly = Annotated[
-    bool, typer.Option("--improve-only", help="Do not rewrite entries that nothing beat.")
-]
-Restate = Annotated[
-    bool, typer.Option("--restate", help="Write estimates anew where the config stays.")
-]
-RetryQuarantined = Annotated[
-    bool, typer.Option("--retry-quarantined", help="Retry kernels that killed a process before.")
-]
-Gpus = Annotated[str | None, typer.Option(help="GPUs of this host: all, or 0,2.")]
-ClusterAddress = Annotated[
-    str | None,
-    typer.Option("--cluster", help="Tune on a Ray cluster: auto, ray://HOST:10001 or local."),
-]
-Shard = Annotated[
-    str, typer.Option(help="2/8: tune the second of eight parts; merge their tables afterwards.")
 ]
 Jobs = Annotated[int | None, typer.Option(help="Child processes; one per core by default.")]
 
@@ -152,10 +97,7 @@ def spec_filter(
     types = [named_spec(word, "64", False) for word in dtypes or []]
     dims = [named_spec("fp16", word, False) for word in head_dims or []]
     for word in features or ():
-        if word not in FEATURE_WORDS:
-            raise InvalidArgument(
-                f"--feature must be one of {', '.join(FEATURE_WORDS)}: got {word!r}"
-            )
+        check_word("--feature", word, FEATURE_WORDS)
 
     def wanted(spec: AttentionSpec) -> bool:
         pairs = (
@@ -170,34 +112,27 @@ def spec_filter(
     return wanted
 
 
-def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
-    """The specs with a paged cache if --paged is given. Raises InvalidArgument for directions
-    without one.
-    """
-    for spec in specs:
-        if spec.direction != "decode" and not (spec.varlen and spec.direction == "forward"):
-            raise InvalidArgument(
-                "--paged needs --direction decode, or forward and --feature varlen: "
-                f"got {spec.direction}"
-            )
-    return tuple(replace(spec, paged=True) for spec in specs)
+def cache_fields(paged: bool, kv: str | None) -> dict[str, Any]:
+    """The fields of a spec that --paged and --kv name. Raises InvalidArgument."""
+    fields: dict[str, Any] = {"paged": True} if paged else {}
+    if kv is not None:
+        check_word("--kv", kv, KV_WORDS)
+        kv_dtype, kv_scales = KV_WORDS[kv]
+        fields |= {"kv_dtype": kv_dtype, "kv_scales": kv_scales}
+    return fields
 
 
-def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpec, ...]:
-    """The specs with an 8-bit cache if --kv is given. Raises InvalidArgument."""
-    cache = fields_of_kv(word)
-    for spec in specs:
-        if spec.direction != "decode":
-            raise InvalidArgument(f"--kv needs --direction decode: got {spec.direction}")
-    return tuple(replace(spec, **cache) for spec in specs)
-
-
-def fields_of_kv(word: str) -> dict[str, Any]:
-    """The fields of a spec that --kv names. Raises InvalidArgument."""
-    if word not in KV_WORDS:
-        raise InvalidArgument(f"--kv must be one of {', '.join(KV_WORDS)}: got {word!r}")
-    kv_dtype, kv_scales = KV_WORDS[word]
-    return {"kv_dtype": kv_dtype, "kv_scales": kv_scales}
+def with_cache(spec: AttentionSpec, fields: Mapping[str, Any]) -> AttentionSpec:
+    """The spec with these fields of a cache. Raises InvalidArgument for directions without one."""
+    decode = spec.direction == "decode"
+    if "paged" in fields and not decode and not (spec.varlen and spec.direction == "forward"):
+        raise InvalidArgument(
+            "--paged needs --direction decode, or forward and --feature varlen: "
+            f"got {spec.direction}"
+        )
+    if "kv_dtype" in fields and not decode:
+        raise InvalidArgument(f"--kv needs --direction decode: got {spec.direction}")
+    return replace(spec, **fields)
 
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
@@ -207,12 +142,17 @@ def named_directions(words: list[str], *, whole_backward: bool = True) -> list[D
     for word in words:
         if word == "backward" and whole_backward:
             found += BACKWARD
-        elif word in kernels:
-            found += [kernel for kernel in kernels if kernel == word]
         else:
             known = ("forward", "backward", *kernels[1:]) if whole_backward else kernels
-            raise InvalidArgument(f"--direction must be one of {', '.join(known)}: got {word!r}")
+            check_word("--direction", word, known)
+            found.append(word)  # type: ignore[arg-type]  # one of them
     return list(dict.fromkeys(found))
+
+
+def check_word(option: str, word: str, known: Collection[str]) -> None:
+    """Raise InvalidArgument if the word of an option is none of those that are known."""
+    if word not in known:
+        raise InvalidArgument(f"{option} must be one of {', '.join(known)}: got {word!r}")
 
 
 def check_least(option: str, value: float | None, least: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -81,7 +82,7 @@ def show(
     entries = [entry for entry in table.everything if wanted(entry.spec)]
     stale = stale_of(entries)
     if as_json:
-        print(showing.as_json(table, entries, stale))
+        print(json.dumps(showing.record_of(table, entries, stale), indent=1))
         return
     console = showing.console()
     console.print(showing.table_heading(table))

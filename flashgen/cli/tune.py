@@ -6,43 +6,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from flashgen.cli.options import (
     Causal,
-    ClusterAddress,
     Directions,
     DTypes,
     FeatureNames,
-    FromTables,
-    Gpus,
     HeadDims,
-    ImproveOnly,
-    Invariant,
     Jobs,
     Kv,
-    MaxRegret,
-    ModelFile,
     Out,
     Paged,
-    Restate,
-    RetryQuarantined,
-    SamplerName,
-    Seconds,
-    Seed,
-    Seqs,
-    Shard,
-    Trials,
-    TuneTarget,
     UseGpu,
-    WorkloadFile,
+    cache_fields,
     check_least,
-    fields_of_kv,
-    in_8_bits,
-    in_pages,
     named_directions,
     named_spec,
     spec_filter,
+    with_cache,
 )
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
@@ -53,7 +37,9 @@ from flashgen.spec.problem import Problem
 
 def tune(
     gpu: UseGpu = False,
-    target: TuneTarget = None,
+    target: Annotated[
+        str | None, typer.Option(help="A known GPU by slug, or all of them; none need be present.")
+    ] = None,
     direction: Directions = None,
     dtype: DTypes = None,
     head_dim: HeadDims = None,
@@ -61,24 +47,63 @@ def tune(
     paged: Paged = False,
     kv: Kv = None,
     feature: FeatureNames = None,
-    invariant: Invariant = False,
-    seq: Seqs = None,
-    workload: WorkloadFile = None,
-    hf_config: ModelFile = None,
-    trials: Trials = 60,
-    time_budget: Seconds = None,
-    sampler: SamplerName = "auto",
-    seed: Seed = 0,
-    max_regret: MaxRegret = 0.02,
+    invariant: Annotated[
+        bool,
+        typer.Option(help="Only kernels that give the same bits in any batch: for invariant=True."),
+    ] = False,
+    seq: Annotated[
+        list[int] | None,
+        typer.Option(help="Sequence length, 4096 by default; its bucket is tuned. Repeatable."),
+    ] = None,
+    workload: Annotated[
+        Path | None, typer.Option(help="YAML file of specs, lengths and their weights.")
+    ] = None,
+    hf_config: Annotated[
+        Path | None, typer.Option(help="config.json of a model on Hugging Face.")
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            help="Configs to try per spec and bucket; on a GPU, to time. With --from-tables, 0 for "
+            "no search."
+        ),
+    ] = 60,
+    time_budget: Annotated[
+        float | None, typer.Option(help="Seconds for all searches together.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="auto, exhaustive, random or tpe.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    max_regret: Annotated[
+        float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")
+    ] = 0.02,
     jobs: Jobs = None,
     out: Out = Path(),
-    from_tables: FromTables = False,
-    improve_only: ImproveOnly = False,
-    restate: Restate = False,
-    retry_quarantined: RetryQuarantined = False,
-    gpus: Gpus = None,
-    cluster: ClusterAddress = None,
-    shard: Shard = "1/1",
+    from_tables: Annotated[
+        bool,
+        typer.Option(
+            "--from-tables",
+            help="Try what the tables of other GPUs hold, for all of their specs and lengths or "
+            "those that the options name, most used first; then search on.",
+        ),
+    ] = False,
+    improve_only: Annotated[
+        bool, typer.Option("--improve-only", help="Do not rewrite entries that nothing beat.")
+    ] = False,
+    restate: Annotated[
+        bool, typer.Option("--restate", help="Write estimates anew where the config stays.")
+    ] = False,
+    retry_quarantined: Annotated[
+        bool,
+        typer.Option("--retry-quarantined", help="Retry kernels that killed a process before."),
+    ] = False,
+    gpus: Annotated[str | None, typer.Option(help="GPUs of this host: all, or 0,2.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Tune on a Ray cluster: auto, ray://HOST:10001 or local.")
+    ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(help="2/8: tune the second of eight parts; merge their tables afterwards."),
+    ] = "1/1",
 ) -> None:
     """Find the fastest correct config of each spec and bucket, write the table and the kernels.
 
@@ -112,12 +137,11 @@ def tune(
     budget = Budget(trials=max(1, trials), seconds=time_budget)
     method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
     features = [*(feature or ()), *["invariant"] * invariant]
-    cache = ({"paged": True} if paged else {}) | (fields_of_kv(kv) if kv is not None else {})
+    cache = cache_fields(paged, kv)
     specs: tuple[AttentionSpec, ...] = ()
     if not named and not from_tables:
-        specs = _specs(direction, dtype, head_dim, causal, features)
-        specs = in_pages(specs) if paged else specs
-        specs = in_8_bits(specs, kv) if kv is not None else specs
+        named_specs = _specs(direction, dtype, head_dim, causal, features)
+        specs = tuple(with_cache(spec, cache) for spec in named_specs)
     from flashgen.table.show import console
     from flashgen.tune.places import Wanted
     from flashgen.tune.tune import DEFAULT_SEQ, TuneOptions

@@ -50,7 +50,7 @@ def cycles_a_score(
     if compiled.issued is None or rates is None:
         return None
     instructions, exp2 = compiled.issued
-    scores = config.br * config.bc
+    scores = config.br * config.bc / config.blocks_of_a_tile(spec)
     issue = instructions / (rates.issued * scores)
     special = exp2 * gpu.warp_size / (rates.exp2 * scores)
     flops, shared = float(spec.products * (spec.head_dim + spec.head_dim_v)), 0.0

@@ -12,9 +12,9 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from flashgen import settings
 from flashgen.compile import gcn, sass
@@ -26,12 +26,12 @@ from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig
+from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, batches
 from flashgen.spec.data_sheets import LIMITS
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.outcome import Status
-from flashgen.spec.records import parsed, record_of, value_of
+from flashgen.spec.records import Record, parsed, value_of
 
 FACTS = 5
 """Version of the facts in a cache file; raise it whenever their computation changes."""
@@ -63,7 +63,7 @@ class CompileFailed(FlashgenError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(Record):
     """The result of compiling a kernel for one architecture.
 
     registers are 32-bit registers per thread, spill_bytes what a thread spills to its stack,
@@ -117,14 +117,10 @@ class Compiled:
         """All main loops, the steady one first."""
         return () if self.loop is None else (self.loop, *self.other_loops)
 
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary that json can write; from_json reads it back to an equal Compiled."""
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Compiled:
+    def from_json(cls, record: dict[str, Any]) -> Self:
         """The Compiled of a record that to_json made. Raises InvalidArgument."""
-        made = record_of(cls, record)
+        made = super().from_json(record)
         lengths = [loop.instructions for loop in made.loops]
         if min((*lengths, *(length for _, length in made.spilling)), default=1) < 1:
             raise InvalidArgument("a loop must have an instruction: got none")
@@ -153,16 +149,21 @@ def compile_kernel(
     """
     import triton
 
-    if settings.interpreting():
-        raise ToolchainError(
-            "TRITON_INTERPRET must not be set in a process that compiles: unset it"
-        )
+    refuse_interpreting()
     version = str(triton.__version__)
     if cache is None:
         with temporary_folder("compile") as folder:
             return _compile(rendered, spec, config, arch, folder, version, whole)
     found = recall(rendered.digest, arch, version, cache, whole=whole)
     return found or _compile(rendered, spec, config, arch, cache, version, whole)
+
+
+def refuse_interpreting() -> None:
+    """Raise ToolchainError where TRITON_INTERPRET is set."""
+    if settings.interpreting():
+        raise ToolchainError(
+            "TRITON_INTERPRET must not be set in a process that compiles: unset it"
+        )
 
 
 def recall(
@@ -236,10 +237,10 @@ def judge(
     if compiled.advisories:
         return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"
     arrives = max((loop.warpgroup_arrives for loop in compiled.loops), default=0)
-    # A wgmma schedule that ptxas left alone opens a batch a product.
-    if arrives > spec.products:
+    made = batches(spec, config)
+    if arrives > made:
         return Status.SERIALIZED, (
-            f"a tile has {spec.products} products: ptxas cut them into {arrives} batches of wgmma"
+            f"a tile has {made} batches of wgmma: ptxas cut them into {arrives} batches"
         )
     return Status.OK, ""
 
@@ -309,11 +310,12 @@ def _compile(
         binary = built.asm["cubin"]
         listing = sass.disassemble(binary)
         stores = _SPILL_STORES.search(log)
-        loops, spill_bytes = main_loops(listing), int(stores[1]) if stores else listing.stack_bytes
+        spill_bytes = int(stores[1]) if stores else listing.stack_bytes
     else:
         binary = built.asm["hsaco"]
         listing = gcn.parse(built.asm["amdgcn"])
-        loops, spill_bytes = gcn.main_loops(listing, warp_size(arch)), listing.stack_bytes
+        spill_bytes = listing.stack_bytes
+    loops = main_loops(listing)
     compiled = Compiled(
         name=rendered.name,
         digest=rendered.digest,
@@ -350,20 +352,25 @@ def build(
     whole: bool = False,
 ) -> tuple[Any, str]:
     """Triton's CompiledKernel and the output of ptxas."""
-    import triton
-
     ast = source_of(
         load_kernel(source, rendered.text_name, rendered.name), spec, config, whole=whole
     )
-    options = config.launch_options(spec)
     with _ptxas_log() as log:
-        try:
-            built = triton.compile(ast, target=target_of(arch), options=options)
-        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-            unknown = "" if arch in LIMITS else f", which is none of {', '.join(LIMITS)}"
-            reason = f"{rendered.name} for {arch}{unknown}: {_first_line(error)}"
-            raise toolchain_error(error) or CompileFailed(reason) from error
-    return built, log.getvalue()
+        return compiled_by_triton(ast, rendered.name, spec, config, arch), log.getvalue()
+
+
+def compiled_by_triton(
+    source: Any, name: str, spec: AttentionSpec, config: KernelConfig, arch: str
+) -> Any:
+    """Triton's CompiledKernel of what source_of() gave. Raises CompileFailed or ToolchainError."""
+    import triton
+
+    try:
+        return triton.compile(source, target=target_of(arch), options=config.launch_options(spec))
+    except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
+        unknown = "" if arch in LIMITS else f", which is none of {', '.join(LIMITS)}"
+        reason = f"{name} for {arch}{unknown}: {_first_line(error)}"
+        raise toolchain_error(error) or CompileFailed(reason) from error
 
 
 def source_of(kernel: Any, spec: AttentionSpec, config: KernelConfig, *, whole: bool) -> Any:

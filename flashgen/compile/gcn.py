@@ -8,10 +8,8 @@ User Guide for the AMDGPU Backend ("Code Object V3 and Above Metadata").
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashgen.compile.loops import LoopFacts, main_bodies
 from flashgen.compile.sass import Instruction, Listing
 from flashgen.errors import ToolchainError
 
@@ -31,10 +29,11 @@ _FP32 = re.compile(r"v_(?:dual_|pk_)?(?:add|sub|subrev|mul|fma|fmac)_f32")
 class GcnInstruction(Instruction):
     """One instruction; its address counts instructions, and goes_to is that of a branch's target.
 
-    operands have the comment that LLVM put behind them.
+    operands have the comment that LLVM put behind them. wave: threads of a warp (wavefront).
     """
 
     goes_to: int | None = None
+    wave: int = 64
 
     @property
     def base(self) -> str:
@@ -50,6 +49,33 @@ class GcnInstruction(Instruction):
     def is_exp2(self) -> bool:
         """Whether it is an exp2 of the transcendental unit."""
         return self.base == "v_exp_f32"
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether it adds or multiplies float32."""
+        return _FP32.match(self.opcode) is not None
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is another vector instruction."""
+        return self.takes_slot and not (self.is_matrix or self.is_exp2 or self.is_fp32)
+
+    @property
+    def matrix_flops(self) -> int:
+        """Floating-point operations of one warp; 0 if it is no matrix instruction."""
+        shape = _SHAPE.search(self.opcode) if self.is_matrix else None
+        return 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) if shape else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that one warp moves over the LDS pipe, whose banks are 4 bytes wide: 4 a thread at
+        least.
+        """
+        if not self.opcode.startswith("ds_"):
+            return 0
+        width = re.search(r"_[bu](\d+)", self.opcode)
+        pairs = 2 if re.search(r"_(?:read|write|load|store)_?2", self.opcode) else 1
+        return self.wave * (pairs * max(4, int(width[1]) // 8) if width else 4)
 
     @property
     def is_spill(self) -> bool:
@@ -94,8 +120,9 @@ def parse(text: str) -> Listing:
     arch, resources = _ARCH.search(text), dict(_RESOURCE.findall(text))
     if arch is None or not found or "vgpr_count" not in resources:
         raise ToolchainError("the compiler wrote no assembly that flashgen can read")
+    wave = int(resources.get("wavefront_size", 64))
     instructions = (
-        GcnInstruction(n, "", opcode, operands, None, _goes_to(operands, labels))
+        GcnInstruction(n, "", opcode, operands, None, _goes_to(operands, labels), wave)
         for n, (opcode, operands) in enumerate(found)
     )
     return Listing(
@@ -109,42 +136,3 @@ def parse(text: str) -> Listing:
 def _goes_to(operands: str, labels: dict[str, int]) -> int | None:
     match = _TARGET.match(operands)
     return labels.get(match[1]) if match else None
-
-
-def main_loops(listing: Listing, wave: int) -> tuple[LoopFacts, ...]:
-    """As loops.main_loops; wave is the number of threads of a warp (wavefront)."""
-    found = (facts(body, wave) for body in main_bodies(listing))
-    return tuple(sorted(found, key=lambda loop: loop.instructions))
-
-
-def facts(body: Sequence[Instruction], wave: int) -> LoopFacts:
-    """The facts of one loop, of one warp; other are all vector instructions besides."""
-    fp32 = sum(_FP32.match(i.opcode) is not None for i in body)
-    matrix, exp2 = sum(i.is_matrix for i in body), sum(i.is_exp2 for i in body)
-    return LoopFacts(
-        instructions=len(body),
-        matrix_instructions=matrix,
-        matrix_flops=sum(map(matrix_flops, body)),
-        exp2=exp2,
-        fp32=fp32,
-        other=sum(i.takes_slot for i in body) - matrix - exp2 - fp32,
-        shared_bytes=wave * sum(map(shared_bytes, body)),
-        spills=sum(i.is_spill for i in body),
-        warpgroup_arrives=0,
-        exp2_under_matrix=None,
-    )
-
-
-def matrix_flops(i: Instruction) -> int:
-    """Floating-point operations of one warp; 0 if it is no matrix instruction."""
-    shape = _SHAPE.search(i.opcode) if i.is_matrix else None
-    return 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) if shape else 0
-
-
-def shared_bytes(i: Instruction) -> int:
-    """Bytes that one thread moves over the LDS pipe, whose banks are 4 bytes wide: 4 at least."""
-    if not i.opcode.startswith("ds_"):
-        return 0
-    width = re.search(r"_[bu](\d+)", i.opcode)
-    pairs = 2 if re.search(r"_(?:read|write|load|store)_?2", i.opcode) else 1
-    return pairs * max(4, int(width[1]) // 8) if width else 4

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from flashgen.compile.sass import WARP, Instruction, Listing
+from flashgen.compile.sass import INTEGER, WARP, Instruction, Listing
 
 Body = tuple[Instruction, ...]
 
@@ -23,11 +23,12 @@ def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...],
     Blocks behind a loop's last back edge are left out: retries that run only when a wait fails. Not
     so where that edge comes before the header, as LLVM places it.
     """
-    blocks = _blocks(instructions)
-    starts = {block[0].address: n for n, block in enumerate(blocks)}
-    successors = [_successors(block, n, len(blocks), starts) for n, block in enumerate(blocks)]
-    predecessors = _predecessors(successors)
-    dominators = _dominators(predecessors)
+    blocks, _, successors = _flow(instructions)
+    predecessors: list[list[int]] = [[] for _ in blocks]
+    for source, targets in enumerate(successors):
+        for target in targets:
+            predecessors[target].append(source)
+    dominators = _dominators(successors, predecessors)
     latches: dict[int, list[int]] = {}
     for source, targets in enumerate(successors):
         for header in targets:
@@ -35,7 +36,7 @@ def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...],
                 latches.setdefault(header, []).append(source)
     found = []
     for header, sources in sorted(latches.items()):
-        body = _natural_loop(header, sources, predecessors)
+        body = _reached(sources, predecessors, {header})
         last = max(sources)
         inside = (n for n in sorted(body) if last < header or header <= n <= last)
         found.append(tuple(instruction for n in inside for instruction in blocks[n]))
@@ -101,6 +102,15 @@ def _mask_behind(branch: Instruction, body: Body) -> Body:
     return skipped if selects and any(i.is_wgmma for i in body) else ()
 
 
+def _flow(
+    instructions: Sequence[Instruction],
+) -> tuple[list[list[Instruction]], dict[int, int], list[list[int]]]:
+    """Basic blocks in order of address, their numbers by address, and the successors of each."""
+    blocks = _blocks(instructions)
+    starts = {block[0].address: n for n, block in enumerate(blocks)}
+    return blocks, starts, [_successors(block, n, starts) for n, block in enumerate(blocks)]
+
+
 def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
     """Basic blocks, in order of address."""
     targets = {i.target for i in instructions}
@@ -114,27 +124,19 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
     return [block for block in blocks if block]
 
 
-def _successors(
-    block: Sequence[Instruction], number: int, count: int, starts: dict[int, int]
-) -> list[int]:
+def _successors(block: Sequence[Instruction], number: int, starts: dict[int, int]) -> list[int]:
     last = block[-1]
     found = [starts[last.target]] if last.target in starts else []
-    if last.falls_through and number + 1 < count:
+    if last.falls_through and number + 1 < len(starts):
         found.append(number + 1)
     return found
 
 
-def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in successors]
-    for source, targets in enumerate(successors):
-        for target in targets:
-            found[target].append(source)
-    return found
-
-
-def _dominators(predecessors: Sequence[Sequence[int]]) -> list[set[int]]:
+def _dominators(
+    successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]
+) -> list[set[int]]:
     """The blocks on every way from an entry to each block, itself included."""
-    everything, entries = set(range(len(predecessors))), _entries(predecessors)
+    everything, entries = set(range(len(predecessors))), _entries(successors, predecessors)
     found = [{n} if n in entries else set(everything) for n in sorted(everything)]
     changed = True
     while changed:
@@ -148,7 +150,9 @@ def _dominators(predecessors: Sequence[Sequence[int]]) -> list[set[int]]:
     return found
 
 
-def _entries(predecessors: Sequence[Sequence[int]]) -> set[int]:
+def _entries(
+    successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]
+) -> set[int]:
     """The first block, and the targets of jump tables: blocks to which no branch is seen.
 
     Such a target may still be the target of a branch from below, because setmaxnreg is retried
@@ -156,41 +160,27 @@ def _entries(predecessors: Sequence[Sequence[int]]) -> set[int]:
     entry, until none is left.
     """
     entries = {n for n, before in enumerate(predecessors) if n == 0 or not before}
-    reached = _reached(entries, predecessors)
+    reached = _reached(entries, successors)
     for n in range(len(predecessors)):
         if n not in reached:
             entries.add(n)
-            reached |= _reached({n}, predecessors)
+            reached |= _reached({n}, successors)
     return entries
 
 
-def _reached(entries: Iterable[int], predecessors: Sequence[Sequence[int]]) -> set[int]:
-    """The blocks that can be reached from `entries`, these included."""
-    successors: list[list[int]] = [[] for _ in predecessors]
-    for target, sources in enumerate(predecessors):
-        for source in sources:
-            successors[source].append(target)
-    found: set[int] = set()
-    pending = list(entries)
+def _reached(
+    origins: Iterable[int], edges: Sequence[Sequence[int]], ends: Iterable[int] = ()
+) -> set[int]:
+    """The blocks that can be reached from `origins` by edges without passing one of `ends`, all of
+    these included.
+    """
+    found, pending = set(ends), list(origins)
     while pending:
         block = pending.pop()
         if block not in found:
             found.add(block)
-            pending.extend(successors[block])
+            pending.extend(edges[block])
     return found
-
-
-def _natural_loop(
-    header: int, sources: Iterable[int], predecessors: Sequence[Sequence[int]]
-) -> set[int]:
-    """All blocks from which a source of a back edge is reached without passing the header."""
-    body, pending = {header}, list(sources)
-    while pending:
-        block = pending.pop()
-        if block not in body:
-            body.add(block)
-            pending.extend(predecessors[block])
-    return body
 
 
 def _within(inner: Sequence[Instruction], outer: Sequence[Instruction]) -> bool:
@@ -263,30 +253,17 @@ def hidden_roles(listing: Listing) -> bool:
 
 def _reaching(listing: Listing, bodies: Sequence[Body]) -> list[list[Body]]:
     """The loops in groups, within which one is reached from another."""
-    blocks = _blocks(listing.instructions)
-    starts = {block[0].address: n for n, block in enumerate(blocks)}
-    successors = [_successors(block, n, len(blocks), starts) for n, block in enumerate(blocks)]
+    _, starts, successors = _flow(listing.instructions)
     groups: list[list[Body]] = []
     for body in bodies:
-        home = next((g for g in groups if _reaches(g[-1], body, starts, successors)), None)
-        if home is None:
-            groups.append([body])
+        for group in groups:
+            reached = _reached([starts[group[-1][0].address]], successors)
+            if starts[body[0].address] in reached:
+                group.append(body)
+                break
         else:
-            home.append(body)
+            groups.append([body])
     return groups
-
-
-def _reaches(
-    origin: Body, goal: Body, starts: dict[int, int], successors: Sequence[Sequence[int]]
-) -> bool:
-    seen: set[int] = set()
-    pending = [starts[origin[0].address]]
-    while pending:
-        block = pending.pop()
-        if block not in seen:
-            seen.add(block)
-            pending.extend(successors[block])
-    return starts[goal[0].address] in seen
 
 
 def _role(listing: Listing, group: Sequence[Body]) -> Role:
@@ -312,8 +289,6 @@ def _enters(i: Instruction) -> bool:
 
 
 _COMMITTED = re.compile(r"gsb0,\s*0x([0-9a-f]+)")
-_HMMA_SHAPE = re.compile(r"\.16(8)(4|8|16|32)\b")
-_WGMMA_SHAPE = re.compile(r"\.64x(\d+)x(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,23 +339,19 @@ def facts(body: Sequence[Instruction]) -> LoopFacts:
     return LoopFacts(
         instructions=len(body),
         matrix_instructions=sum(i.is_matrix for i in body),
-        matrix_flops=sum(map(matrix_flops, body)),
+        matrix_flops=sum(i.matrix_flops for i in body),
         exp2=exp2,
-        fp32=sum(i.base in ("FFMA", "FADD", "FMUL") for i in body),
-        other=sum(i.base in _OTHER for i in body),
-        shared_bytes=sum(map(shared_bytes, body)),
+        fp32=sum(i.is_fp32 for i in body),
+        other=sum(i.is_other for i in body),
+        shared_bytes=sum(i.shared_bytes for i in body),
         spills=sum(i.is_spill for i in body),
         warpgroup_arrives=sum(i.opcode == "WARPGROUP.ARRIVE" for i in body),
         exp2_under_matrix=under / max(1, exp2) if wgmma else None,
     )
 
 
-_COMPARE = ("FMNMX", "FMNMX3", "FSEL", "FSETP", "F2FP")
-_INTEGER = ("ISETP", "IADD3", "IMAD", "LOP3", "LEA", "SEL", "SHF", "PRMT", "MOV", "VIADD", "VIMNMX")
-_OTHER = frozenset((*_COMPARE, *_INTEGER))
 _UNIFORM = ("R2UR", "UIADD3", "UIMAD", "ULEA", "ULOP3", "UMOV", "USEL", "USHF")
-_OF_A_MASK = frozenset(("FSEL", *_INTEGER, *_UNIFORM))
-_STORES_AND_LOADS = frozenset(("LDS", "STS", "LDSM", "STSM", "LDGSTS"))
+_OF_A_MASK = frozenset(("FSEL", *INTEGER, *_UNIFORM))
 
 
 def _exp2_under_wgmma(body: Iterable[Instruction]) -> int:
@@ -396,37 +367,3 @@ def _exp2_under_wgmma(body: Iterable[Instruction]) -> int:
         elif i.is_exp2 and (issued or groups):
             under += 1
     return under
-
-
-def shape_of(i: Instruction) -> tuple[int, int, int]:
-    """Rows, columns and depth that one warp multiplies: its quarter of a warpgroup's instruction.
-
-    (0, 0, 0) for other instructions and unknown shapes.
-    """
-    shape = (_WGMMA_SHAPE if i.is_wgmma else _HMMA_SHAPE).search(i.opcode) if i.is_matrix else None
-    return (16, int(shape[1]), int(shape[2])) if shape else (0, 0, 0)
-
-
-def matrix_flops(i: Instruction) -> int:
-    """Floating-point operations of one warp; 0 if the shape is unknown."""
-    rows, columns, depth = shape_of(i)
-    return 2 * rows * columns * depth
-
-
-def shared_bytes(i: Instruction) -> int:
-    """Bytes that one warp moves over the shared memory pipe."""
-    parts = i.opcode.split(".")
-    if i.is_wgmma and (shape := _WGMMA_SHAPE.search(i.opcode)):
-        # The depth is 16 for 16-bit operands and 8 for 32-bit ones: 32 bytes a row either way.
-        row_bytes, rows_of_a = 32, 64 if _reads_a_from_shared(i) else 0
-        return (int(shape[1]) + rows_of_a) * row_bytes // 4
-    if i.base in ("LDSM", "STSM"):
-        return int(parts[-1]) * 4 * WARP if parts[-1] in ("2", "4") else 4 * WARP
-    if i.base in _STORES_AND_LOADS:
-        return (16 if "128" in parts else 8 if "64" in parts else 4) * WARP
-    return 4 * WARP if i.base == "SHFL" else 0
-
-
-def _reads_a_from_shared(i: Instruction) -> bool:
-    _, _, sources = i.operands.partition(",")
-    return sources.strip().startswith("gdesc")

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flashgen import settings
-from flashgen.compile.compiler import CompileFailed, source_of, target_of
-from flashgen.errors import ToolchainError
+from flashgen.compile.compiler import compiled_by_triton, refuse_interpreting, source_of
 from flashgen.files import temporary_folder, write_whole
-from flashgen.kernels.loader import load_kernel, toolchain_error
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import Rendered
 from flashgen.ptx.triton_kernel import without_assembler
 from flashgen.spec.attention import AttentionSpec
@@ -44,25 +42,15 @@ def build_ptx(
     """The PTX of a kernel for `arch`. types: of arguments that are not those of the signature, such
     as {"o_ptr": "*bf16"}. Raises CompileFailed or ToolchainError.
     """
-    import triton
-
-    if settings.interpreting():
-        raise ToolchainError(
-            "TRITON_INTERPRET must not be set in a process that compiles: unset it"
-        )
+    refuse_interpreting()
     with temporary_folder("ptx") as folder:
         path = folder / f"{rendered.name}.py"
         write_whole(path, rendered.source)
         kernel = load_kernel(path, rendered.text_name, rendered.name)
         source = source_of(kernel, spec, config, whole=False)
         source.signature.update(types or {})
-        try:
-            with without_assembler():
-                options = config.launch_options(spec)
-                made = triton.compile(source, target=target_of(arch), options=options)
-        except Exception as error:  # Triton and LLVM raise classes of their own
-            reason = f"{rendered.name} for {arch}: {str(error).splitlines()[0]}"
-            raise toolchain_error(error) or CompileFailed(reason) from error
+        with without_assembler():
+            made = compiled_by_triton(source, rendered.name, spec, config, arch)
     return Built(
         ptx=made.asm["ptx"],
         arg_names=tuple(kernel.arg_names),

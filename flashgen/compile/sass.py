@@ -31,6 +31,11 @@ _ARCH = re.compile(r"^\s*code for (sm_\d+)", re.MULTILINE)
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 _BARRIER = re.compile(r"0x([0-9a-f]+)(?:, 0x([0-9a-f]+))?\s*$")
 _HIGH_WORD = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
+_HMMA_SHAPE = re.compile(r"\.16(8)(4|8|16|32)\b")
+_WGMMA_SHAPE = re.compile(r"\.64x(\d+)x(\d+)")
+_COMPARE = ("FMNMX", "FMNMX3", "FSEL", "FSETP", "F2FP")
+INTEGER = ("ISETP", "IADD3", "IMAD", "LOP3", "LEA", "SEL", "SHF", "PRMT", "MOV", "VIADD", "VIMNMX")
+_STORES_AND_LOADS = frozenset(("LDS", "STS", "LDSM", "STSM", "LDGSTS"))
 _CONTROL_SHIFT = 41
 _NO_BARRIER = 7
 BARRIERS = 6
@@ -97,6 +102,47 @@ class Instruction:
     def is_exp2(self) -> bool:
         """Whether it is an exp2 of the special function unit."""
         return self.opcode.startswith("MUFU.EX2")
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether it adds or multiplies float32."""
+        return self.base in ("FFMA", "FADD", "FMUL")
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it compares, selects, converts, or computes with integers."""
+        return self.base in _COMPARE or self.base in INTEGER
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth that one warp multiplies: its quarter of a warpgroup's
+        instruction. (0, 0, 0) for other instructions and unknown shapes.
+        """
+        if not self.is_matrix:
+            return (0, 0, 0)
+        found = (_WGMMA_SHAPE if self.is_wgmma else _HMMA_SHAPE).search(self.opcode)
+        return (16, int(found[1]), int(found[2])) if found else (0, 0, 0)
+
+    @property
+    def matrix_flops(self) -> int:
+        """Floating-point operations of one warp; 0 if the shape is unknown."""
+        rows, columns, depth = self.shape
+        return 2 * rows * columns * depth
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that one warp moves over the shared memory pipe."""
+        parts = self.opcode.split(".")
+        if self.is_wgmma and (shape := _WGMMA_SHAPE.search(self.opcode)):
+            # The depth is 16 for 16-bit operands and 8 for 32-bit ones: 32 bytes a row either way.
+            sources = self.operands.partition(",")[2]
+            row_bytes, rows_of_a = 32, 64 if sources.strip().startswith("gdesc") else 0
+            return (int(shape[1]) + rows_of_a) * row_bytes // 4
+        if self.base in ("LDSM", "STSM"):
+            return int(parts[-1]) * 4 * WARP if parts[-1] in ("2", "4") else 4 * WARP
+        if self.base in _STORES_AND_LOADS:
+            return (16 if "128" in parts else 8 if "64" in parts else 4) * WARP
+        return 4 * WARP if self.base == "SHFL" else 0
 
     @property
     def reads_tensor(self) -> bool:

@@ -16,11 +16,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
-from flashgen.estimate.sm import NUMBA_MISSING, Replay, replay_cubin
+from flashgen.estimate.sm import NUMBA_MISSING, Replay, clock, replay_cubin
 from flashgen.estimate.trip_counts import grid, tuned_splits
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -210,15 +209,6 @@ def time_of(
     return _timing(median_us, least_us, firm=firm and replayed.firm)
 
 
-def _waves() -> Any:
-    """The module grid_schedule. Raises ToolchainError if numba is not installed."""
-    try:
-        from flashgen.estimate import grid_schedule
-    except ImportError:
-        raise ToolchainError(NUMBA_MISSING) from None
-    return grid_schedule
-
-
 def _total(
     kinds: Iterable[Sequence[int]], counts: Sequence[int], of_a_trip: Sequence[float]
 ) -> float:
@@ -247,7 +237,10 @@ def _grid_cycles(
 
     trips: of each phase, by kind of block; far: the share of loads that come from memory.
     """
+    clock()  # raises ToolchainError without numba
     import numpy as np
+
+    from flashgen.estimate.grid_schedule import list_schedule
 
     busy_sms = min(len(kind_of), gpu.sms)
     residents = min(replayed.residents, math.ceil(len(kind_of) / gpu.sms))
@@ -255,7 +248,7 @@ def _grid_cycles(
     slower = np.array(replayed.far_cycles[:residents]) - np.array(replayed.cycles[:residents])
     cycles_of = near + far * slower + TRIP_CYCLES * np.arange(1, residents + 1)[:, None]
     overhead = BLOCK_CYCLES + replayed.outside * residents
-    end: float = _waves().list_schedule(
+    end: float = list_schedule(
         np.array(kind_of), np.array(trips, float), cycles_of, overhead, gpu.sms, residents
     )
     # Not a matrix product: the order in which BLAS adds depends on the CPU and may break a tie.

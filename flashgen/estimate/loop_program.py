@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
-from flashgen.compile.loops import Body, Role, shape_of, shared_bytes
+from flashgen.compile.loops import Body, Role
 from flashgen.compile.sass import WARP, Instruction, Listing
 from flashgen.errors import NoEstimate
 from flashgen.estimate.machines import SUB_PARTITIONS, Machine
@@ -131,11 +131,11 @@ def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, flo
 
 def _matrix(made: Row, i: Instruction, hmma: float) -> None:
     """Matrix instructions: HMMA synchronous with its warp, wgmma of a warpgroup asynchronous."""
-    rows, columns, depth = shape_of(i)
+    rows, columns, depth = i.shape
     if i.is_wgmma:
         made.kind = WGMMA
         made.occupies = columns / 2  # its depth is 32 bytes, whatever the type
-        made.shared = shared_bytes(i) / 128
+        made.shared = i.shared_bytes / 128
         made.commits = int("gsb0" in i.operands)
     else:
         rate = 0.5 if ".TF32" in i.opcode else 2.0 if i.base == "IMMA" else 1.0  # [paper]
@@ -144,7 +144,7 @@ def _matrix(made: Row, i: Instruction, hmma: float) -> None:
 
 def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) -> None:
     moved = (16 if ".128" in i.opcode else 8 if ".64" in i.opcode else 4) * WARP
-    made.shared = (shared_bytes(i) or moved) / machine.shared_bytes
+    made.shared = (i.shared_bytes or moved) / machine.shared_bytes
     if i.base == "LDSM":
         made.latency = machine.matrix_load_late
     elif i.base == "LDS":
@@ -285,14 +285,13 @@ def register_reads(rows: Sequence[Row], body: Body) -> None:
     Memory instructions, exp2 and conversions wait in queues for free ports and are left out. So are
     uniform instructions, and wgmma, whose register reads are not documented.
     """
-    pairs = [(each, i) for each, i in zip(rows, body, strict=True) if _reads_in_step(each)]
+    pairs = [
+        (each, i)
+        for each, i in zip(rows, body, strict=True)
+        if each.pipe in (ALU, FMA, HALF, MATRIX) and each.kind != WGMMA
+    ]
     for (each, _), found in zip(pairs, reads([i for _, i in pairs]), strict=True):
-        each.even, each.odd = found.even, found.odd
-        each.again_even, each.again_odd = found.again_even, found.again_odd
-
-
-def _reads_in_step(each: Row) -> bool:
-    return each.pipe in (ALU, FMA, HALF, MATRIX) and each.kind != WGMMA
+        each.even, each.odd, each.again_even, each.again_odd = found
 
 
 def _rows(made: Program, number: int) -> list[Row]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from flashgen.compile.loops import shape_of
 from flashgen.compile.sass import WARP, Instruction
 
 BANKS = 2
@@ -29,29 +29,22 @@ _PREDICATE = re.compile(r"!?U?P[0-9T]")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """`count` registers from `first` on; place is the index of the operand."""
+    """Numbers of registers; place is the index of the operand."""
 
     place: int
-    first: int
-    count: int
+    registers: range
     reuse: bool
 
-    @property
-    def registers(self) -> range:
-        """Their numbers."""
-        return range(self.first, self.first + self.count)
 
-
-@dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(NamedTuple):
     """Registers read from the even and the odd bank; again_*: directly after the warp's own
     previous instruction, whose operands are still cached.
     """
 
-    even: int = 0
-    odd: int = 0
-    again_even: int = 0
-    again_odd: int = 0
+    even: int
+    odd: int
+    again_even: int
+    again_odd: int
 
 
 def operands(i: Instruction) -> tuple[Operand, ...]:
@@ -64,14 +57,16 @@ def operands(i: Instruction) -> tuple[Operand, ...]:
     found = []
     for place, part in enumerate(named):
         if match := _REGISTER.search(part):
-            found.append(Operand(place, int(match[1]), _count(i, place), bool(match[2])))
+            first = int(match[1])
+            registers = range(first, first + _count(i, place))
+            found.append(Operand(place, registers, bool(match[2])))
     return tuple(found)
 
 
 def _count(i: Instruction, place: int) -> int:
     """How many registers the operand at an index takes: more than one for tiles of a matrix."""
     if i.is_matrix and place < 3:
-        rows, columns, depth = shape_of(i)
+        rows, columns, depth = i.shape
         bits = 32 if ".TF32" in i.opcode else 16 if i.base == "HMMA" else 8
         sums = 16 if i.opcode.split(".")[2:3] == ["F16"] else 32
         tile = (rows * depth * bits, depth * columns * bits, rows * columns * sums)[place]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.compiler import Compiled, cache_file
-from flashgen.compile.loops import Body, hidden_roles, main_bodies, matrix_flops, roles
+from flashgen.compile.loops import Body, hidden_roles, main_bodies, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
@@ -37,7 +37,7 @@ from flashgen.estimate.machines import (
 from flashgen.files import content_of, write_whole
 from flashgen.paths import install_command
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.records import parsed, record_of, value_of
+from flashgen.spec.records import Record, parsed, record_of, value_of
 
 TRIPS, FROM_TRIP = 10, 3
 """Trips of a loop that are replayed, and from which on they count as steady."""
@@ -186,7 +186,7 @@ class Scoreboard:
         """Floating-point operations of a block's matrix instructions in a trip of a main loop."""
         body = self.main[loop]
         role = next(role for role in self._roles if body in role.loops)
-        return (role.warps or self.num_warps) * sum(map(matrix_flops, body))
+        return (role.warps or self.num_warps) * sum(i.matrix_flops for i in body)
 
     def least_cycles(self, loop: int) -> float:
         """The cycles that a block's trip of a main loop occupies its busiest arithmetic pipe."""
@@ -329,7 +329,7 @@ REPLAY = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(Record):
     """The result of replaying one kernel on one target; all its times follow from it.
 
     phases: numbers of the main loops, in order of address, that run at the same time. cycles: by
@@ -354,15 +354,6 @@ class Replay:
     equal_parts: tuple[int, ...]
     outside: int
     firm: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary that json can write; from_json restores an equal Replay from it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Replay:
-        """The Replay of a record that to_json made. Raises InvalidArgument."""
-        return record_of(cls, record)
 
 
 def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -> Replay:

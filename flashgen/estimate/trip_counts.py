@@ -106,27 +106,33 @@ def _by_rows(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
-    window has masked ones before them, too.
+    window has masked ones before them, too, as key_window of templates/_masks.py.jinja has it.
 
     The forward's s_ahead runs its last tile after the loops. To close a segment of an invariant
     forward, and to fill the pipeline again, counts as a trip, in s_ahead and hopper as the one that
     it lacks.
     """
-    if spec.hides_first_keys:
-        return _by_rows_of_window(spec, config, problem, loops)
+    br, bc, shift = config.br, config.bc, problem.seq_k - problem.seq_q
+    right = TUNED_WINDOW if spec.hides_first_keys else problem.seq_q + problem.seq_k
+    right = 0 if spec.causal else right
     found: list[tuple[int, ...]] = []
-    for start in range(0, problem.seq_q, config.br):
-        whole, end = problem.seq_k, problem.seq_k
-        if spec.causal:
-            shift = problem.seq_k - problem.seq_q
-            end = min(max(start + config.br + shift, 0), end)
-            whole = min(max(start + shift + 1, 0), whole)
-        tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
+    for start in range(0, problem.seq_q, br):
+        begin = full = 0
+        end = math.ceil(min(max(start + br + shift + right, 0), problem.seq_k) / bc)
+        if spec.hides_first_keys:
+            begin = max(first_key(spec, start + shift), 0) // bc
+            full = min(math.ceil(max(first_key(spec, start + br - 1 + shift), 0) / bc), end)
+        full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
+        closed = 0
+        if config.schedule not in ("s_ahead", "hopper"):
+            closed = _closed(spec, begin * bc, end * bc)
         if spec.direction == "forward" and config.schedule == "s_ahead" and not spec.invariant:
-            tiles = max(tiles - 1, 0)
-            unmasked = min(unmasked, tiles)
-        closed = _closed(spec, 0, end) * (config.schedule not in ("s_ahead", "hopper"))
-        found.append((tiles + closed,) if loops == 1 else (unmasked + closed, tiles - unmasked))
+            end = max(end - 1, 0)
+            full_end = min(full_end, end)
+        trips: tuple[int, ...] = (full_end - full, end - full_end)
+        if spec.hides_first_keys:
+            trips = (max(full - begin, 0), *trips)
+        found.append((sum(trips) + closed,) if loops == 1 else (trips[0] + closed, *trips[1:]))
     return found
 
 
@@ -147,24 +153,6 @@ def _by_blocks(
         end = min(begin + TUNED_DOCUMENT, problem.seq_q)
         whole = (end - 1) // BLOCK - start // BLOCK if by_keys else (start - begin) // BLOCK
         trips = (whole * times, times)
-        found.append((sum(trips),) if loops == 1 else trips)
-    return found
-
-
-def _by_rows_of_window(
-    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
-) -> list[tuple[int, ...]]:
-    """As key_window of templates/_masks.py.jinja has it."""
-    br, bc, shift = config.br, config.bc, problem.seq_k - problem.seq_q
-    right = 0 if spec.causal else TUNED_WINDOW
-    found: list[tuple[int, ...]] = []
-    for start in range(0, problem.seq_q, br):
-        begin = max(first_key(spec, start + shift), 0) // bc
-        end = math.ceil(min(max(start + br + shift + right, 0), problem.seq_k) / bc)
-        full = min(math.ceil(max(first_key(spec, start + br - 1 + shift), 0) / bc), end)
-        full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
-        closed = _closed(spec, begin * bc, end * bc)
-        trips = (max(full - begin, 0) + closed, full_end - full, end - full_end)
         found.append((sum(trips),) if loops == 1 else trips)
     return found
 
@@ -204,16 +192,10 @@ def _by_keys(
     return found
 
 
-def tuned_stream(spec: AttentionSpec, problem: Problem) -> Problem:
-    """The sizes of a decode that its splits are counted of: all keys, or what a window shows."""
-    if not spec.hides_first_keys:
-        return problem
-    return streamed(problem, tuned_reach(spec))
-
-
 def tuned_splits(spec: AttentionSpec, config: KernelConfig, problem: Problem, sms: int) -> int:
     """The splits of a decode as it is timed."""
-    stream = tuned_stream(spec, problem)
+    # Counted of all keys, or of what a window shows.
+    stream = streamed(problem, tuned_reach(spec)) if spec.hides_first_keys else problem
     if spec.invariant:
         return segments(problem.seq_k, stream.seq_k)
     return splits_of(config, stream, sms)

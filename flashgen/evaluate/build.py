@@ -41,38 +41,10 @@ from flashgen.spec.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildResult:
-    """How far one config came: rendered is None if illegal, compiled None if it does not compile.
-
-    replay is None if there can be no estimate; no_estimate then gives the reason.
-    """
-
-    status: Status
-    detail: str = ""
-    rendered: Rendered | None = None
-    compiled: Compiled | None = None
-    replay: Replay | None = None
-    no_estimate: str = ""
-
-    @property
-    def digest(self) -> str:
-        """The kernel's digest, or "" if there is no kernel."""
-        return self.rendered.digest if self.rendered else ""
-
-    def residents(self, gpu: Gpu) -> int | None:
-        """Its blocks on an SM of `gpu`; None if it was not compiled."""
-        return residents(self.compiled, gpu) if self.compiled else None
-
-    def cycles(
-        self, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
-    ) -> tuple[float, float] | None:
-        """bounds.cycles_a_score of it."""
-        return cycles_a_score(self.compiled, spec, config, gpu) if self.compiled else None
-
-
-@dataclass(frozen=True)
 class Built:
-    """The result of the compile task."""
+    """The result of the compile task. replay is None if there can be no estimate; no_estimate then
+    gives the reason.
+    """
 
     compiled: Compiled
     replay: Replay | None
@@ -81,35 +53,50 @@ class Built:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Built:
         """The Built of the compile task's answer."""
-        replayed = record["replay"]
         return cls(
-            Compiled.from_json(record["compiled"]),
-            None if replayed is None else Replay.from_json(replayed),
-            record["no_estimate"],
+            compiled=Compiled.from_json(record["compiled"]),
+            replay=record["replay"] and Replay.from_json(record["replay"]),
+            no_estimate=record["no_estimate"],
         )
 
 
-def estimated(built: BuildResult, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """How far one config came: rendered is None if illegal, built None if it does not compile."""
+
+    status: Status
+    detail: str = ""
+    rendered: Rendered | None = None
+    built: Built | None = None
+
+    @property
+    def digest(self) -> str:
+        """The kernel's digest, or "" if there is no kernel."""
+        return self.rendered.digest if self.rendered else ""
+
+
+def estimated(result: BuildResult, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
     """The estimate of a kernel that was built. Raises NoEstimate."""
     if request.spec.direction == "backward_delta":
         return estimate_streaming(request.spec, request.problem, gpu)
-    if built.replay is None:
-        raise NoEstimate(built.no_estimate or "the kernel was not compiled")
+    built = result.built
+    if built is None or built.replay is None:
+        raise NoEstimate(built.no_estimate if built else "the kernel was not compiled")
     return estimate(built.replay, request.spec, config, request.problem, gpu)
 
 
 def estimate_or_none(
-    built: BuildResult, request: Request, config: KernelConfig, gpu: Gpu
+    result: BuildResult, request: Request, config: KernelConfig, gpu: Gpu
 ) -> Timing | None:
     """The estimate of a kernel, if there is one."""
     try:
-        return estimated(built, request, config, gpu)
+        return estimated(result, request, config, gpu)
     except NoEstimate:
         return None
 
 
 def outcome_of(
-    built: BuildResult,
+    result: BuildResult,
     request: Request,
     config: KernelConfig,
     gpu: Gpu,
@@ -118,9 +105,14 @@ def outcome_of(
     **found: Any,
 ) -> Outcome:
     """Request.outcome of a kernel that was built, with what the compiler says of it."""
-    facts = {"residents": built.residents(gpu), "cycles": built.cycles(request.spec, config, gpu)}
-    own: dict[str, Any] = {"digest": built.digest, "compiled": built.compiled, **facts}
-    return request.outcome(config, status, detail, **own, **found)
+    if result.built is not None:
+        compiled = result.built.compiled
+        found |= {
+            "compiled": compiled,
+            "residents": residents(compiled, gpu),
+            "cycles": cycles_a_score(compiled, request.spec, config, gpu),
+        }
+    return request.outcome(config, status, detail, digest=result.digest, **found)
 
 
 def cpu_count() -> int:
@@ -147,7 +139,6 @@ Key = tuple[str, bool]
 class Build:
     """One config in progress. whole: it serves a decode of one split; rank as Task has it."""
 
-    builder: Builder
     spec: AttentionSpec
     config: KernelConfig
     drafted: BuildResult
@@ -158,12 +149,6 @@ class Build:
     def key(self) -> Key:
         """What is compiled once."""
         return self.drafted.digest, self.whole
-
-    def verdict(self) -> BuildResult:
-        """Wait for the compiler and judge its result. Raises ToolchainError."""
-        if self.drafted.rendered is None:
-            return self.drafted
-        return self.builder.verdict(self.spec, self)
 
 
 class Builder:
@@ -185,7 +170,7 @@ class Builder:
         self._answers = Once()
 
     def start(
-        self, spec: AttentionSpec, config: KernelConfig, problem: Problem, rank: int = 0
+        self, spec: AttentionSpec, problem: Problem, config: KernelConfig, rank: int = 0
     ) -> Build:
         """Draft a config and, if it is legal and not compiled yet for this problem, queue it for
         the compiler; rank as Task has it.
@@ -194,14 +179,12 @@ class Builder:
             spec.direction == "decode" and tuned_splits(spec, config, problem, self._gpu.sms) == 1
         )
         drafted = draft(spec, config, self._gpu)
-        build = Build(
-            builder=self, spec=spec, config=config, drafted=drafted, whole=whole, rank=rank
-        )
-        if drafted.rendered is not None and not self._recalled(spec, build):
-            self._answers.start(build.key, partial(self._submit, spec, build))
+        build = Build(spec=spec, config=config, drafted=drafted, whole=whole, rank=rank)
+        if drafted.rendered is not None and not self._recalled(build):
+            self._answers.start(build.key, partial(self._submit, build))
         return build
 
-    def _recalled(self, spec: AttentionSpec, build: Build) -> bool:
+    def _recalled(self, build: Build) -> bool:
         """Whether a kernel is built, now or in an earlier run."""
         if build.key in self._built:
             return True
@@ -214,12 +197,12 @@ class Builder:
         replayed = recall_replay(compiled, self._gpu, folder)
         if replayed is None:
             return False
-        self._built[build.key] = Built(compiled, replayed)
+        self._built[build.key] = Built(compiled=compiled, replay=replayed)
         return True
 
-    def _submit(self, spec: AttentionSpec, build: Build) -> Future[Answer]:
+    def _submit(self, build: Build) -> Future[Answer]:
         asked = Compile(
-            spec=spec,
+            spec=build.spec,
             config=build.config,
             gpu=self._gpu,
             cache=str(self._cache / "compiled"),
@@ -227,27 +210,21 @@ class Builder:
         )
         return self._compilers.submit(task(self._tasks.compile, asked, COMPILE_LIMIT_S, build.rank))
 
-    def verdict(self, spec: AttentionSpec, build: Build) -> BuildResult:
-        """Wait for a queued kernel, which was rendered. Raises ToolchainError."""
+    def verdict(self, build: Build) -> BuildResult:
+        """Wait for the compiler and judge its result. Raises ToolchainError."""
         rendered = build.drafted.rendered
-        assert rendered is not None
+        if rendered is None:
+            return build.drafted
         if build.key not in self._built:
-            answer = finite(self._answers.result(build.key, partial(self._submit, spec, build)))
+            answer = finite(self._answers.result(build.key, partial(self._submit, build)))
             if not isinstance(answer, Done):
                 return _failed(answer, rendered, self._cache)
             self._built[build.key] = Built.from_json(answer.value)
         built = self._built[build.key]
         status, detail = judge(
-            built.compiled, spec, build.config, self._gpu, measures=self._measures
+            built.compiled, build.spec, build.config, self._gpu, measures=self._measures
         )
-        return BuildResult(
-            status=status,
-            detail=detail,
-            rendered=rendered,
-            compiled=built.compiled,
-            replay=built.replay,
-            no_estimate=built.no_estimate,
-        )
+        return BuildResult(status=status, detail=detail, rendered=rendered, built=built)
 
     def drop(self, builds: list[Build]) -> None:
         """Remove these from the queue, if they are still queued."""

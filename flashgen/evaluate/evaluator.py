@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self
@@ -73,6 +75,11 @@ class Request:
     gpu: str  # slug
     source: Source
 
+    @property
+    def search(self) -> tuple[AttentionSpec, Problem]:
+        """What the requests of one search have in common."""
+        return self.spec, self.problem
+
     def outcome(
         self,
         config: KernelConfig,
@@ -118,13 +125,25 @@ class Request:
 
 
 class BaseEvaluator(Evaluator):
-    """What evaluators share: the Request of a call, and the end of a context."""
+    """What evaluators share: a call as a Request, and the end of a context."""
 
-    def request(self, stage: Stage, spec: AttentionSpec, problem: Problem) -> Request:
-        """What a call of evaluate requests of this evaluator."""
-        return Request(
-            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
-        )
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate."""
+        slug, source = self.gpu.slug, self.source
+        request = Request(stage=stage, spec=spec, problem=problem, gpu=slug, source=source)
+        return self.answers(request, configs)
+
+    @abstractmethod
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """The outcomes that a call of evaluate requests. Closed, they drop what is queued."""
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +164,23 @@ class WrappingEvaluator(BaseEvaluator):
         """As Evaluator.close."""
         self._inner.close()
 
+    def _beside(
+        self,
+        known: Mapping[KernelConfig, Outcome],
+        request: Request,
+        configs: Sequence[KernelConfig],
+    ) -> Generator[Outcome, None, None]:
+        """The outcomes of these configs, in order: those that are known, and those of `inner` for
+        all others.
+        """
+        rest = [config for config in configs if config not in known]
+        answers = self._inner.evaluate(request.stage, request.spec, request.problem, rest)
+        with closing(_closable(answers)) as outcomes:
+            for config in configs:
+                yield known[config] if config in known else next(outcomes)
 
-def closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+
+def _closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
     """The same as a generator, which can be closed and then closes `outcomes`."""
     yield from outcomes
 
@@ -161,7 +195,7 @@ class Ranks:
 
     def of(self, request: Request) -> int:
         """The rank of the tasks of a request."""
-        return self._known.setdefault((request.spec, request.problem), len(self._known))
+        return self._known.setdefault(request.search, len(self._known))
 
 
 def protocol_of(stage: Stage, source: Source) -> int:

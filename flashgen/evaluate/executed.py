@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from flashgen.compile.ptx import Built, build_ptx
+from flashgen.errors import LaunchError
 from flashgen.kernels.render import Rendered
 from flashgen.ptx.arguments import Argument, launch_of
 from flashgen.ptx.findings import CHECKS, Check, Report
@@ -19,14 +20,16 @@ from flashgen.ptx.machine import execute
 from flashgen.ptx.triton_kernel import loaded_text
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.data_sheets import LIMITS
 
 
 class ExecutedKernel:
     """A kernel of flashgen compiled for `arch`, with the interface of a Triton kernel. report holds
     what all launches found.
 
-    A launch raises FaultsFound at the first finding if `raises` is set. seed draws the order of
-    blocks, warps and copies; each launch takes the next one.
+    A launch raises FaultsFound at the first finding if `raises` is set, and LaunchError if a block
+    of `arch` does not have the shared memory. seed draws the order of blocks, warps and copies;
+    each launch takes the next one.
     """
 
     def __init__(
@@ -53,8 +56,13 @@ class ExecutedKernel:
         return lambda *arguments, **options: self.launch(int(grid[0]), arguments)
 
     def launch(self, blocks: int, arguments: Sequence[Any]) -> Report:
-        """Execute `blocks` programs on CPU tensors. Raises FaultsFound."""
+        """Execute `blocks` programs on CPU tensors. Raises FaultsFound and LaunchError."""
         built = self._variant(arguments)
+        if built.shared_bytes > (most := LIMITS[self.arch].shared_per_block):
+            raise LaunchError(
+                f"{self.rendered.name} takes {built.shared_bytes} bytes of shared memory: "
+                f"{self.arch} has {most} a block"
+            )
         given = [
             Argument(name=name, type=built.types[name], value=value)
             for name, value in zip(self.arg_names, arguments, strict=True)

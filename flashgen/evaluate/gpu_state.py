@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,10 +127,11 @@ class Clock:
 
     def __init__(self, usual_mhz: float | None = None) -> None:
         self.usual_mhz = usual_mhz
-        self._off = 0  # measurements in a row that were taken at another clock
+        self._off: Counter[Hashable] = Counter()  # in a row, that were taken at another clock
 
-    def why_unsteady(self, mhz: float | None) -> str:
+    def why_unsteady(self, mhz: float | None, search: Hashable = None) -> str:
         """Why a measurement with a final clock of `mhz` must be repeated; "" if it need not.
+        search: whose it is, which repeats its own.
 
         None, an unknown clock, counts as the usual one. Raises ClockChanged once all repetitions
         are used up.
@@ -139,11 +142,11 @@ class Clock:
             self.usual_mhz = mhz
         usual = self.usual_mhz
         if max(mhz, usual) <= SAME_WITHIN * min(mhz, usual):
-            self._off = 0
+            self._off[search] = 0
             return ""
-        self._off += 1
+        self._off[search] += 1
         moved = f"from {usual:.0f} to {mhz:.0f} MHz"
-        if self._off > len(WAITS_S):
+        if self._off[search] > len(WAITS_S):
             raise ClockChanged(
                 f"the GPU's clock went {moved} in the middle of the run and stays there, and times "
                 f"at the two do not compare: nothing is lost, so see to it with `nvidia-smi -q -d "

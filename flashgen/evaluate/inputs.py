@@ -24,12 +24,14 @@ from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences, from_bounds
 from flashgen.spec.problem import TUNED_DOCUMENT, Problem, tuned_limits
 from flashgen.spec.space import tuned_default
+from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from flashgen.kernels.launch_backward import Backward
     from flashgen.kernels.launch_cache import Decode
+    from flashgen.kernels.launch_forward import Forward
     from flashgen.spec.cache import Cache
 
 PAGE_SIZE = 16
@@ -146,6 +148,38 @@ def ones_of_fp8(spec: AttentionSpec, problem: Problem, device: str) -> Fp8:
     return Fp8(q_descale=one, k_descale=one, v_descale=one, dtype=spec.dtype)
 
 
+def make_call(spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path) -> Any:
+    """What the kernels of a spec are called with to be timed, on a GPU. What they need of other
+    kernels is computed by the default ones, which are written to `folder`.
+    """
+    if spec.direction in DECODING:
+        from flashgen.kernels.launch import device_gpu
+
+        sms = device_gpu(int(device.removeprefix("cuda:"))).sms
+        return make_decode(spec, problem, seed, device, sms)
+    if spec.direction == "forward":
+        return make_forward(spec, problem, seed, device)
+    from flashgen.kernels.launch_backward import Delta
+
+    o, call = make_backward(spec, problem, seed, device, folder)
+    return Delta(o=o, do=call.do, dlse=None) if spec.direction == "backward_delta" else call
+
+
+def make_forward(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Forward:
+    """A call of a forward kernel on random normal inputs."""
+    from flashgen.kernels.launch_forward import Forward
+
+    q, k, v = make_inputs(spec, problem, seed, device)
+    return Forward(
+        q=q,
+        k=k,
+        v=v,
+        scale=check_scale(None, spec.head_dim),
+        diagonal=diagonal_of(spec.causal, problem.seq_q, problem.seq_k),
+        features=make_features(spec, problem, seed, device),
+    )
+
+
 def make_backward(
     spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
 ) -> tuple[Tensor, Backward]:
@@ -156,46 +190,18 @@ def make_backward(
     """
     import torch
 
-    from flashgen.kernels import launch
+    from flashgen.kernels.launch import bind
     from flashgen.kernels.launch_backward import Backward
 
     forward = spec.for_direction("forward")
     config = tuned_default(forward)
-    kernel = kernel_in(folder, forward, config)
-    q, k, v = make_inputs(spec, problem, seed, device)
-    scale = check_scale(None, spec.head_dim)
-    diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
-    features = make_features(spec, problem, seed, device)
-    o, lse = launch.launch(
-        kernel, forward, config, q, k, v, scale=scale, diagonal=diagonal, features=features
-    )
+    call = make_forward(forward, problem, seed, device)
+    o, lse = bind(kernel_in(folder, forward, config), forward, config)(call)
     generator = torch.Generator(device=device).manual_seed(seed + 2)
     do = torch.randn(o.shape, generator=generator, device=device).to(o.dtype)
-    call = Backward(
-        q=q,
-        k=k,
-        v=v,
-        do=do,
-        lse=lse,
-        delta=(o.float() * do.float()).sum(-1),
-        scale=scale,
-        diagonal=diagonal,
-        features=features,
-    )
-    return o, call
-
-
-def backward_run(
-    kernel: Any, spec: AttentionSpec, config: KernelConfig, o: Tensor, call: Backward
-) -> Run:
-    """A launch of a backward kernel on what make_backward made, ready to repeat."""
-    from flashgen.kernels.launch import bind
-    from flashgen.kernels.launch_backward import Delta
-
-    plan = bind(kernel, spec, config)
-    if spec.direction == "backward_delta":
-        return functools.partial(plan, Delta(o=o, do=call.do, dlse=None))
-    return functools.partial(plan, call)
+    delta = (o.float() * do.float()).sum(-1)
+    given = {name: getattr(call, name) for name in ("q", "k", "v", "scale", "diagonal", "features")}
+    return o, Backward(**given, do=do, lse=lse, delta=delta)
 
 
 def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, sms: int) -> Decode:
@@ -261,26 +267,27 @@ def in_pages(cache: Cache, page_size: int, seed: int) -> Cache:
     return replace(cache, k=pool(cache.k), v=pool(cache.v), block_table=table)
 
 
-def decode_run(
-    kernel: Any, spec: AttentionSpec, config: KernelConfig, call: Decode, folder: Path
-) -> Run:
-    """A launch of decode and of what merges its parts, ready to repeat.
+def run_of(kernel: Any, spec: AttentionSpec, config: KernelConfig, call: Any, folder: Path) -> Run:
+    """A launch of a kernel with what make_call() made, ready to repeat; of a decode, with what
+    merges its parts.
 
-    The combine kernel is the default one, written to `folder`. Raises InvalidArgument for other
-    directions, which are not timed by themselves.
+    The combine kernel is the default one, written to `folder`. Raises InvalidArgument for the
+    other kernels of a cache, which are not timed by themselves.
     """
-    from flashgen.kernels import launch
+    from flashgen.kernels.launch import bind
     from flashgen.kernels.launch_cache import Combine
 
+    plan = bind(kernel, spec, config)
+    if spec.direction not in DECODING:
+        return functools.partial(plan, call)
     if spec.direction != "decode":
         raise InvalidArgument(f"direction must be decode to be timed: got {spec.direction}")
     merging = spec.for_direction("combine")
     of_merging = tuned_default(merging)
-    split = launch.bind(kernel, spec, config)
-    combine = launch.bind(kernel_in(folder, merging, of_merging), merging, of_merging)
+    combine = bind(kernel_in(folder, merging, of_merging), merging, of_merging)
 
     def run() -> object:
-        parts = split(call)
+        parts = plan(call)
         return parts if parts.whole else combine(Combine(parts=parts, q=call.q))
 
     return run

@@ -29,16 +29,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.gpu_state import Conditions as Conditions
 from flashgen.evaluate.gpu_state import clocks_and_power as clocks_and_power
 from flashgen.spec.outcome import LONGEST_US, Timing
-
-if TYPE_CHECKING:
-    pass
-
 
 Run = Callable[[], object]
 """Launches a kernel once, without waiting for it."""

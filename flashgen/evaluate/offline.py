@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -31,11 +31,9 @@ from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raise
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY
 from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status
-from flashgen.spec.problem import Problem
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Status
 from flashgen.spec.records import parsed, record_of, value_of
 
 CHECK_SEED = 0
@@ -69,23 +67,18 @@ class OfflineEvaluator(BaseEvaluator):
         self._interpreted = Once()
         self._ranks = Ranks()
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate; rough, timed and final all are the estimate."""
-        request = self.request(stage, spec, problem)
-        if stage == "check":
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers; rough, timed and final all are the estimate."""
+        if request.stage == "check":
             yield from self._check(request, configs)
             return
         rank = self._ranks.of(request)
-        builds = [self._builder.start(spec, config, problem, rank) for config in configs]
+        builds = [self._builder.start(*request.search, config, rank) for config in configs]
         try:
             for config, build in zip(configs, builds, strict=True):
-                yield self._estimated(request, config, build.verdict())
+                yield self._estimated(request, config, self._builder.verdict(build))
         finally:
             self._builder.drop(builds)
 

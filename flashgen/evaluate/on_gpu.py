@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,11 +37,9 @@ from flashgen.evaluate.tasks import (
 )
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, finite
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.spec.problem import Problem
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Status, Timing
 
 SEED = 0
 """Seed of the timed inputs: the same for all candidates."""
@@ -54,22 +52,6 @@ class _Candidate:
     request: Request
     config: KernelConfig
     built: BuildResult
-
-
-class Clocks:
-    """A Clock for each search of a run, all of which expect that of the first measurement."""
-
-    def __init__(self, usual_mhz: float | None) -> None:
-        self._usual_mhz = usual_mhz
-        self._known: dict[tuple[AttentionSpec, Problem], Clock] = {}
-
-    def why_unsteady(self, request: Request, mhz: float | None) -> str:
-        """As Clock.why_unsteady, for the search that a request is of."""
-        clock = self._known.setdefault((request.spec, request.problem), Clock())
-        clock.usual_mhz = self._usual_mhz
-        why = clock.why_unsteady(mhz)
-        self._usual_mhz = clock.usual_mhz
-        return why
 
 
 def _pools_here(index: int, jobs: int | None, tasks: Tasks) -> Pools:
@@ -114,23 +96,19 @@ class GpuEvaluator(BaseEvaluator):
         assert used.device is not None
         self._gpus = used.device
         self._builder = Builder(gpu, cache, used.cpu, self._tasks, measures=True)
-        self._clocks = Clocks(clock_mhz)
+        self._clock = Clock(clock_mhz)
         self._ranks = Ranks()
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate."""
-        request = self.request(stage, spec, problem)
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers."""
         rank = self._ranks.of(request)
-        builds = [self._builder.start(spec, config, problem, rank) for config in configs]
+        builds = [self._builder.start(*request.search, config, rank) for config in configs]
         try:
-            if stage == "final":
-                yield from self._final(request, configs, [build.verdict() for build in builds])
+            if request.stage == "final":
+                verdicts = [self._builder.verdict(build) for build in builds]
+                yield from self._final(request, configs, verdicts)
             else:
                 yield from self._each(request, configs, builds)
         finally:
@@ -147,7 +125,8 @@ class GpuEvaluator(BaseEvaluator):
             for config, build in zip(configs, builds, strict=True):
                 if len(sent) >= self._gpus.size:
                     yield self._received(*sent.popleft())
-                one = _Candidate(request=request, config=config, built=build.verdict())
+                verdict = self._builder.verdict(build)
+                one = _Candidate(request=request, config=config, built=verdict)
                 sent.append((one, self._send(one)))
             while sent:
                 yield self._received(*sent.popleft())
@@ -200,7 +179,7 @@ class GpuEvaluator(BaseEvaluator):
         if not isinstance(answer, Done):
             return self._blamed(one, answer)
         timing = Timing(**answer.value)
-        if why := self._clocks.why_unsteady(one.request, timing.clock_mhz):
+        if why := self._clock.why_unsteady(timing.clock_mhz, one.request.search):
             return self._outcome(one, Status.UNSTEADY, why)
         return self._outcome(one, timing=timing)
 
@@ -241,7 +220,7 @@ class GpuEvaluator(BaseEvaluator):
         whole.
         """
         timings = [Timing(**each) for each in value["timings"]]
-        why = self._clocks.why_unsteady(request, timings[0].clock_mhz) if timings else ""
+        why = self._clock.why_unsteady(timings[0].clock_mhz, request.search) if timings else ""
         sdpa = value["sdpa"]
         for one, timing, passes in zip(racing, timings, value["passes"], strict=True):
             if why:

@@ -81,55 +81,41 @@ class Device:
         """As Pool.submit; also raises DeviceLost. One task at a time."""
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
-        self._try(task, future, tries=2)
+
+        def run() -> None:
+            try:
+                answer = self._answer(task)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(answer)
+
+        threading.Thread(target=run, daemon=True).start()
         return future
 
-    def _try(self, task: Task, future: Future[Answer], tries: int) -> None:
-        """Run a task; tries: how often it may run out of time."""
-        if self._ended:
-            asked = self._workers.submit(self._question)
-            asked.add_done_callback(lambda answer: self._made_sure(task, future, answer, tries))
-        else:
-            self._run(task, future, tries)
+    def _answer(self, task: Task) -> Answer:
+        for last in (False, True):
+            self._make_sure()
+            answer = self._workers.submit(placed(task, device=self.name)).result()
+            if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
+                self._ended = str(answer).splitlines()[0]
+            if last or not isinstance(answer, TimedOut):
+                break
+        return answer
 
-    def close(self) -> None:
-        """As Pool.close."""
-        self._workers.close()
-
-    def _made_sure(
-        self, task: Task, future: Future[Answer], asked: Future[Answer], tries: int
-    ) -> None:
-        error = asked.exception()
-        if error is None and not isinstance(asked.result(), Done):
-            error = DeviceLost(
+    def _make_sure(self) -> None:
+        """Raise DeviceLost if the last task ended its child, and the GPU answers no new one."""
+        if self._ended and not isinstance(self._workers.submit(self._question).result(), Done):
+            raise DeviceLost(
                 f"{self.name} no longer answers, since a kernel ended its process "
                 f"({self._ended}): nothing is lost; see what `nvidia-smi` and the kernel log say, "
                 f"reset the GPU, and run the same command again"
             )
-        if error is not None:
-            future.set_exception(error)
-            return
         self._ended = ""
-        self._run(task, future, tries)
 
-    def _run(self, task: Task, future: Future[Answer], tries: int) -> None:
-        given = self._workers.submit(placed(task, device=self.name))
-        given.add_done_callback(lambda answer: self._answered(task, future, answer, tries))
-
-    def _answered(
-        self, task: Task, future: Future[Answer], given: Future[Answer], tries: int
-    ) -> None:
-        error = given.exception()
-        if error is not None:
-            future.set_exception(error)
-            return
-        answer = given.result()
-        if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
-            self._ended = str(answer).splitlines()[0]
-        if isinstance(answer, TimedOut) and tries > 1:
-            self._try(task, future, tries - 1)
-            return
-        future.set_result(answer)
+    def close(self) -> None:
+        """As Pool.close."""
+        self._workers.close()
 
 
 class Once:

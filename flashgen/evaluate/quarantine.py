@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.files import append_whole, disk_errors, open_own, whole_content, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -63,11 +63,6 @@ class QuarantineRecord:
         """Whether it says what became of a kernel where that was stopped before."""
         everywhere = self.stage in ("compile", "check")
         return self.stage == held.stage and (everywhere or self.problem == held.problem)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> QuarantineRecord:
-        """The QuarantineRecord of a line. Raises InvalidArgument."""
-        return record_of(cls, record)
 
 
 class Quarantine:
@@ -169,7 +164,7 @@ class Quarantine:
 
     def _parse(self, line: bytes, number: int) -> QuarantineRecord:
         try:
-            return QuarantineRecord.from_json(parsed(line))
+            return record_of(QuarantineRecord, parsed(line))
         except ValueError as error:
             raise FlashgenError(
                 f"{self.path}, line {number}: this is no record of a quarantined kernel ({error}); "
@@ -205,34 +200,26 @@ class QuarantiningEvaluator(WrappingEvaluator):
         super().__init__(inner)
         self._quarantine = quarantine
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate. Also raises errors of writing the quarantine."""
-        held = [self._held(spec, config) for config in configs]
-        request = self.request(stage, spec, problem)
-        free = [config for config, why in zip(configs, held, strict=True) if why is None]
-        with closing(closable(self._inner.evaluate(stage, spec, problem, free))) as outcomes:
-            for config, why in zip(configs, held, strict=True):
-                if why is not None:
-                    digest, reason = why
-                    yield request.outcome(config, Status.QUARANTINED, reason, digest=digest)
-                    continue
-                outcome = next(outcomes)
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers. Also raises errors of writing the quarantine."""
+        held = {
+            config: request.outcome(config, Status.QUARANTINED, reason, digest=digest)
+            for config in configs
+            for digest, reason in self._held(request.spec, config)
+        }
+        with closing(self._beside(held, request, configs)) as outcomes:
+            for outcome in outcomes:
                 self._quarantine.note(outcome)
                 yield outcome
 
-    def _held(self, spec: AttentionSpec, config: KernelConfig) -> tuple[str, str] | None:
-        """The digest of a quarantined kernel, and the reason."""
-        if not len(self._quarantine):  # the usual case: nothing is rendered
-            return None
-        digest = draft(spec, config, self.gpu).digest
-        reason = self._quarantine.reason(digest, self.source)
-        return None if reason is None else (digest, reason)
+    def _held(self, spec: AttentionSpec, config: KernelConfig) -> Iterator[tuple[str, str]]:
+        """The digest of a quarantined kernel, and the reason; nothing of any other."""
+        if len(self._quarantine):  # rarely: otherwise nothing is rendered
+            digest = draft(spec, config, self.gpu).digest
+            if (reason := self._quarantine.reason(digest, self.source)) is not None:
+                yield digest, reason
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that only `inner` has. (While a copy is being made, `inner` itself is

@@ -4,6 +4,7 @@ that every kernel must pass, and the results are compared with float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,8 @@ from flashgen.spec.config import KernelConfig
 @dataclass(frozen=True, kw_only=True)
 class Sanitized:
     """One kernel, executed. findings: one line each; remarks: breaches of the PTX ISA that ptxas
-    repairs. error: why it could not be executed to its end, "" if it was. instructions: of warps.
+    repairs. error: why it could not be executed to its end, "" if it was. floors: the largest error
+    in units of the floor, None if a result is NaN. instructions: of warps.
     """
 
     name: str
@@ -29,7 +31,7 @@ class Sanitized:
     remarks: tuple[str, ...] = ()
     error: str = ""
     passed: bool = False
-    floors: float = 0.0
+    floors: float | None = 0.0
     launches: int = 0
     instructions: int = 0
 
@@ -44,9 +46,10 @@ class Sanitized:
             verdict = f"FAILED  {self.name}: {self.error}"
         else:
             word = "ok" if self.holds else "FAILED"
+            floors = "NaN" if self.floors is None else f"{self.floors:.2f}"
             verdict = (
-                f"{word}  {self.name}: {self.floors:.2f} floors, {self.instructions} instructions "
-                f"in {self.launches} launches, {len(self.findings)} findings"
+                f"{word}  {self.name}: {floors} floors, {self.instructions} instructions in "
+                f"{self.launches} launches, {len(self.findings)} findings"
             )
         remarks = [f"  remark, {remark}" for remark in self.remarks]
         return [verdict, *(f"  {finding}" for finding in self.findings), *remarks]
@@ -102,13 +105,14 @@ def sanitize(
         ]
     except FlashgenError as error:
         return Sanitized(name=rendered.name, digest=rendered.digest, error=str(error))
+    floors = [result.floors for result in results]
     return Sanitized(
         name=rendered.name,
         digest=rendered.digest,
         findings=tuple(kernel.report.lines()),
         remarks=tuple(map(str, kernel.report.remarks)),
         passed=all(result.passed for result in results),
-        floors=max((result.floors for result in results), default=0.0),
+        floors=max(floors, default=0.0) if all(map(math.isfinite, floors)) else None,
         launches=kernel.launches,
         instructions=kernel.report.steps,
     )

@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
 from flashgen.evaluate.workers.answers import Kind, Task
 from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, flops
 from flashgen.spec.records import record_of
-from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flashgen.evaluate.measure import Ceiling, Conditions, Run, Stopwatch
-    from flashgen.kernels.launch_backward import Backward
-    from flashgen.kernels.launch_cache import Decode
-    from flashgen.spec.features import Features
     from flashgen.spec.outcome import Timing
 
 # On a slow machine all limits grow, and a child's first task gets more: workers/pool.py.
@@ -161,7 +154,6 @@ class Answers:
 
 Asked = Compile | Precompile | Check | Execute | Measure | Final | Answers
 Payload = dict[str, Any]
-T = TypeVar("T")
 
 
 def _executed(asked: Asked) -> bool:
@@ -196,23 +188,7 @@ def placed(asked: Task, *, device: str | None = None, cache: Path | None = None)
     return replace(asked, payload=moved(asked.payload))
 
 
-def _answering(
-    kind: type[Any],
-) -> Callable[[Callable[[Any], Payload]], Callable[[Payload], Payload]]:
-    """For the function of a task: it is called with the JSON of a `kind`."""
-
-    def decorate(function: Callable[[Any], Payload]) -> Callable[[Payload], Payload]:
-        @functools.wraps(function)
-        def answer(payload: Payload) -> Payload:
-            return function(record_of(kind, payload, "the task"))
-
-        return answer
-
-    return decorate
-
-
-@_answering(Compile)
-def compile_one(asked: Compile) -> Payload:
+def compile_one(payload: Payload) -> Payload:
     """{compiled, replay, no_estimate}: Compiled; Replay, or null and the reason.
 
     Raises the errors of compile_kernel.
@@ -221,6 +197,7 @@ def compile_one(asked: Compile) -> Payload:
     from flashgen.estimate.sm import cached_replay
     from flashgen.kernels.render import render
 
+    asked = record_of(Compile, payload, "the task")
     spec, config, gpu, cache = asked.spec, asked.config, asked.gpu, Path(asked.cache)
     rendered = render(spec, config)
     compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=asked.whole, cache=cache)
@@ -232,8 +209,7 @@ def compile_one(asked: Compile) -> Payload:
     return made
 
 
-@_answering(Precompile)
-def precompile_one(asked: Precompile) -> Payload:
+def precompile_one(payload: Payload) -> Payload:
     """{keys}, of what a launch of aligned tensors looks for in Triton's cache.
 
     Raises CompileFailed, or ToolchainError.
@@ -245,6 +221,7 @@ def precompile_one(asked: Precompile) -> Payload:
     from flashgen.kernels.render import render
     from flashgen.kernels.signature import variants
 
+    asked = record_of(Precompile, payload, "the task")
     spec, config = asked.spec, asked.config
     rendered = render(spec, config)
     kernel = load_text(rendered)
@@ -260,12 +237,12 @@ def precompile_one(asked: Precompile) -> Payload:
     return {"keys": keys}
 
 
-@_answering(Check)
-def check_one(asked: Check) -> Payload:
+def check_one(payload: Payload) -> Payload:
     """The fields of a CheckResult. Raises the errors of the launch."""
     from flashgen.evaluate.check import check_kernel
     from flashgen.kernels.render import render
 
+    asked = record_of(Check, payload, "the task")
     spec, config, device = asked.spec, asked.config, asked.device
     with _guarded(device):
         rendered = render(spec, config)
@@ -274,19 +251,19 @@ def check_one(asked: Check) -> Payload:
         )
 
 
-@_answering(Execute)
-def execute_one(asked: Execute) -> Payload:
+def execute_one(payload: Payload) -> Payload:
     """The fields of a Sanitized."""
     from flashgen.evaluate.sanitize import sanitize
 
+    asked = record_of(Execute, payload, "the task")
     return asdict(sanitize(asked.spec, asked.config, asked.arch))
 
 
-@_answering(Measure)
-def measure_one(asked: Measure) -> Payload:
+def measure_one(payload: Payload) -> Payload:
     """The fields of a Timing."""
     from flashgen.evaluate.measure import measure
 
+    asked = record_of(Measure, payload, "the task")
     launches = asked.launches
     with _guarded(launches.device):
         timing = measure(
@@ -298,8 +275,7 @@ def measure_one(asked: Measure) -> Payload:
     return asdict(timing)
 
 
-@_answering(Final)
-def measure_round(asked: Final) -> Payload:
+def measure_round(payload: Payload) -> Payload:
     """{timings, passes, sdpa, conditions}.
 
     passes are the microseconds of each pass, by config. torch's SDPA runs in the same round for
@@ -307,6 +283,7 @@ def measure_round(asked: Final) -> Payload:
     """
     from flashgen.evaluate.measure import interleave
 
+    asked = record_of(Final, payload, "the task")
     launches = asked.launches
     with _guarded(launches.device):
         runs = [_prepared(launches, config) for config in asked.configs]
@@ -338,7 +315,12 @@ def _sdpa(launches: Launches) -> Run | None:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = _inputs(spec, launches.problem, launches.seed, launches.device)
+    from flashgen.evaluate.inputs import make_inputs
+
+    if spec.direction == "forward":
+        q, k, v = (getattr(_call(launches), name) for name in "qkv")
+    else:
+        q, k, v = make_inputs(spec, launches.problem, launches.seed, launches.device)
     run = functools.partial(
         scaled_dot_product_attention,
         q,
@@ -363,60 +345,24 @@ def _ceiling(launches: Launches) -> Ceiling:
 
 def _prepared(launches: Launches, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
-    from flashgen.evaluate.inputs import backward_run, decode_run, kernel_in
-    from flashgen.kernels.launch import bind
-    from flashgen.kernels.launch_forward import Forward
+    from flashgen.evaluate.inputs import kernel_in, run_of
 
-    spec, problem = launches.spec, launches.problem
-    seed, device = launches.seed, launches.device
-    folder = Path(launches.cache) / "kernels"
-    kernel = kernel_in(folder, spec, config)
-    if spec.direction in DECODING:
-        made = _decode_inputs(spec, problem, seed, device)
-        return decode_run(kernel, spec, config, made, folder)
-    if spec.direction != "forward":
-        o, call = _backward_inputs(spec, problem, seed, device, folder)
-        return backward_run(kernel, spec, config, o, call)
-    q, k, v = _inputs(spec, problem, seed, device)
-    scale = check_scale(None, spec.head_dim)
-    diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
-    features = _features(spec, problem, seed, device)
-    forward = Forward(q=q, k=k, v=v, scale=scale, diagonal=diagonal, features=features)
-    return functools.partial(bind(kernel, spec, config), forward)
+    folder = _kernels(launches)
+    kernel = kernel_in(folder, launches.spec, config)
+    return run_of(kernel, launches.spec, config, _call(launches), folder)
 
 
 # One set: the candidates of one search follow each other, and two would fill small devices.
 @functools.lru_cache(maxsize=1)
-def _inputs(
-    spec: AttentionSpec, problem: Problem, seed: int, device: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    from flashgen.evaluate.inputs import make_inputs
+def _call(launches: Launches) -> Any:
+    from flashgen.evaluate.inputs import make_call
 
-    return make_inputs(spec, problem, seed, device)
-
-
-@functools.lru_cache(maxsize=1)
-def _features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
-    from flashgen.evaluate.inputs import make_features
-
-    return make_features(spec, problem, seed, device)
+    spec, problem, seed, device = launches.spec, launches.problem, launches.seed, launches.device
+    return make_call(spec, problem, seed, device, _kernels(launches))
 
 
-@functools.lru_cache(maxsize=1)
-def _decode_inputs(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Decode:
-    from flashgen.evaluate.inputs import make_decode
-    from flashgen.kernels.launch import device_gpu
-
-    return make_decode(spec, problem, seed, device, device_gpu(_index(device)).sms)
-
-
-@functools.lru_cache(maxsize=1)
-def _backward_inputs(
-    spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
-) -> tuple[Tensor, Backward]:
-    from flashgen.evaluate.inputs import make_backward
-
-    return make_backward(spec, problem, seed, device, folder)
+def _kernels(launches: Launches) -> Path:
+    return Path(launches.cache) / "kernels"
 
 
 @functools.lru_cache(maxsize=1)
@@ -462,9 +408,9 @@ def _guarded(device: str) -> Iterator[None]:
         raise
 
 
-@_answering(Answers)
-def device_answers(asked: Answers) -> Payload:
+def device_answers(payload: Payload) -> Payload:
     """{}. Raises NoGpuError where the device does not work for a new process."""
+    asked = record_of(Answers, payload, "the task")
     if not _answers(asked.device):
         raise NoGpuError(f"{asked.device} does not answer")
     return {}

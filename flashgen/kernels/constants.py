@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, tile_keys
+from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, walked_side
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -52,8 +52,8 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
         "HEAD_DIM_V": spec.head_dim_v,
         "HEAD_DIM_PAD": padded(spec.head_dim),
         "HEAD_DIM_V_PAD": padded(spec.head_dim_v) // config.v_parts,
-        "K_PART": k_parts(spec, config)[0].end,
-        "V_PART": o_parts(spec, config)[0].end,
+        "K_PART": k_parts(spec, config)[0],
+        "V_PART": o_parts(spec, config)[0],
         "V_PARTS": config.v_parts,
         "SPLIT_TILES": config.split_keys // config.bc,
         "SEGMENT": numeric_class.SEGMENT,
@@ -65,7 +65,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
         computes, others = HALVES_SPLIT
         if spec.direction == "backward_fused":
             computes, others = FUSED_SPLIT
-        elif tile_keys(spec) < TENSOR_ROWS:
+        elif walked_side(spec) < TENSOR_ROWS:
             computes, others = WIDE_SPLIT
         found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
         found["EXP2_BY_FMA"] = config.exp2_by_fma

@@ -43,29 +43,20 @@ def take_descriptors(*tensors: Tensor) -> bool:
     return all(map(takes_descriptor, tensors))
 
 
-def descriptor_of(tensor: Tensor, rows: int, dim: int) -> Any:
-    """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
-    return _described(tensor, rows, dim, _descriptor)
-
-
-def gluon_descriptor_of(tensor: Tensor, rows: int, dim: int) -> Any:
-    """The same for a Gluon kernel, which also needs the layout of a block in shared memory."""
-    return _described(tensor, rows, dim, _gluon_descriptor)
-
-
 _Layout = tuple[object, ...]
 _DESCRIBED: dict[_Layout, Callable[[Tensor], Any]] = {}
 _MOST_DESCRIBED = 1024
 
 
-def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int, int], Any]) -> Any:
-    """A descriptor from `make`. The part that does not depend on the pointer is cached, and
-    Triton's checks of it run once.
+def descriptor_of(tensor: Tensor, rows: int, dim: int, *, gluon: bool = False) -> Any:
+    """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`; gluon:
+    with the layout of a block in shared memory, which a kernel of Gluon needs. The part that does
+    not depend on the pointer is cached, and Triton's checks of it run once.
     """
-    layout = (make, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
+    layout = (gluon, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
     twin = _DESCRIBED.get(layout)
     if twin is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
-        made = make(tensor, rows, dim)
+        made = _made(tensor, rows, dim, gluon)
         block, of_block = tuple(made.block_shape), getattr(made, "layout", None)
         made.compiled_for = (type(made), tensor.dtype, block, of_block)  # for direct_launch.py
         made.twin = _twin_maker(made)  # for repeated_launch.py
@@ -89,17 +80,15 @@ def _twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
     return twin
 
 
-def _descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
+def _made(tensor: Tensor, rows: int, dim: int, gluon: bool) -> Any:
+    parts = (tensor, *_extents(tensor, dim), [1, 1, rows, dim])
+    if gluon:
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as OfGluon
+
+        return OfGluon(*parts, gluon_layout())
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(tensor, *_extents(tensor, dim), [1, 1, rows, dim])
-
-
-def _gluon_descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    block = [1, 1, rows, dim]
-    return TensorDescriptor(tensor, *_extents(tensor, dim), block, gluon_layout())
+    return TensorDescriptor(*parts)
 
 
 @functools.cache

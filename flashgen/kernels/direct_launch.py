@@ -43,18 +43,6 @@ class Repeated:
     function that makes the map of a descriptor; None if descriptors are given as they are.
     """
 
-    __slots__ = (
-        "arguments",
-        "call",
-        "current_device",
-        "current_stream",
-        "device",
-        "direct",
-        "encoders",
-        "places",
-        "together",
-    )
-
     def __init__(
         self,
         direct: Direct,

@@ -16,7 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 KNOWN = (3, 6), (3, 7)
 """The versions of Triton whose launcher is known."""
@@ -25,7 +25,7 @@ MOST_MAPS = 512
 """Tensor maps of an argument that are kept: each is 128 bytes, and serves one address."""
 
 
-class Inner:
+class Inner(NamedTuple):
     """The C launcher of one compiled kernel, for one grid.
 
     call: launches on a stream, with a flat list of arguments; flat: such a list; places: where an
@@ -33,19 +33,10 @@ class Inner:
     kernel's arguments, the function from another descriptor of its layout to a tensor map.
     """
 
-    __slots__ = ("call", "encoders", "flat", "places")
-
-    def __init__(
-        self,
-        call: Callable[[int, list[Any]], object],
-        flat: list[Any],
-        places: list[int],
-        encoders: dict[int, Callable[[Any], Any]],
-    ) -> None:
-        self.call = call
-        self.flat = flat
-        self.places = places
-        self.encoders = encoders
+    call: Callable[[int, list[Any]], object]
+    flat: list[Any]
+    places: list[int]
+    encoders: dict[int, Callable[[Any], Any]]
 
 
 def inner_launch(

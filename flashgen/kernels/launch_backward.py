@@ -231,4 +231,4 @@ def _blocks(plan: Plan, call: Backward) -> int:
     batches, heads, longest, _ = owned.shape
     if packed is not None:
         batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
-    return batches * heads * -(-longest // tile)
+    return batches * heads * -(-longest // tile) * plan.config.blocks_of_a_tile(plan.spec)

@@ -12,7 +12,6 @@ digest. The module's loader has the text too, for a process that clears linecach
 from __future__ import annotations
 
 import importlib.abc
-import importlib.machinery
 import importlib.util
 import linecache
 import sys
@@ -29,35 +28,19 @@ if TYPE_CHECKING:
     from flashgen.kernels.render import Rendered
 
 
-class _Source(importlib.machinery.SourceFileLoader):
-    """Executes the text of a file, never compiled Python that lies beside it: the folder of a
-    kernel may hold what others put there.
-    """
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        path = self.get_filename(fullname)
-        code: types.CodeType = self.source_to_code(self.get_data(path), path)
-        return code
-
-
 def load_kernel(path: Path, function: str, name: str = "") -> Kernel:
     """The kernel `function` of the file at `path`, imported under a name of its own; name: its full
     name, if it has another.
 
-    Triton reads a kernel's source from its file, so it must be a real one. Raises FlashgenError
-    where the file defines no such kernel.
+    Its text is executed, never compiled Python that lies beside it: the folder of a kernel may hold
+    what others put there. Raises FlashgenError where the file defines no such kernel.
     """
     interpreter.prepare()
-    module_name = f"_flashgen_kernel_{name or function}"
-    loader = _Source(module_name, str(path))
-    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
-    assert spec is not None  # the loader is given
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
     try:
-        loader.exec_module(module)
-    except OSError as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise FlashgenError(f"the kernel file cannot be read: {error}") from error
+    module = _executed(f"_flashgen_kernel_{name or function}", text, str(path))
     return kernel_of(module, function, name)
 
 
@@ -102,7 +85,7 @@ def toolchain_error(error: BaseException) -> ToolchainError | None:
 
 
 class TextLoader(importlib.abc.ExecutionLoader):
-    """The loader of a module whose text is in memory."""
+    """The loader of a module whose text is known."""
 
     def __init__(self, text: str, filename: str) -> None:
         self._text = text
@@ -113,7 +96,7 @@ class TextLoader(importlib.abc.ExecutionLoader):
         return self._text
 
     def get_filename(self, fullname: str) -> str:
-        """The name under which linecache and tracebacks know the text; no such file exists."""
+        """The name under which linecache and tracebacks know the text, of a file or of none."""
         return self._filename
 
 
@@ -131,16 +114,15 @@ def load_text(rendered: Rendered) -> Kernel:
     module_name = f"_flashgen_{number}"
     with _executing:
         if module_name not in sys.modules:
-            _executed(module_name, rendered.source, rendered.text_name)
+            text, filename = rendered.source, f"<flashgen>/{number}/{rendered.text_name}.py"
+            # No modification time: linecache.checkcache keeps the entry.
+            linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
+            _executed(module_name, text, filename)
         return kernel_of(sys.modules[module_name], rendered.text_name, rendered.name)
 
 
-def _executed(module_name: str, text: str, name: str) -> None:
-    """Import the module of a text, under a file name that no file has."""
-    filename = f"<flashgen>/{module_name.removeprefix('_flashgen_')}/{name}.py"
-    lines = text.splitlines(keepends=True)
-    # No modification time: linecache.checkcache keeps the entry.
-    linecache.cache[filename] = (len(text), None, lines, filename)
+def _executed(module_name: str, text: str, filename: str) -> types.ModuleType:
+    """The new module of a text."""
     loader = TextLoader(text, filename)
     spec = importlib.util.spec_from_loader(module_name, loader)
     assert spec is not None  # the loader is given
@@ -151,3 +133,4 @@ def _executed(module_name: str, text: str, name: str) -> None:
     except BaseException:
         del sys.modules[module_name]
         raise
+    return module

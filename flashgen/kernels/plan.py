@@ -14,7 +14,7 @@ from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
-from flashgen.kernels.descriptors import descriptor_of, gluon_descriptor_of
+from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.direct_launch import Direct, Repeated
 from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
 from flashgen.spec.attention import AttentionSpec
@@ -68,9 +68,11 @@ class Plan:
         self.by_descriptor = config.loads == "descriptor"
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
-        self._describe = gluon_descriptor_of if config.specialized else descriptor_of
         self._launch = launch
-        self._in_order = operator.itemgetter(*self.names)
+        self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
+        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
+        for a missing one.
+        """
 
     def __call__(self, call: KernelCall[Result]) -> Result:
         """Launch the kernel for a call of its direction."""
@@ -92,20 +94,14 @@ class Plan:
         with on_device(near):
             return self.direct.repeated(blocks, self.in_order(arguments), places)
 
-    def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
-        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
-        for a missing one.
-        """
-        ordered: tuple[Any, ...] = self._in_order(arguments)
-        return ordered
-
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""
         arguments: Arguments = {}
         if self.by_descriptor:
             for name, x in named.items():
                 argument, rows, dim = self._blocks[name]
-                arguments[argument] = self._describe(x, rows, dim)
+                gluon = self.config.specialized
+                arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon)
             return arguments
         for name, x in named.items():
             arguments.update(strided(name, x))

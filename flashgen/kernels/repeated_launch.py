@@ -60,7 +60,7 @@ def bind_forward(plan: Plan, call: Forward) -> tuple[tuple[Tensor, Tensor], Forw
         return (o, lse), _by_pointer(repeated, o, lse)
     twins = [arguments[name].twin for name in names[:4]]
     if repeated.encoders is None:
-        return (o, lse), _by_descriptor(repeated, o, lse, twins)
+        return (o, lse), _by_pointer(repeated, o, lse, twins)
     return (o, lse), _by_map(repeated, o, lse, twins, repeated.encoders)
 
 
@@ -91,8 +91,12 @@ def _addresses(tensors: Sequence[Tensor | None]) -> list[int] | None:
 # The launches are closures, whose variables are what Python finds fastest.
 
 
-def _by_pointer(repeated: Repeated, o: Tensor, lse: Tensor) -> ForwardAgain:
-    """A launch that takes the addresses of q, k, v, O and LSE."""
+def _by_pointer(
+    repeated: Repeated, o: Tensor, lse: Tensor, twins: Sequence[Callable[[Tensor], Any]] = ()
+) -> ForwardAgain:
+    """A launch that takes the addresses of q, k, v, O and LSE. With twins it takes descriptors of
+    the first four, from which Triton makes tensor maps.
+    """
     stream_of, launch = repeated.stream, repeated.launch
     new_o, new_lse = maker(o), maker(lse)
 
@@ -110,34 +114,11 @@ def _by_pointer(repeated: Repeated, o: Tensor, lse: Tensor) -> ForwardAgain:
         at_o, at_lse = o.data_ptr(), lse.data_ptr()
         if (at_o | at_lse) & ALIGNED:
             return None
-        launch(stream, at_q, at_k, at_v, at_o, at_lse, *at)
-        return o, lse
-
-    return again
-
-
-def _by_descriptor(
-    repeated: Repeated, o: Tensor, lse: Tensor, twins: Sequence[Callable[[Tensor], Any]]
-) -> ForwardAgain:
-    """A launch that takes descriptors of q, k, v and O, from which Triton makes tensor maps."""
-    stream_of, launch = repeated.stream, repeated.launch
-    new_o, new_lse = maker(o), maker(lse)
-    twin_q, twin_k, twin_v, twin_o = twins
-
-    def again(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, Tensor] | None:
-        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNED:
-            return None
-        if q.is_neg() or k.is_neg() or v.is_neg():
-            return None
-        if (at := _addresses(others) if others else ()) is None:
-            return None
-        if (stream := stream_of()) is None:
-            return None
-        o, lse = new_o(), new_lse()
-        at_lse = lse.data_ptr()
-        if (o.data_ptr() | at_lse) & ALIGNED:
-            return None
-        launch(stream, twin_q(q), twin_k(k), twin_v(v), twin_o(o), at_lse, *at)
+        if twins:
+            twin_q, twin_k, twin_v, twin_o = twins
+            launch(stream, twin_q(q), twin_k(k), twin_v(v), twin_o(o), at_lse, *at)
+        else:
+            launch(stream, at_q, at_k, at_v, at_o, at_lse, *at)
         return o, lse
 
     return again

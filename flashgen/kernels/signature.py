@@ -155,7 +155,7 @@ def descriptor_block(spec: AttentionSpec, config: KernelConfig, tensor: str) -> 
     if config.schedule == "hopper" and tensor in _BY_CONSUMERS[spec.direction]:
         rows = WARPGROUP_ROWS
     if config.schedule == "blackwell":
-        rows = config.bc if tensor in ("k", "v", "dk", "dv") else TENSOR_ROWS
+        rows = config.bc if tensor in ("k", "v", "dk", "dv") else min(config.br, TENSOR_ROWS)
         if tensor in ("q", "k") and k_pieces(spec) > 1:
             return rows, 64
     return rows, padded(getattr(spec, BLOCK_DIMS[tensor]))

@@ -19,6 +19,7 @@ import torch
 
 from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
+from flashgen.reference.attention import Comparison
 
 Traffic = dict[str, tuple[int, int]]
 """Bytes loaded from and stored to each tensor of a kernel; an atomic update is both."""
@@ -52,6 +53,8 @@ class Counter:
     other_flops: int = 0
     """All other floating-point operations but selections and comparisons: one for each element of
     a result, and of what a maximum or a sum reduces."""
+    verdict: Comparison | None = None
+    """How far the result is from float64, where somebody compared it."""
     tensors: dict[int, int] = field(default_factory=dict)
     """Bytes of every tensor that a launch was given, by address; they must stay alive."""
     _ranges: dict[tuple[int, int], Tally] = field(default_factory=dict)
@@ -62,13 +65,21 @@ class Counter:
         """All bytes, loaded and stored."""
         return sum(t.loaded + t.stored for of in self.tallies.values() for t in of.values())
 
-    def traffic(self, kernel: str) -> Traffic:
-        """What a kernel loaded and stored, without tensors that it did not touch."""
+    @property
+    def traffic(self) -> Traffic:
+        """What was loaded and stored, without tensors that no kernel touched."""
         return {
             name: (tally.loaded, tally.stored)
-            for name, tally in self.tallies[kernel].items()
+            for of in self.tallies.values()
+            for name, tally in of.items()
             if tally.loaded or tally.stored
         }
+
+    @property
+    def extra(self) -> int:
+        """Bytes of tensors other than Q, K, V and O."""
+        every = (item for of in self.tallies.values() for item in of.items())
+        return sum(tally.size for name, tally in every if name not in ("q", "k", "v", "o"))
 
     def __enter__(self) -> Counter:
         from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, ReduceOps

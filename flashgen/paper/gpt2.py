@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen import paths
+from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
 from flashgen.paper import forms, runs
 from flashgen.paper.finding import Figure, Finding, Row, check, tabled
@@ -173,12 +174,10 @@ def _milliseconds(steps: dict[str, Step]) -> Figure:
 
 def estimates() -> dict[Direction, Timing]:
     """Estimated times of the causal kernels at PROBLEM, forward and backward, with the tiles of the
-    shipped table. Raises ToolchainError and NoEstimate.
+    shipped table. Raises ToolchainError, and NoEstimate of the row sums.
     """
-    from flashgen.compile.compiler import compile_kernel
-    from flashgen.estimate.estimate import estimate, estimate_streaming
-    from flashgen.estimate.sm import cached_replay
-    from flashgen.kernels.render import render
+    from flashgen.estimate.estimate import estimate_streaming
+    from flashgen.report.kernel_limits import dissect
     from flashgen.table.table import load
 
     table, gpu = load(paths.shipped_table(TABLE)), PAPERS_GPU
@@ -189,9 +188,9 @@ def estimates() -> dict[Direction, Timing]:
         spec = runs.spec_of(D, direction=direction, causal=True)
         entry = table.find(spec, bucket_of(N))
         assert entry is not None  # of every shipped table
-        config = entry.config
         with temporary_folder("paper") as cache:
-            compiled = compile_kernel(render(spec, config), spec, config, gpu.arch, cache=cache)
-            replayed = cached_replay(compiled, gpu, cache)
-            found[direction] = estimate(replayed, spec, config, PROBLEM, gpu)
+            kernel = dissect(spec, entry.config, PROBLEM, gpu, cache)
+        if kernel.estimate is None:
+            raise ToolchainError(kernel.unknown)
+        found[direction] = kernel.estimate
     return found

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +19,8 @@ from flashgen.paper.finding import EXACT, Figure, Finding, check, tabled
 from flashgen.reference.attention import max_abs
 from flashgen.spec.vocabulary import Direction
 
-Matrix = list[list[Fraction]]
+Matrix = npt.NDArray[np.object_]
+"""Of fractions."""
 SCALE = math.log(3)
 """Of the scores: e^(scale * s) is 3^s, so that a softmax of whole numbers is a fraction."""
 ROUNDED = 1e-5
@@ -27,22 +30,11 @@ PADDED = 16
 
 
 def matrix(rows: list[list[int]]) -> Matrix:
-    """Whole numbers as fractions."""
-    return [[Fraction(value) for value in row] for row in rows]
+    """Whole numbers as fractions, with which numpy computes exactly."""
+    return np.array([[Fraction(value) for value in row] for row in rows])
 
 
-def transposed(a: Matrix) -> Matrix:
-    """A^T."""
-    return [list(column) for column in zip(*a, strict=True)]
-
-
-def product(a: Matrix, b: Matrix) -> Matrix:
-    """A B."""
-    columns = transposed(b)
-    return [[sum(x * y for x, y in zip(row, c, strict=True)) for c in columns] for row in a]  # type: ignore[misc]
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
     """Each value of the forward and the backward; s, dq and dk in units of ln 3."""
 
@@ -67,25 +59,20 @@ def steps(q: Matrix, k: Matrix, v: Matrix, do: Matrix) -> Steps:
 
     Source: the FlashAttention paper's Appendix B.2; D is its equation 4.
     """
-    s = product(q, transposed(k))
-    weights = [[Fraction(3) ** int(x) for x in row] for row in s]
-    p = [[w / sum(row) for w in row] for row in weights]
-    o, dp = product(p, v), product(do, transposed(v))
-    d = [[sum(map(lambda x, y: x * y, a, b), Fraction())] for a, b in zip(do, o, strict=True)]
-    d_of_p = [[sum(map(lambda x, y: x * y, a, b), Fraction())] for a, b in zip(p, dp, strict=True)]
-    ds = [
-        [x * (y - mean) for x, y in zip(a, b, strict=True)]
-        for a, b, (mean,) in zip(p, dp, d, strict=True)
-    ]
+    s = q @ k.T
+    weights = matrix([[3]]) ** s
+    p = weights / weights.sum(1, keepdims=True)
+    o, dp = p @ v, do @ v.T
+    d, d_of_p = (do * o).sum(1, keepdims=True), (p * dp).sum(1, keepdims=True)
+    ds = p * (dp - d)
     return Steps(
-        s=s, p=p, o=o, dv=product(transposed(p), do), dp=dp, d=d, d_of_p=d_of_p, ds=ds,
-        dq=product(ds, k), dk=product(transposed(ds), q),
-    )  # fmt: skip
+        s=s, p=p, o=o, dv=p.T @ do, dp=dp, d=d, d_of_p=d_of_p, ds=ds, dq=ds @ k, dk=ds.T @ q
+    )
 
 
 def tensor(of: Matrix, unit: float = 1.0) -> Tensor:
     """Fractions in float64, times a unit."""
-    return torch.tensor([[float(x) for x in row] for row in of], dtype=torch.float64) * unit
+    return torch.from_numpy(of.astype(np.float64)) * unit
 
 
 def backward() -> Finding:
@@ -98,7 +85,6 @@ def backward() -> Finding:
     kernels = max(
         max_abs(found - want) for found, want in zip(by_kernels(exact), wanted, strict=True)
     )
-    rows_of_ds = [sum(row) for row in exact.ds]
     return Finding(
         checks=(
             check(
@@ -116,12 +102,12 @@ def backward() -> Finding:
                 "computed",
                 "D is the same from dO and O as from P and dP, which are N x N: "
                 f"{_numbers(exact.d)}",
-                exact.d == exact.d_of_p,
+                bool((exact.d == exact.d_of_p).all()),
             ),
             check(
                 "computed",
                 "each row of dS adds up to 0: adding a number to all scores changes nothing",
-                all(total == 0 for total in rows_of_ds),
+                bool((exact.ds.sum(1) == 0).all()),
             ),
         ),
         figures=(_table(exact),),

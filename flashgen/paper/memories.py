@@ -71,6 +71,7 @@ def hierarchy(gpu: Gpu) -> Finding:
     papers = {level.name: level for level in memories(PAPERS_GPU)}
     shared = papers["shared memory"].tbs or 0.0
     standard, tiled = _intensities()
+    guide = "CUDA C++ Programming Guide, technical specifications per compute capability"
     slower = check(
         "looked up",
         "each memory farther from the arithmetic is slower: "
@@ -105,7 +106,7 @@ def hierarchy(gpu: Gpu) -> Finding:
                 how=("looked up", "closed form"),
                 title="Sizes and bandwidths",
                 caption=f"{gpu.sms} SMs. Sizes of L2 and HBM: {SOURCES[gpu.arch]}. Sizes of "
-                "an SM's memories: " + _guide(gpu) + ".",
+                f"an SM's memories: {guide if gpu.is_nvidia else SOURCES[gpu.arch]}.",
                 columns=("memory", "size", "TB/s"),
                 rows=[(level.name, _size(level.bytes), _figure(level.tbs)) for level in levels],
             ),
@@ -141,12 +142,6 @@ def _balance(gpu: Gpu, standard: float, tiled: float) -> Check:
         f"attention has {standard:.0f} for each byte, FlashAttention-2 {tiled:.0f}",
         standard == form and standard < needed and 2 * standard < tiled,
     )
-
-
-def _guide(gpu: Gpu) -> str:
-    if gpu.is_nvidia:
-        return "CUDA C++ Programming Guide, technical specifications per compute capability"
-    return SOURCES[gpu.arch]
 
 
 def _figure(tbs: float | None) -> str:

@@ -14,8 +14,8 @@ from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import Rendered, digest_of, in_place, render
-from flashgen.paper.counter import Counter, Traffic
-from flashgen.reference.attention import Comparison, judge
+from flashgen.paper.counter import Counter
+from flashgen.reference.attention import judge
 from flashgen.runtime.eager.attention import attention
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.cache import Cache
@@ -90,22 +90,6 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, bc: int | None = None) 
     return load_text(rendered(spec, config, bc))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """A run: its bytes, those of each tensor, its operations, and how far the result is from
-    float64.
-    """
-
-    bytes: int
-    traffic: Traffic
-    programs: int
-    matrix_flops: int
-    other_flops: int
-    verdict: Comparison | None = None
-    extra: int = 0
-    """Bytes of tensors other than Q, K, V and O."""
-
-
 def forward(
     schedule: Schedule,
     br: int,
@@ -116,7 +100,7 @@ def forward(
     causal: bool = False,
     loads: Loads = "pointer",
     dtype: str = "float16",
-) -> Counted:
+) -> Counter:
     """One head's forward. bc may be larger than a config allows."""
     spec = spec_of(d, causal=causal, dtype=dtype)
     config = config_of(br, min(bc, TILES[-1]), schedule=schedule, loads=loads)
@@ -124,13 +108,13 @@ def forward(
     call = Forward(q=of.q, k=of.k, v=of.v, scale=of.scale, diagonal=diagonal)
     with Counter(kernel="forward") as counter:
         o, lse = bind(kernel_of(spec, config, bc), spec, config)(call)
-    verdict = judge(o, lse, of.q, of.k, of.v, scale=of.scale, diagonal=diagonal)
-    return _counted(counter, "forward", verdict)
+    counter.verdict = judge(o, lse, of.q, of.k, of.v, scale=of.scale, diagonal=diagonal)
+    return counter
 
 
 def backward(
     direction: Direction, br: int, bc: int, n: int, d: int, *, causal: bool = False
-) -> Counted:
+) -> Counter:
     """One head's run of one kernel of the backward, on the exact O, LSE and delta."""
     spec = spec_of(d, direction=direction, causal=causal)
     config = config_of(br, TILES[0] if direction == "backward_delta" else bc)
@@ -144,22 +128,14 @@ def backward(
         if direction == "backward_delta":
             plan(Delta(o=o, do=do, dlse=None))
         else:
+            q, k, v, scale = of.q, of.k, of.v, of.scale
             plan(
-                Backward(
-                    q=of.q,
-                    k=of.k,
-                    v=of.v,
-                    do=do,
-                    lse=lse,
-                    delta=delta,
-                    scale=of.scale,
-                    diagonal=diagonal,
-                )
+                Backward(q=q, k=k, v=v, do=do, lse=lse, delta=delta, scale=scale, diagonal=diagonal)
             )
-    return _counted(counter, direction)
+    return counter
 
 
-def decode(splits: int, n: int, d: int) -> tuple[Counted, Counted | None]:
+def decode(splits: int, n: int, d: int) -> tuple[Counter, Counter | None]:
     """One token of GROUP query heads over a cache of n keys in `splits` parts; and the kernel that
     merges them, where there is more than one.
     """
@@ -170,26 +146,11 @@ def decode(splits: int, n: int, d: int) -> tuple[Counted, Counted | None]:
     plan = bind(kernel_of(spec, config), spec, config)
     with Counter(kernel="decode") as counter:
         parts = plan(Decode(q=of.q, cache=cache, scale=of.scale, sms=1, splits=splits))
-    o, lse, merging = parts.o, parts.lse, None
+    o, lse, merger = parts.o, parts.lse, None
     if not parts.whole:
         merge, config = spec.for_direction("combine"), replace(config, bc=16)
         plan = bind(kernel_of(merge, config), merge, config)
         with Counter(kernel="combine") as merger:
             o, lse = plan(Combine(parts=parts, q=of.q))
-        merging = _counted(merger, "combine")
-    verdict = judge(o, lse, of.q, of.k, of.v, scale=of.scale, diagonal=None)
-    return _counted(counter, "decode", verdict), merging
-
-
-def _counted(counter: Counter, kernel: str, verdict: Comparison | None = None) -> Counted:
-    tallies = counter.tallies[kernel].items()
-    extra = {name: tally.size for name, tally in tallies if name not in ("q", "k", "v", "o")}
-    return Counted(
-        bytes=counter.bytes,
-        traffic=counter.traffic(kernel),
-        programs=counter.programs,
-        matrix_flops=counter.matrix_flops,
-        other_flops=counter.other_flops,
-        verdict=verdict,
-        extra=sum(extra.values()),
-    )
+    counter.verdict = judge(o, lse, of.q, of.k, of.v, scale=of.scale, diagonal=None)
+    return counter, merger

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from flashgen.paper import forms, runs
 from flashgen.paper import standard as standard_attention
-from flashgen.paper.counter import Traffic
+from flashgen.paper.counter import Counter, Traffic
 from flashgen.paper.finding import (
     Check,
     Figure,
@@ -59,11 +59,11 @@ def _standard(n: int, d: int) -> tuple[int, int]:
     return found.counter.bytes, found.extra
 
 
-def _fa1(n: int, d: int) -> runs.Counted:
+def _fa1(n: int, d: int) -> Counter:
     return runs.forward("fa1", min(64, n), min(BLOCK, n), n, d)
 
 
-def _fa2(n: int, d: int) -> runs.Counted:
+def _fa2(n: int, d: int) -> Counter:
     return runs.forward("fa2", min(BR, n), BC, n, d)
 
 

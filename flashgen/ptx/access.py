@@ -103,7 +103,8 @@ def note_shared_read(
         seen = block.agents.order(warp.view, ASYNC) if order is None else order
     conflict = shadow.note_read(cells, seen, agent, count, warp.position)
     if conflict is not None:
-        report_conflict(warp, conflict, "reads", engine)
+        by = "" if engine is None else f" through {engine.value}"
+        report_conflict(warp, conflict, f"reads byte {conflict.at} of shared memory{by}")
 
 
 def note_shared_write(
@@ -133,19 +134,17 @@ def note_shared_write(
         warp.position,
     )
     if conflict is not None and not (conflict.wrote and not changes()):
-        report_conflict(warp, conflict, "writes", None)
+        report_conflict(warp, conflict, f"writes byte {conflict.at} of shared memory")
 
 
-def report_conflict(warp: Warp, conflict: Conflict, doing: str, engine: Engine | None) -> None:
-    """A race in shared memory as a finding."""
+def report_conflict(warp: Warp, conflict: Conflict, doing: str) -> None:
+    """A race in shared or tensor memory as a finding; doing: what the warp does, and where."""
     earlier = warp.block.machine.program.instructions[conflict.position]
     what = "wrote" if conflict.wrote else "reads or has read"
     where = f" at {earlier.source}" if earlier.source else f" at PTX line {earlier.line}"
-    by = "" if engine is None else f" through {engine.value}"
     warp.report(
         "racecheck",
-        f"it {doing} byte {conflict.at} of shared memory{by}, which {conflict.earlier} {what}"
-        f"{where}, and nothing orders the two",
+        f"it {doing}, which {conflict.earlier} {what}{where}, and nothing orders the two",
     )
 
 
@@ -219,10 +218,8 @@ def note_global(
     if shadow is None or not len(offsets):
         return
     cells, block, order = shadow.cells(offsets, size), warp.block.number, warp.view[GENERIC]
-    if writes:
-        found = shadow.note_write(cells, block, order, warp.number, warp.clock, warp.position)
-    else:
-        found = shadow.note_read(cells, block, order, warp.number, warp.clock)
+    note = shadow.note_write if writes else shadow.note_read
+    found = note(cells, block, order, warp.number, warp.clock)
     if found is None or (writes and found[2] and not changes()):
         return
     cell, earlier, wrote = found

@@ -8,7 +8,7 @@ skipped silently: what is left over is an error.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -26,7 +26,6 @@ from flashgen.ptx.program import (
     Pair,
     Program,
     Register,
-    Target,
     Targets,
 )
 from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format, same
@@ -37,7 +36,7 @@ Store = Callable[[Warp, Array, Mask], None]
 Semantics = Callable[["Form"], Step]
 
 TABLE: dict[str, Semantics] = {}
-"""Semantics by opcode without modifiers: "add", "wgmma"."""
+"""Semantics by opcode, as far as it says what is done: "add", "wgmma.fence"."""
 
 
 class Uninitialised(Exception):
@@ -64,6 +63,11 @@ def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
 def decode(program: Program, item: Instruction, symbols: dict[str, int]) -> Step:
     """The step of an instruction. symbols: addresses of variables. Raises InvalidPtx."""
     form = Form(program, item, symbols)
+    words = item.opcode.split(".")
+    for count in range(len(words), 1, -1):
+        if (opcode := ".".join(words[:count])) in TABLE:
+            form.opcode, form.modifiers = opcode, words[count:]
+            break
     if form.opcode not in TABLE:
         form.unknown(f"the instruction {form.opcode}")
     step = TABLE[form.opcode](form)
@@ -159,18 +163,11 @@ class Form:
             return operand.first, operand.second
         return operand, None
 
-    def target(self, at: int) -> int:
-        """The position of a label."""
-        operand = self.operands[at]
-        if not isinstance(operand, Target):
-            self.wrong(f"operand {at} must be a label")
-        return operand.position
-
     def targets(self, at: int) -> tuple[int, ...]:
-        """The positions of a list of labels."""
+        """The positions of a label, or of a list of labels."""
         operand = self.operands[at]
         if not isinstance(operand, Targets):
-            self.wrong(f"operand {at} must be a list of labels")
+            self.wrong(f"operand {at} must be a label, or a list of labels")
         return operand.positions
 
     def constant(self, at: int) -> int:
@@ -319,14 +316,16 @@ def _immediate(text: str, size: int, kind: Format | None) -> int:
     return int(text, 0) % (1 << 8 * size)
 
 
-def elementwise(form: Form, function: Callable[..., Array], kind: Format, sources: int) -> Step:
-    """The step of a function of `sources` operands, all of one format, behind the destination."""
-    write = form.result(kind)
-    reads = [form.numbers(form.operands[1 + n], kind) for n in range(sources)]
-    if sources == 1:
+def elementwise(
+    form: Form, function: Callable[..., Array], result: Format, sources: Sequence[Format]
+) -> Step:
+    """The step of a function of up to three operands of these formats, behind the destination."""
+    write = form.result(result)
+    reads = [form.numbers(form.operands[n], kind) for n, kind in enumerate(sources, 1)]
+    if len(reads) == 1:
         (only,) = reads
         return lambda warp, mask: write(warp, function(only(warp)), mask)
-    if sources == 2:
+    if len(reads) == 2:
         left, right = reads
         return lambda warp, mask: write(warp, function(left(warp), right(warp)), mask)
     first, second, third = reads

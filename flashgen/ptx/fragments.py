@@ -85,13 +85,7 @@ class Descriptor:
     @classmethod
     def of_wgmma(cls, bits: int) -> Descriptor:
         """The fields of a 64-bit descriptor of wgmma."""
-        return cls(
-            start=(bits & 0x3FFF) << 4,
-            leading=(bits >> 16 & 0x3FFF) << 4,
-            stride=(bits >> 32 & 0x3FFF) << 4,
-            swizzle=(0, 128, 64, 32)[bits >> 62 & 3],
-            base_offset=bits >> 49 & 7,
-        )
+        return cls._of(bits, (0, 128, 64, 32)[bits >> 62 & 3])
 
     @classmethod
     def of_tcgen05(cls, bits: int) -> Descriptor:
@@ -103,13 +97,12 @@ class Descriptor:
             raise BadDescriptor("bits 46 to 48 and 53 to 60 must be 1 and 0")
         if bits >> 52 & 1:
             raise BadDescriptor("its leading dimension is an absolute address")
-        return cls(
-            start=(bits & 0x3FFF) << 4,
-            leading=(bits >> 16 & 0x3FFF) << 4,
-            stride=(bits >> 32 & 0x3FFF) << 4,
-            swizzle=swizzle,
-            base_offset=bits >> 49 & 7,
-        )
+        return cls._of(bits, swizzle)
+
+    @classmethod
+    def _of(cls, bits: int, swizzle: int) -> Descriptor:
+        start, leading, stride = ((bits >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+        return cls(start, leading, stride, swizzle, bits >> 49 & 7)
 
 
 class BadDescriptor(Exception):

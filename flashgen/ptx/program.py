@@ -43,15 +43,8 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A label, as the position of the instruction that follows it."""
-
-    position: int
-
-
-@dataclass(frozen=True)
 class Targets:
-    """The labels of a .branchtargets list, as positions."""
+    """A label, as the position of the instruction that follows it, or those of .branchtargets."""
 
     positions: tuple[int, ...]
 
@@ -87,9 +80,7 @@ class Pair:
     second: Operand
 
 
-Operand = (
-    Register | Negated | Number | Name | Target | Targets | Address | Group | Box | Pair
-)  # fmt: skip
+Operand = Register | Negated | Number | Name | Targets | Address | Group | Box | Pair
 
 
 @dataclass(frozen=True)

@@ -26,27 +26,35 @@ class Conflict:
     position: int
 
 
-class SharedShadow:
-    """The last write and the last read by each agent, for each cell of shared memory."""
+_STEPS = np.arange(4096)
 
-    def __init__(self, agents: Agents, size: int, cell: int) -> None:
-        cells = -(-size // cell)
-        self.agents, self.cell = agents, cell
-        self._steps = np.arange(max(size // cell, 1))
-        self.writer = np.full(cells, agents.nobody, np.int32)
-        self.written = np.zeros(cells, np.int64)
-        self.write_position = np.zeros(cells, np.int32)
-        self.read = np.zeros((agents.readers, cells), np.int32)
-        self.read_position = np.zeros(cells, np.int32)
-        self.latest_read = np.zeros(agents.readers, np.int32)  # of each agent, of any cell
+
+class _Shadow:
+    """Cells of so many bytes."""
+
+    cell: int
 
     def cells(self, offsets: Array, size: int) -> Array:
         """The cells of `size` bytes at each offset, once each."""
         first = offsets // self.cell
         per = max(size // self.cell, 1)
         if per > 1:
-            first = (first[:, None] + self._steps[:per]).reshape(-1)
+            first = (first[:, None] + _STEPS[:per]).reshape(-1)
         return first
+
+
+class SharedShadow(_Shadow):
+    """The last write and the last read by each agent, for each cell of shared memory."""
+
+    def __init__(self, agents: Agents, size: int, cell: int) -> None:
+        cells = -(-size // cell)
+        self.agents, self.cell = agents, cell
+        self.writer = np.full(cells, agents.nobody, np.int32)
+        self.written = np.zeros(cells, np.int64)
+        self.write_position = np.zeros(cells, np.int32)
+        self.read = np.zeros((agents.readers, cells), np.int32)
+        self.read_position = np.zeros(cells, np.int32)
+        self.latest_read = np.zeros(agents.readers, np.int32)  # of each agent, of any cell
 
     def unwritten(self, cells: Array) -> int | None:
         """The first byte of a cell that nobody wrote, or None."""
@@ -111,7 +119,7 @@ MANY = -2
 """Several blocks read a cell."""
 
 
-class GlobalShadow:
+class GlobalShadow(_Shadow):
     """Who accessed each cell of a tensor: blocks, whose accesses nothing orders but atomics, and
     inside the block that runs, agents. Of the reads inside a block the last one is kept.
     """
@@ -125,15 +133,6 @@ class GlobalShadow:
         self.written = np.zeros(cells, np.int64)
         self.reader = np.zeros(cells, np.int32)
         self.read = np.zeros(cells, np.int64)
-        self.position = np.zeros(cells, np.int32)
-
-    def cells(self, offsets: Array, size: int) -> Array:
-        """The cells of `size` bytes at each offset."""
-        first = offsets // self.cell
-        per = max(size // self.cell, 1)
-        if per > 1:
-            first = (first[:, None] + np.arange(per)).reshape(-1)
-        return first
 
     def note_read(
         self, cells: Array, block: int, order: Array, agent: int, count: int
@@ -152,7 +151,7 @@ class GlobalShadow:
         return int(cells[which]), int(writers[which]), True
 
     def note_write(
-        self, cells: Array, block: int, order: Array, agent: int, count: int, position: int
+        self, cells: Array, block: int, order: Array, agent: int, count: int
     ) -> tuple[int, int, bool] | None:
         """Record a write. The cell, the earlier block and whether it wrote, of a conflict."""
         writers, readers = self.writing_block[cells], self.reading_block[cells]
@@ -162,7 +161,6 @@ class GlobalShadow:
         by_read |= (readers == block) & (self.read[cells] > order[self.reader[cells]])
         self.writing_block[cells] = block
         self.writer[cells], self.written[cells] = agent, count
-        self.position[cells] = position
         if np.count_nonzero(by_write):
             which = int(np.argmax(by_write))
             return int(cells[which]), int(writers[which]), True

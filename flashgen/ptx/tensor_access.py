@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashgen.ptx.access import report_conflict
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import GENERIC, Engine
 from flashgen.ptx.memory import BadAddress
-from flashgen.ptx.shadow import Conflict
 from flashgen.ptx.tensor_memory import ALL_LANES, Region, TensorMemory, describe
 from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Warp
@@ -42,8 +42,7 @@ def note_read(warp: Warp, region: Region, engine: Engine, count: int, order: Arr
     cells = region.cells()
     missing = shadow.unwritten(cells)
     if missing is not None:
-        place = describe(Conflict(at=missing, earlier="", wrote=False, position=0))
-        message = f"it reads {place} of tensor memory, which nobody has written"
+        message = f"it reads {describe(missing)}, which nobody has written"
         if engine is not Engine.TENSOR_LOAD:
             warp.report("initcheck", message)
         else:
@@ -51,7 +50,7 @@ def note_read(warp: Warp, region: Region, engine: Engine, count: int, order: Arr
     agent = warp.block.agents.engine(engine, warp.number)
     conflict = shadow.note_read(cells, order, agent, count, warp.position)
     if conflict is not None:
-        _report(warp, conflict, "reads")
+        report_conflict(warp, conflict, f"reads {describe(conflict.at)}")
 
 
 def note_write(warp: Warp, region: Region, engine: Engine, count: int, order: Array) -> None:
@@ -62,7 +61,7 @@ def note_write(warp: Warp, region: Region, engine: Engine, count: int, order: Ar
     agent = warp.block.agents.engine(engine, warp.number)
     conflict = shadow.note_write(region.cells(), order, order, agent, count, warp.position)
     if conflict is not None:
-        _report(warp, conflict, "writes")
+        report_conflict(warp, conflict, f"writes {describe(conflict.at)}")
 
 
 def note_return(warp: Warp, first: int, columns: int) -> None:
@@ -73,14 +72,4 @@ def note_return(warp: Warp, first: int, columns: int) -> None:
     cells = Region(ALL_LANES, first + np.arange(columns)).cells()
     conflict = shadow.check_write(cells, warp.view[GENERIC], warp.view[GENERIC])
     if conflict is not None:
-        _report(warp, conflict, "gives back")
-
-
-def _report(warp: Warp, conflict: Conflict, doing: str) -> None:
-    earlier = warp.block.machine.program.instructions[conflict.position]
-    where = f" at {earlier.source}" if earlier.source else f" at PTX line {earlier.line}"
-    warp.report(
-        "racecheck",
-        f"it {doing} {describe(conflict)} of tensor memory, which {conflict.earlier} "
-        f"{'wrote' if conflict.wrote else 'reads or has read'}{where}, and nothing orders the two",
-    )
+        report_conflict(warp, conflict, f"gives back {describe(conflict.at)}")

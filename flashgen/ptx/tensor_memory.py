@@ -14,7 +14,7 @@ import numpy as np
 
 from flashgen.ptx.clocks import Agents
 from flashgen.ptx.memory import BadAddress
-from flashgen.ptx.shadow import Conflict, SharedShadow
+from flashgen.ptx.shadow import SharedShadow
 from flashgen.ptx.types import Array
 
 LANES, COLUMNS = 128, 512
@@ -98,10 +98,11 @@ class TensorMemory:
             yield f"columns {first} to {first + columns - 1} of tensor memory are not given back"
 
 
-def describe(conflict: Conflict) -> str:
-    """The place of a conflict."""
-    group, column = divmod(conflict.at, COLUMNS)
-    return f"column {column} of lanes {group * _GROUP} to {group * _GROUP + _GROUP - 1}"
+def describe(cell: int) -> str:
+    """A cell of the shadow in words."""
+    group, column = divmod(cell, COLUMNS)
+    lanes = f"lanes {group * _GROUP} to {group * _GROUP + _GROUP - 1}"
+    return f"column {column} of {lanes} of tensor memory"
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,6 @@ from flashgen.ptx.program import (
     Program,
     Register,
     SourceLine,
-    Target,
     Targets,
     Variable,
 )
@@ -42,6 +41,7 @@ _VARIABLE = re.compile(
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*")
 _LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
+_NO_SPACE = re.compile(r"\S")
 _STATEMENT = re.compile(r"[^;]*;")
 _GUARD = re.compile(r"@(!?)(%?[\w$]+)\s+")
 _OPCODE = re.compile(r"[a-z][\w]*(?:\.[\w:]+)*")
@@ -147,10 +147,10 @@ class _Body:
     def read(self) -> None:
         """Read up to the closing brace."""
         while self._scopes:
-            self._skip_space()
-            start = self.text[self.at : self.at + 1]
-            if not start:
+            begins = _NO_SPACE.search(self.text, self.at)
+            if begins is None:
                 raise InvalidPtx("the PTX text ends inside of the kernel: it is truncated")
+            start, self.at = begins[0], begins.start()
             if start == "{":
                 self._scopes.append(_Scope())
                 self.at += 1
@@ -175,10 +175,6 @@ class _Body:
         """The instructions; all labels are known by now."""
         for statement in self._statements:
             yield _instruction(statement)
-
-    def _skip_space(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
 
     def _statement(self, text: str) -> None:
         if text.startswith(".reg"):
@@ -292,7 +288,7 @@ def _lookup(name: str, statement: _Statement) -> Operand:
         if name in scope.tables:
             return Targets(tuple(_position(label, statement) for label in scope.tables[name]))
         if name in scope.labels:
-            return Target(scope.labels[name])
+            return Targets((scope.labels[name],))
     if name.startswith("%") and "." not in name and name not in _SPECIAL:
         raise InvalidPtx(f"{name} is not declared, PTX line {statement.line}: {statement.text}")
     return Name(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -24,8 +25,6 @@ _DTYPES = {
 }  # fmt: skip
 
 _COMPILE_OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas", "enable_fp_fusion")
-
-_LOADED: dict[tuple[str, int], Loaded] = {}
 
 
 def launch(
@@ -92,14 +91,10 @@ def run(
     return execute(loaded_text(built.asm["ptx"]), made, seed=seed, checks=checks)
 
 
+@functools.lru_cache(maxsize=32)
 def loaded_text(ptx: str) -> Loaded:
     """The decoded program of a PTX text, decoded once."""
-    key = (ptx[:200], hash(ptx))
-    if key not in _LOADED:
-        if len(_LOADED) >= 32:
-            _LOADED.clear()
-        _LOADED[key] = Loaded(parse(ptx))
-    return _LOADED[key]
+    return Loaded(parse(ptx))
 
 
 def _architecture(target: str) -> int:

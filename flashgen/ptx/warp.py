@@ -79,6 +79,20 @@ class Warp:
         """Order everything of a published view before what this warp does from now on."""
         np.maximum(self.view, view, out=self.view)
 
+    def await_groups(self, engine: Engine, pending: int) -> None:
+        """Complete all groups of an engine but the `pending` newest, and order them before what
+        follows.
+        """
+        agent = self.block.agents.engine(engine, self.number)
+        self.view[:, agent] = np.maximum(self.view[:, agent], self.queues[engine].wait(pending))
+
+    def perform(self, engine: Engine, work: Callable[[], None]) -> None:
+        """Do a piece of work of the open group of an engine now, or when it is awaited."""
+        early = self.block.coin()
+        if early:
+            work()
+        self.queues[engine].open.append((lambda: None) if early else work)
+
     def fence(self, agents: Array | None = None) -> None:
         """Order what relaxed waits have seen before what follows, and what is before ahead of
         relaxed arrivals: of all agents, or of some.

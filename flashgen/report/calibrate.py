@@ -17,10 +17,8 @@ from pathlib import Path
 from flashgen.errors import FlashgenError
 from flashgen.search.decide import spearman
 from flashgen.search.history import outcomes_of
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, Loads, Schedule
+from flashgen.spec.config import Loads, Schedule
 from flashgen.spec.outcome import Outcome, Timing
-from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 
 LEAST_CONFIGS = 5
@@ -42,26 +40,23 @@ def family_of(direction: Direction, schedule: Schedule, loads: Loads) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One kernel's estimate and its measurement, on one GPU."""
+    """The outcome of one kernel that was measured, its estimate and its measurement."""
 
-    gpu: str  # slug
-    triton: str
-    protocol: int
-    spec: AttentionSpec
-    problem: Problem
-    config: KernelConfig
+    outcome: Outcome
     estimate: Timing
     measured_us: float
 
     @property
     def family(self) -> str:
         """Kernels that the model treats alike, by family_of."""
-        return family_of(self.spec.direction, self.config.schedule, self.config.loads)
+        o = self.outcome
+        return family_of(o.spec.direction, o.config.schedule, o.config.loads)
 
     @property
     def search(self) -> tuple[object, ...]:
         """The search within which its time compares."""
-        return self.gpu, self.triton, self.protocol, self.spec, self.problem
+        o = self.outcome
+        return o.gpu, o.triton, o.protocol, o.spec, o.problem
 
     @property
     def ratio(self) -> float:
@@ -127,22 +122,12 @@ def pairs_of(outcomes: Iterable[Outcome]) -> tuple[list[Pair], int]:
         held = chosen.get(key)
         if held is None or TRUST[outcome.stage] >= TRUST[held.stage]:
             chosen[key] = outcome
-    pairs = [_pair(outcome, outcome.estimate) for outcome in chosen.values() if outcome.estimate]
+    pairs = [
+        Pair(outcome=outcome, estimate=outcome.estimate, measured_us=outcome.timing.median_us)
+        for outcome in chosen.values()
+        if outcome.estimate and outcome.timing
+    ]
     return pairs, len(chosen) - len(pairs)
-
-
-def _pair(outcome: Outcome, estimate: Timing) -> Pair:
-    assert outcome.timing is not None
-    return Pair(
-        gpu=outcome.gpu,
-        triton=outcome.triton,
-        protocol=outcome.protocol,
-        spec=outcome.spec,
-        problem=outcome.problem,
-        config=outcome.config,
-        estimate=estimate,
-        measured_us=outcome.timing.median_us,
-    )
 
 
 def read_pairs(logs: Sequence[Path], say: Callable[[str], None]) -> dict[str, list[Pair]]:
@@ -173,7 +158,7 @@ def by_gpu(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     """The pairs of each GPU, by slug."""
     found: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
-        found[pair.gpu].append(pair)
+        found[pair.outcome.gpu].append(pair)
     return dict(sorted(found.items()))
 
 
@@ -272,7 +257,7 @@ def remarks(row: Calibration) -> list[str]:
             f"No search has {LEAST_CONFIGS} measured configs, which ranks and regret need."
         )
     elif row.worst.regret:
-        first, best = row.worst.first, row.worst.best
+        first, best = row.worst.first.outcome, row.worst.best.outcome
         found.append(
             f"Worst first pick: {first.config.label}, {row.worst.regret:.1%} slower than "
             f"{best.config.label} ({first.spec.name} seq {first.problem.seq_k})."

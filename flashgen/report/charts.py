@@ -420,7 +420,8 @@ def _panel(axes: Axes, pairs: Sequence[Pair]) -> None:
         mine = [pair for pair in pairs if pair.family == family]
         points = [(pair.estimate.median_us, pair.measured_us) for pair in mine]
         titles = [
-            f"{kernel_name(pair.spec, pair.config)} seq {pair.problem.seq_k}: estimated "
+            f"{kernel_name(pair.outcome.spec, pair.outcome.config)} "
+            f"seq {pair.outcome.problem.seq_k}: estimated "
             f"{rounded(pair.estimate.median_us)} us, measured {rounded(pair.measured_us)} us"
             for pair in mine
         ]

@@ -63,25 +63,18 @@ def look(index: int) -> Answer:
         return Died(str(error))
 
 
-def _offline(gpu: Gpu, folder: Path) -> Opened:
+def offline(gpu: Gpu, folder: Path) -> Opened:
+    """The evaluator without a GPU, in a folder."""
     from flashgen.evaluate.offline import OfflineEvaluator
 
     return OfflineEvaluator(gpu, folder, 1)
 
 
-def _present(gpu: Gpu, index: int, folder: Path) -> Opened:
+def on_gpu(gpu: Gpu, index: int, folder: Path) -> Opened:
+    """The evaluator with the GPU of an index, in a folder."""
     from flashgen.evaluate.on_gpu import GpuEvaluator
 
     return GpuEvaluator(gpu, index, folder, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tools:
-    """What looks at the GPU of an index, and the evaluators without and with it, in a folder."""
-
-    look: Callable[[int], Answer] = look
-    offline: Callable[[Gpu, Path], Opened] = _offline
-    on_gpu: Callable[[Gpu, int, Path], Opened] = _present
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +89,15 @@ class Ability:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that doctor says."""
+    """Everything that doctor says. sections: the facts by what they are of."""
 
-    facts: tuple[Fact, ...]
+    sections: Mapping[str, tuple[Fact, ...]]
     abilities: tuple[Ability, ...]
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Those of all sections."""
+        return tuple(fact for section in self.sections.values() for fact in section)
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -109,13 +107,15 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """{schema, facts: {section: {name: value}}, can: {name: {able, why, remedy}}, remedies}."""
-        sections: dict[str, dict[str, str]] = {}
-        for fact in self.facts:
-            sections.setdefault(fact.section, {})[fact.name] = fact.value
+        facts = {
+            name: {fact.name: fact.value for fact in section}
+            for name, section in self.sections.items()
+            if section
+        }
         can = {each.name: asdict(each) for each in self.abilities}
         for each in can.values():
             del each["name"]
-        return {"schema": SCHEMA, "facts": sections, "can": can, "remedies": list(self.remedies)}
+        return {"schema": SCHEMA, "facts": facts, "can": can, "remedies": list(self.remedies)}
 
     def lines(self) -> Iterator[str]:
         """One screen."""
@@ -130,10 +130,9 @@ class Diagnosis:
             yield from (f"- {remedy}" for remedy in self.remedies)
 
 
-def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis:
+def diagnose(out: Path, index: int = 0) -> Diagnosis:
     """Read this machine and try its abilities. out: the folder that a tuner would write to."""
-    tools = tools or Tools()
-    looked = tools.look(index)
+    looked = look(index)
     nothing: dict[str, Any] = {"gpu": None, "why": str(looked)}
     seen = looked.value if isinstance(looked, Done) else nothing
     gpu = None if seen["gpu"] is None else Gpu(**seen["gpu"])
@@ -145,8 +144,8 @@ def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis
         "toolchain": toolchain(),
         "folders": folders(out),
     }
-    facts = [fact for name, section in sections.items() for fact in _read(name, section)]
-    return Diagnosis(facts=tuple(facts), abilities=tuple(_abilities(gpu, seen, index, tools)))
+    facts = {name: tuple(_read(name, section)) for name, section in sections.items()}
+    return Diagnosis(sections=facts, abilities=tuple(_abilities(gpu, seen, index)))
 
 
 def _read(name: str, section: Iterator[Fact]) -> Iterator[Fact]:
@@ -155,36 +154,36 @@ def _read(name: str, section: Iterator[Fact]) -> Iterator[Fact]:
         yield from section
     except Exception as error:  # a file or an installation that is broken in any way
         lines = f"{type(error).__name__}: {error}".strip().splitlines()
-        yield Fact(section=name, name=name, value=lines[0], remedy=_remedy(lines[0]))
+        yield Fact(name, lines[0], _remedy(lines[0]))
 
 
 def _of_gpu(seen: Mapping[str, Any], gpu: Gpu | None) -> Iterator[Fact]:
-    def fact(name: str, value: object, remedy: str = "") -> Fact:
-        return Fact(section="gpu", name=name, value=str(value), remedy=remedy)
-
     built = f"CUDA {seen['cuda']}" if seen.get("cuda") else seen.get("hip") and f"HIP {seen['hip']}"
-    yield fact("torch's build", built or ("CPU" if "cuda" in seen else "unknown"))
+    yield Fact("torch's build", built or ("CPU" if "cuda" in seen else "unknown"))
     if "name" not in seen:
-        yield fact("GPU", f"none: {seen['why']}")
-        yield fact("driver", driver() or "none is loaded")
+        yield Fact("GPU", f"none: {seen['why']}")
+        yield Fact("driver", driver() or "none is loaded")
         return
     slug = f"{gpu.slug}, {gpu.arch}, {gpu.sms} SMs" if gpu else seen["why"]
-    yield fact("GPU", f"{seen['name']} ({slug}), {seen['memory_gb']} GB")
+    yield Fact("GPU", f"{seen['name']} ({slug}), {seen['memory_gb']} GB")
     for warning in warnings_here(gpu.arch) if gpu else ():
-        yield fact("known bug", warning, "use another Triton, or see that the check passes twice")
+        yield Fact("known bug", warning, "use another Triton, or see that the check passes twice")
+    if gpu and gpu.without_tensor_cores:
+        slow = f"Triton has no code for those of {gpu.arch}: kernels multiply without them"
+        yield Fact("tensor cores", slow, "use torch's attention on this GPU: it uses them")
     nvml, conditions = seen["nvml"], seen["conditions"] or {}
-    yield fact("driver", nvml.get("driver") or conditions.get("driver") or "unknown")
+    yield Fact("driver", nvml.get("driver") or conditions.get("driver") or "unknown")
     if "error" in nvml:
-        yield fact("NVML", nvml["error"], "install nvidia-ml-py, or run where NVML may be read")
+        yield Fact("NVML", nvml["error"], "install nvidia-ml-py, or run where NVML may be read")
     else:
         silent = [name for name, value in conditions.items() if value is None]
-        yield fact("NVML", f"does not report {', '.join(silent)}" if silent else "may be read")
+        yield Fact("NVML", f"does not report {', '.join(silent)}" if silent else "may be read")
         mig = {None: "not supported", True: "on", False: "off"}[nvml["mig"]]
         warning = "name the MIG slice in a bug report: tables are for whole GPUs"
-        yield fact("MIG", mig, warning if nvml["mig"] else "")
+        yield Fact("MIG", mig, warning if nvml["mig"] else "")
         others = nvml["processes"]
         alone = "end other programs on this GPU before measuring" if (others or 0) > 1 else ""
-        yield fact("processes", "unknown" if others is None else f"{others} on this GPU", alone)
+        yield Fact("processes", "unknown" if others is None else f"{others} on this GPU", alone)
     yield _clocks(nvml, conditions)
 
 
@@ -208,21 +207,19 @@ def _clocks(nvml: Mapping[str, Any], conditions: Mapping[str, Any]) -> Fact:
         remedy = "say in a bug report who set the clocks; nvidia-smi -rac and -rgc reset them"
     elif slowed:
         remedy = "let the GPU cool down, or raise its power limit, before measuring"
-    return Fact(section="gpu", name="clocks", value=", ".join(words), remedy=remedy)
+    return Fact("clocks", ", ".join(words), remedy)
 
 
-def _abilities(
-    gpu: Gpu | None, seen: Mapping[str, Any], index: int, tools: Tools
-) -> Iterator[Ability]:
+def _abilities(gpu: Gpu | None, seen: Mapping[str, Any], index: int) -> Iterator[Ability]:
     """Compile, then launch, then measure: each needs the one before."""
     try:
         with tempfile.TemporaryDirectory(prefix="flashgen-doctor-") as folder:
-            compiled = _compiles(gpu or known_target(OFFLINE_TARGET), Path(folder), tools)
+            compiled = _compiles(gpu or known_target(OFFLINE_TARGET), Path(folder))
             yield compiled
             if gpu is None or not compiled.able:
                 yield from _without_launch(gpu, seen)
             else:
-                yield from _on_gpu(lambda: tools.on_gpu(gpu, index, Path(folder)))
+                yield from _on_gpu(lambda: on_gpu(gpu, index, Path(folder)))
     except OSError as error:
         why = f"no temporary folder ({error.strerror})"
         for name in ("compile", "launch", "measure"):
@@ -250,9 +247,9 @@ def _try(opened: Callable[[], Opened], *stages: Stage) -> Iterator[Outcome | str
         yield str(error) if isinstance(error, FlashgenError) else f"{type(error).__name__}: {error}"
 
 
-def _compiles(gpu: Gpu, folder: Path, tools: Tools) -> Ability:
+def _compiles(gpu: Gpu, folder: Path) -> Ability:
     began = time.monotonic()
-    (found,) = _try(lambda: tools.offline(gpu, folder), "timed")
+    (found,) = _try(lambda: offline(gpu, folder), "timed")
     if isinstance(found, str):
         return _no("compile", found)
     why = f"a kernel for {gpu.arch} in {time.monotonic() - began:.1f} s"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,21 +41,11 @@ _TOLD = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
-    """A cell of the heat map: the best time of a tile; share is the best of all divided by it, 0
-    to 1.
-    """
-
-    us: float
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Search:
     """One entry as the page shows it: with its run and the history of its search.
 
     number identifies it within the page. stayed: the search left the entry as it was, so that the
-    entry's time is of another run. tiles: rows are br, columns bc; None was not timed.
+    entry's time is of another run.
     """
 
     number: int
@@ -63,7 +53,6 @@ class Search:
     run: Run | None
     trace: SearchHistory
     stayed: bool
-    tiles: Mapping[int, Mapping[int, Tile | None]]
 
     @property
     def words(self) -> str:
@@ -139,7 +128,9 @@ def page(
     try:
         for search in searches:
             drawings[search.number] = _chart(search)
-        scatter = _scatter(drawn)
+        if drawn:
+            label = f"Measured over estimated microseconds of {len(drawn)} configs"
+            scatter = charts.scatter(drawn, label)
     except ToolchainError as error:
         notice(f"the report has no charts: {error}")
     template = environment(Path(__file__).parent).get_template("report.html.jinja")
@@ -169,14 +160,7 @@ def _search(number: int, entry: Entry, table: Table, traces: Searches) -> Search
     trace = traces.of(entry, run)
     if stayed := not trace.points:
         trace = traces.latest(entry)
-    return Search(
-        number=number,
-        entry=entry,
-        run=run,
-        trace=trace,
-        stayed=stayed,
-        tiles=_tiles(trace),
-    )
+    return Search(number=number, entry=entry, run=run, trace=trace, stayed=stayed)
 
 
 def _chart(search: Search) -> str:
@@ -191,20 +175,6 @@ def _chart(search: Search) -> str:
         f"from {figure(trace.points[0].us)} to a best of {figure(trace.best_us[-1])} microseconds"
     )
     return charts.history(trace, entry.config, limits, label)
-
-
-def _tiles(trace: SearchHistory) -> dict[int, dict[int, Tile | None]]:
-    """The heat map: for each br and bc that occur the best time, if the tile was timed."""
-    times = trace.tiles_us
-    best = min(times.values(), default=math.inf)
-    columns = sorted({bc for _, bc in times})
-    return {
-        br: {
-            bc: Tile(us=times[br, bc], share=best / times[br, bc]) if (br, bc) in times else None
-            for bc in columns
-        }
-        for br in sorted({br for br, _ in times})
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,13 +202,6 @@ def _gains(speedups: Iterable[float | None]) -> Gains | None:
 def _thinned(pairs: Sequence[Pair]) -> Sequence[Pair]:
     """At most MOST_MARKS of these pairs, evenly spaced."""
     return pairs[:: math.ceil(len(pairs) / MOST_MARKS)] if pairs else pairs
-
-
-def _scatter(pairs: Sequence[Pair]) -> str:
-    """Measured over estimated times; "" where no config has both. Raises ToolchainError."""
-    if not pairs:
-        return ""
-    return charts.scatter(pairs, f"Measured over estimated microseconds of {len(pairs)} configs")
 
 
 @functools.cache

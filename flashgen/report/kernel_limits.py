@@ -84,21 +84,15 @@ def dissect(
         return Anatomy(compiled=compiled, unknown=str(error))
     assert gpu.bandwidth_gbs is not None  # or there would be no estimate
     reached = machine_of(gpu).memory_share
+    steady = -1 if spec.direction in BY_KEYS else 0  # the unmasked loop; owners of keys end with it
     return Anatomy(
         compiled=compiled,
         replay=replayed,
-        usage=steady_usage(replayed, spec),
+        usage=replayed.usage[steady],
         estimate=timing,
         streams=spec.direction == "decode",
         bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3 * reached),
     )
-
-
-def steady_usage(replayed: Replay, spec: AttentionSpec) -> Usage:
-    """The busy shares of the unmasked loop, which is last in kernels that own keys, first in
-    others.
-    """
-    return replayed.usage[-1 if spec.direction in BY_KEYS else 0]
 
 
 def shares(usage: Usage) -> list[tuple[str, float]]:

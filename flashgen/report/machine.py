@@ -12,9 +12,8 @@ import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flashgen
 from flashgen import paths, settings
@@ -29,11 +28,9 @@ VARIABLES = ("FLASHGEN_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CC", "LD_LIBRARY_P
 """Beginnings of the environment variables that change what flashgen does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fact:
+class Fact(NamedTuple):
     """One line: a name and a value. remedy: what to do where the value is a problem, else ""."""
 
-    section: str
     name: str
     value: str
     remedy: str = ""
@@ -47,7 +44,7 @@ def versions() -> Iterator[Fact]:
         "system": platform.platform(),
     }
     for name, value in (known | {name: _version(name) for name in PACKAGES}).items():
-        yield Fact(section="versions", name=name, value=value)
+        yield Fact(name, value)
 
 
 def _place() -> str:
@@ -65,7 +62,7 @@ def environment() -> Iterator[Fact]:
     """The variables that are set."""
     for name in sorted(os.environ):
         if name.startswith(VARIABLES[:2]) or name in VARIABLES[2:]:
-            yield Fact(section="environment", name=name, value=os.environ[name])
+            yield Fact(name, os.environ[name])
 
 
 KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
@@ -88,11 +85,11 @@ def toolchain() -> Iterator[Fact]:
     if found is None:
         found = f"none: CC is {named}" if named else "none"
         remedy = "install gcc or clang, or set CC: Triton needs it at a kernel's first launch"
-    yield Fact(section="toolchain", name="C compiler", value=found, remedy=remedy)
+    yield Fact("C compiler", found, remedy)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     missing = "" if header.is_file() else "install the headers of Python (python3-dev)"
     value = f"{'' if header.is_file() else 'no '}{header}"
-    yield Fact(section="toolchain", name="headers", value=value, remedy=missing)
+    yield Fact("headers", value, missing)
 
 
 def folders(out: Path) -> Iterator[Fact]:
@@ -105,7 +102,7 @@ def folders(out: Path) -> Iterator[Fact]:
         yield _folder("temporary", Path(tempfile.gettempdir()), "set TMPDIR to", private=False)
     except OSError as error:
         why, remedy = f"none ({error.strerror})", "set TMPDIR to a folder that can be written"
-        yield Fact(section="folders", name="temporary", value=why, remedy=remedy)
+        yield Fact("temporary", why, remedy)
 
 
 def _folder(name: str, path: Path, how: str, *, private: bool = True) -> Fact:
@@ -126,7 +123,7 @@ def _folder(name: str, path: Path, how: str, *, private: bool = True) -> Fact:
     except OSError as error:
         words.append(f"cannot be read ({error.strerror})")
         remedy = f"{how} a folder that can be read and written"
-    return Fact(section="folders", name=name, value=", ".join(words), remedy=remedy)
+    return Fact(name, ", ".join(words), remedy)
 
 
 def _shared(path: Path) -> str:
@@ -145,15 +142,15 @@ def tables(gpu: Gpu | None) -> Iterator[Fact]:
 
     found = load_folders(paths.shipped_configs_dir())
     slug = settings.served_gpu() or (gpu.slug if gpu else None)
-    yield Fact(section="tables", name="table", value=_serving(found, slug, gpu))
+    yield Fact("table", _serving(found, slug, gpu))
     folder = settings.generated_override() or paths.shipped_generated_dir()
     problem = registry.why_not_generated(folder)
     remedy = "run flashgen generate" if problem else ""
-    yield Fact(section="tables", name="serves", value=problem or str(folder), remedy=remedy)
+    yield Fact("serves", problem or str(folder), remedy)
     command = "flashgen tune --gpu" if gpu else f"flashgen tune --target {slug or 'SLUG'}"
     if slug and _own(found, slug) is None:
         command += " --from-tables"
-    yield Fact(section="tables", name="to improve", value=command)
+    yield Fact("to improve", command)
 
 
 def _serving(found: Mapping[str, Any], slug: str | None, gpu: Gpu | None) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from flashgen.runtime import folders
-from flashgen.runtime.dispatcher import Dispatcher
 
 __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 
@@ -45,7 +44,7 @@ def _attention(
     return serving.attention(q, k, v, causal=causal, scale=scale)
 
 
-_first = cast(Dispatcher, folders.current())
+_first = folders.current()
 
 attention = _like(_first.attention, _attention)
 decode = _following(_first.decode)

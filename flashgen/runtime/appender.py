@@ -1,4 +1,4 @@
-"""Appender: writes checked keys and values into a cache, by a kernel or, on the CPU, by torch."""
+"""Writes checked keys and values into a cache, by a kernel or, on the CPU, by torch."""
 
 from __future__ import annotations
 
@@ -16,40 +16,35 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import Rotary
 
 
-class Appender:
-    """Serves append() from the kernels that a resolver finds."""
+def append_checked(resolver: Resolver, call: Append, rotary: Rotary) -> Tensor | None:
+    """Write a checked call's keys and values by the kernels that a resolver finds, and return its q
+    rotated.
+    """
+    device = call.k.device
+    if resolver.left_to_torch(device):
+        return by_torch(call, rotary)
+    spec = AttentionSpec(
+        direction="append",
+        dtype=str(call.k.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # was checked
+        head_dim=call.k.shape[3],
+        head_dim_v=call.v.shape[3],
+        mask="none",
+        paged=call.cache.paged,
+        rotary=rotary,
+        indexed=call.cache.rows is not None,
+        **kv_fields(call.cache),
+    )
 
-    def __init__(self, resolver: Resolver) -> None:
-        self._resolver = resolver
+    def make() -> Launcher:
+        return Launcher(resolver.package, resolver.ladder(spec, 1, device).rungs)
 
-    def append(self, call: Append, rotary: Rotary) -> Tensor | None:
-        """Write a checked call's keys and values, and return its q rotated."""
-        device = call.k.device
-        if self._resolver.left_to_torch(device):
-            return by_torch(call, rotary)
-        spec = AttentionSpec(
-            direction="append",
-            dtype=str(call.k.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # was checked
-            head_dim=call.k.shape[3],
-            head_dim_v=call.v.shape[3],
-            mask="none",
-            paged=call.cache.paged,
-            rotary=rotary,
-            indexed=call.cache.rows is not None,
-            **kv_fields(call.cache),
-        )
-
-        def make() -> Launcher:
-            return Launcher(self._resolver.package, self._resolver.ladder(spec, 1, device).rungs)
-
-        launcher = self._resolver.kept(spec, device, None, make)
-        addressed = self._resolver.addressed
-        rotation = call.rotation
-        if rotation is not None:
-            rotation = replace(rotation, q=addressed(rotation.q, "q"))
-        return launcher(
-            replace(call, k=addressed(call.k, "k"), v=addressed(call.v, "v"), rotation=rotation)
-        )
+    launcher, addressed = resolver.kept(spec, device, None, make), resolver.addressed
+    rotation = call.rotation
+    if rotation is not None:
+        rotation = replace(rotation, q=addressed(rotation.q, "q"))
+    return launcher(
+        replace(call, k=addressed(call.k, "k"), v=addressed(call.v, "v"), rotation=rotation)
+    )
 
 
 def by_torch(call: Append, rotary: Rotary) -> Tensor | None:

@@ -38,7 +38,7 @@ def differentiable(
     return o, lse
 
 
-def refuse_second_derivative() -> NoReturn:
+def refuse_second_derivative(*_: object) -> NoReturn:
     """Raise NotDifferentiable: what double backward meets on every road."""
     raise NotDifferentiable(
         "attention has no second derivative: differentiate twice what "
@@ -75,15 +75,25 @@ _FIRST = 4
 """Where the tensors of features begin among the arguments of a Function."""
 
 
-class _Attention(torch.autograd.Function):
+class _OnlyBackward(torch.autograd.Function):
+    """What transforms of torch ask of a function besides its backward: it has neither."""
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        torch_modes.refuse_forward_mode()
+
+    vmap = staticmethod(torch_modes.refuse_vmap)
+
+
+class _Attention(_OnlyBackward):
     """The forward pass, which saves q, k, v, O and LSE; the backward recomputes P."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        passes, call = asked
-        o, lse = passes.forward(call, q, k, v, tensors)
+        (forward, _), call = asked
+        o, lse = forward(call, q, k, v, tensors)
         ctx.save_for_backward(q, k, v, o, lse, *tensors)  # type: ignore[arg-type]  # None too
         ctx.asked = asked  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
@@ -103,20 +113,16 @@ class _Attention(torch.autograd.Function):
                 gradients[place] = gradient
         return tuple(gradients)
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        torch_modes.refuse_forward_mode()
 
-
-class _Transformed(torch.autograd.Function):
+class _Transformed(_OnlyBackward):
     """The same for torch.func's transforms, which ask for a forward without ctx. Apart, for torch
     takes five times as long to apply such a function.
     """
 
     @staticmethod
     def forward(asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
-        passes, call = asked
-        return passes.forward(call, q, k, v, tensors)
+        (forward, _), call = asked
+        return forward(call, q, k, v, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -126,14 +132,9 @@ class _Transformed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     backward = _Attention.backward
-    jvp = _Attention.jvp
-
-    @staticmethod
-    def vmap(*_: Any) -> NoReturn:
-        torch_modes.refuse_vmap()
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(_OnlyBackward):
     """The backward pass where a graph of it is recorded."""
 
     @staticmethod
@@ -147,12 +148,6 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
         refuse_second_derivative()
-
-    jvp = _Attention.jvp
-
-    @staticmethod
-    def vmap(*_: Any) -> NoReturn:
-        torch_modes.refuse_vmap()
 
 
 def _backward(
@@ -174,9 +169,9 @@ def _backward(
 def _gradients(
     asked: Asked, wanted: Wanted, do: Tensor, dlse: Tensor | None, *saved: Any
 ) -> Gradients:
-    passes, call = asked
+    (_, backward), call = asked
     q, k, v, o, lse, *tensors = saved
-    return passes.backward(call, Saved(q, k, v, o, lse, tuple(tensors)), do, dlse, wanted)
+    return backward(call, Saved(q, k, v, o, lse, tuple(tensors)), do, dlse, wanted)
 
 
 class Passes:

@@ -4,8 +4,9 @@ travel beside it. And checks that arguments are tensors that a kernel can use.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,20 +92,11 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Te
 """Of q, k, v, the bias and the sinks; None if not requested."""
 
 
-class TwoPasses(Protocol):
-    """The forward and the backward pass: autograd.Passes, or those of cached calls."""
-
-    def forward(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ...
-    ) -> tuple[Tensor, Tensor]:
-        """O and LSE, as Passes.forward."""
-        ...
-
-    def backward(
-        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
-    ) -> Gradients:
-        """As Passes.backward."""
-        ...
+TwoPasses = tuple[
+    Callable[[Call, Tensor, Tensor, Tensor, Tensors], tuple[Tensor, Tensor]],
+    Callable[[Call, Saved, Tensor, Tensor | None, Wanted], Gradients],
+]
+"""The forward and the backward pass: those of autograd.Passes, or others like them."""
 
 
 def check_tensors(**named: object) -> None:

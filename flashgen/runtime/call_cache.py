@@ -19,7 +19,7 @@ from flashgen.kernels import repeated_launch
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd
 from flashgen.runtime.autograd import Passes
-from flashgen.runtime.call import Call, Causal, Gradients, Saved, Tensors, Wanted
+from flashgen.runtime.call import Call, Causal, Tensors
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import Limits, tensors_of_heads
 
@@ -108,7 +108,7 @@ class KeptAttention:
             call = self._call
             if call.deterministic is not deterministic:
                 call = replace(call, deterministic=deterministic)
-            return autograd.differentiable(self, call, q, k, v)
+            return autograd.differentiable((self._forward, self._passes.backward), call, q, k, v)
         again = self._again
         return self._bind(q, k, v, of_heads) if again is None else again(q, k, v, *of_heads)
 
@@ -125,19 +125,13 @@ class KeptAttention:
         found, self._again = self._launcher.by(call, repeated_launch.bind_forward)
         return found
 
-    def forward(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
+    def _forward(
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors
     ) -> tuple[Tensor, Tensor]:
         """As Passes.forward."""
         again = self._again
         found = self._bind(q, k, v) if again is None else again(q, k, v)
         return found or self._passes.forward(call, q, k, v, tensors)
-
-    def backward(
-        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
-    ) -> Gradients:
-        """As Passes.backward."""
-        return self._passes.backward(call, saved, do, dlse, wanted)
 
 
 def attention_key(

@@ -22,10 +22,10 @@ class Choice:
     """
 
     spec: AttentionSpec
-    bucket: Bucket | None
+    bucket: Bucket | None = None
     config: KernelConfig
-    source: Source
-    median_us: float | None
+    source: Source = "untimed"
+    median_us: float | None = None
     tritons: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ is contiguous, and a gradient that is not wanted is a tensor of no element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,13 +90,11 @@ def _(
         empty_like_layout(x, x.shape[3]) if needed else q.new_empty(0)
         for x, needed in zip((q, k, v), wanted, strict=False)
     ]
-    dbias = q.new_empty(0)
-    if wanted[3] and bias is not None:
-        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
-    dsinks = q.new_empty(0)
-    if wanted[4] and sinks is not None:
-        dsinks = torch.empty(sinks.shape, dtype=sinks.dtype, device=sinks.device)
-    return (*found, dbias, dsinks)
+    for x, needed in zip((bias, sinks), wanted[3:], strict=True):
+        given = needed and x is not None
+        like = torch.empty(x.shape, dtype=x.dtype, device=x.device) if given else q.new_empty(0)
+        found.append(like)
+    return tuple(found)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -120,14 +118,6 @@ def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Te
     return tuple(gradients)
 
 
-def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
-    refuse_second_derivative()
-
-
-def _refuse_vmap(*_: Any) -> NoReturn:
-    torch_modes.refuse_vmap()
-
-
 def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Tensors, str]:
     """q, k, v, the call, its tensors and the package of an operator's arguments."""
     q, k, v, *tensors = arguments[:_TENSORS]
@@ -144,6 +134,6 @@ def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Ten
 
 
 attention_forward.register_autograd(_differentiate, setup_context=_save)
-attention_backward.register_autograd(_differentiate_twice)
-attention_forward.register_vmap(_refuse_vmap)
-attention_backward.register_vmap(_refuse_vmap)
+attention_backward.register_autograd(refuse_second_derivative)
+attention_forward.register_vmap(torch_modes.refuse_vmap)
+attention_backward.register_vmap(torch_modes.refuse_vmap)

@@ -38,6 +38,7 @@ from flashgen.spec.features import (
 )
 from flashgen.spec.from_call import check_heads, check_lengths, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
+from flashgen.spec.tensors import broadcasts, check_device, check_form
 from flashgen.spec.vocabulary import DTYPE_BYTES, Mask, check_head_dim
 
 
@@ -186,14 +187,9 @@ class Decoder:
 
 def _copies(launch: Decode, q: Tensor, k: Tensor, v: Tensor, arguments: CacheArguments) -> bool:
     """Whether a launch reads a copy of a tensor that was given."""
-    cache = launch.cache
-    return (
-        is_copied(q, launch.q)
-        or is_copied(k, cache.k)
-        or is_copied(v, cache.v)
-        or is_copied(arguments.lengths, cache.lengths)
-        or is_copied(arguments.block_table, cache.block_table)
-    )
+    cache, given = launch.cache, (q, k, v, arguments.lengths, arguments.block_table)
+    read = launch.q, cache.k, cache.v, cache.lengths, cache.block_table
+    return any(map(is_copied, given, read))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -275,7 +271,7 @@ def check_call(
     scales = _checked_scales(named, called)
     batch = q.shape[0]
     if block_table is not None:
-        _check_indices("block_table", block_table, q, (batch, None))
+        _check_indices("block_table", block_table, q, (batch, "pages"))
         if rows is not None:
             raise InvalidArgument(
                 "cache_batch_idx must be None with block_table, which says where keys are: "
@@ -356,10 +352,7 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
                 f"{name} must have the dtype of {of_q}, {q.dtype}, or with {others[0][0]} be "
                 f"float8_e4m3fn or int8: got {x.dtype}"
             )
-        if x.device != q.device:
-            raise InvalidArgument(
-                f"{name} must be on the device of {of_q}, {q.device}: got {x.device}"
-            )
+        check_device(name, x, q, of_q)
 
 
 def _checked_scales(
@@ -383,9 +376,7 @@ def _checked_scales(
     for name, x in zip(("k_scale", "v_scale"), given, strict=True):
         check_tensors(**{name: x})
         assert isinstance(x, Tensor)  # check_tensors has seen
-        fits = x.ndim == len(shape) and all(
-            own in (1, size) for own, size in zip(x.shape, shape, strict=True)
-        )
+        fits = x.ndim == len(shape) and broadcasts(x.shape, shape)
         if x.dtype != torch.float32 or not fits or x.device != q.device:
             pages = f" or, as the other one, ({k.shape[0]}, {heads})" if paged else ""
             raise InvalidArgument(
@@ -396,18 +387,8 @@ def _checked_scales(
     return found[0], found[1]
 
 
-def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Raise InvalidArgument unless x is int32 of this shape (None: any size) on the device of q."""
+def _check_indices(name: str, x: Tensor, q: Tensor, shape: tuple[int | str, ...]) -> None:
+    """Raise InvalidArgument unless x is int32 of this shape on the device of q."""
     check_tensors(**{name: x})
-    assert isinstance(x, Tensor)  # check_tensors has seen
-    fits = x.ndim == len(shape) and all(
-        size in (None, own) for own, size in zip(x.shape, shape, strict=True)
-    )
-    if x.dtype != torch.int32 or not fits:
-        wanted = ", ".join("pages" if size is None else str(size) for size in shape)
-        wanted += "," * (len(shape) == 1)
-        raise InvalidArgument(
-            f"{name} must be int32 of shape ({wanted}): got {x.dtype} {tuple(x.shape)}"
-        )
-    if x.device != q.device:
-        raise InvalidArgument(f"{name} must be on the device of q, {q.device}: got {x.device}")
+    check_form(name, x, ("int32",), shape)
+    check_device(name, x, q)

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, overload
 
-import torch
 from torch import Tensor
 
 from flashgen import settings
@@ -24,11 +23,10 @@ from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import NO_LIMITS, PLAIN, Window, check_invariant, limits_of
+from flashgen.spec.features import NO_LIMITS, PLAIN, Window, limits_of
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
-    from flashgen.runtime.appender import Appender
     from flashgen.runtime.decode import Decoder
     from flashgen.runtime.explanation import Explanation
 
@@ -71,13 +69,6 @@ class Dispatcher:
         from flashgen.runtime.decode import Decoder
 
         return Decoder(self.resolver, self.calls)
-
-    @functools.cached_property
-    def appender(self) -> Appender:
-        """Writes new keys and values into a cache."""
-        from flashgen.runtime.appender import Appender
-
-        return Appender(self.resolver)
 
     @overload
     def attention(
@@ -166,10 +157,8 @@ class Dispatcher:
             (torch.Size([2, 8, 16, 64]), torch.Size([2, 8, 16]))
         """
         limits, key, kept = NO_LIMITS, None, None
-        if window is not None or softcap is not None:
-            limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
-        if invariant is not False:
-            limits = (*limits, check_invariant(invariant))
+        if window is not None or softcap is not None or invariant is not False:
+            limits = limits_of(window, softcap, invariant, causal=causal is not False)
         of_heads: OfHeads | tuple[()] = ()
         if sinks is not None or alibi_slopes is not None:
             of_heads = sinks, alibi_slopes
@@ -305,10 +294,8 @@ class Dispatcher:
             torch.Size([2, 8, 1, 64])
         """
         limits, key = NO_LIMITS, None
-        if window is not None or softcap is not None:
-            limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
-        if invariant is not False:
-            limits = (*limits, check_invariant(invariant))
+        if window is not None or softcap is not None or invariant is not False:
+            limits = limits_of(window, softcap, invariant, causal=causal is not False)
         if lengths is not None and not (
             cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
             or v_scale is not None or bias is not None or chunk is not None
@@ -334,10 +321,6 @@ class Dispatcher:
         )  # fmt: skip
         o, lse = self.decoder.decode(call, q, k, v, arguments, key=key)
         return (o, lse) if return_lse else o
-
-    def serves_by_torch(self, device: torch.device) -> bool:
-        """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""
-        return self.resolver.left_to_torch(device)
 
     def explain(
         self,

@@ -76,8 +76,7 @@ def explain_call(
     """
     check_tensors(q=q, k=k, v=v)
     check_plain(k=k, v=v, **named_tensors(tensors_of(call.features)))
-    if torch_modes.autocasts():
-        q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
+    q, k, v = torch_modes.autocast_all(q, k, v)
     refuse_scale_gradient(call.scale)
     call.scale_of(q)
     spec, problem = spec_of_call(call, q, k, v)

@@ -29,7 +29,6 @@ from flashgen.spec.features import (
     NO_LIMITS,
     UNBOUNDED,
     Window,
-    check_invariant,
     limits_of,
     window_of,
 )
@@ -563,7 +562,9 @@ def flash_attn_with_kvcache(
     keys, values = k_cache, v_cache
     if block_table is None:
         keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    capacity = _capacity(k_cache, block_table)
+    capacity = k_cache.shape[1]
+    if isinstance(block_table, Tensor) and block_table.ndim == 2:  # decode() judges the table
+        capacity *= block_table.shape[1]
     window = window_within(window_size, capacity)
     cap, lengths = cap_of(softcap), _lengths(cache_seqlens, q)
     queries = q.transpose(1, 2)
@@ -587,14 +588,12 @@ def flash_attn_with_kvcache(
         queries, lengths = rotated, lengths.clamp(0, capacity) + k.shape[1]
     decoder, scale = folders.current().decoder, check_scale(softmax_scale, q.shape[3])
     found = key = None
-    plain = lengths is not None and cache_batch_idx is None and cache_leftpad is None
-    if plain and num_splits == 0:
+    plain = cache_batch_idx is None and cache_leftpad is None and num_splits == 0
+    if plain and lengths is not None:
         tensors = queries, keys, values, lengths, block_table, s_aux, alibi_slopes
         limits = NO_LIMITS
-        if window is not None or cap is not None:
-            limits = limits_of(window, cap, causal=bool(causal))
-        if invariant is not False:
-            limits = (*limits, check_invariant(invariant))
+        if window is not None or cap is not None or invariant is not False:
+            limits = limits_of(window, cap, invariant, causal=bool(causal))
         options = bool(causal), scale, "ieee"
         key, found = decoder.again(tensors, options, limits)
     if found is None:
@@ -643,14 +642,6 @@ def _check_pages_hold(lengths: Tensor | None, new: int, capacity: int) -> None:
             f"cache_seqlens must be at most {capacity - new}, for a row of block_table has pages "
             f"for {capacity} keys and {new} are new: got {int(lengths.max())}"
         )
-
-
-def _capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
-    """Keys that a sequence has room for; decode() judges the table."""
-    size = k_cache.shape[1]
-    if isinstance(block_table, Tensor) and block_table.ndim == 2:
-        return size * block_table.shape[1]
-    return size
 
 
 def _lengths(cache_seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:

@@ -20,12 +20,12 @@ from flashgen.errors import GeneratedError
 from flashgen.runtime import registry
 from flashgen.runtime.dispatcher import Dispatcher
 from flashgen.runtime.generated_tables import served_from
-from flashgen.runtime.registry import SHIPPED, Serving
+from flashgen.runtime.registry import SHIPPED
 
 _lock = threading.RLock()
 
 
-def current() -> Serving:
+def current() -> Dispatcher:
     """The dispatcher that serves flashgen.attention, the drop-ins and graphs.
 
     Its folder is loaded at the first call. Raises GeneratedError where that cannot be.
@@ -55,20 +55,20 @@ def use(folder: str | os.PathLike[str] | None) -> None:
     registry.serve_by(dispatcher_in(named))
 
 
-def dispatcher_in(folder: Path) -> Serving:
+def dispatcher_in(folder: Path) -> Dispatcher:
     """The one dispatcher of a folder, loaded at the first call. Raises GeneratedError."""
     with registry.nameable(folder):
         folder = folder.resolve()
     package = _package_name(folder)
     with _lock:
-        found = registry.registered(package)
+        found = registry._dispatchers.get(package)
         if found is None:
             found = _load(package, folder)
             registry.add(package, found, folder)
         return found
 
 
-def _start() -> Serving:
+def _start() -> Dispatcher:
     with _lock:
         if registry._current is None:
             registry.serve_by(dispatcher_in(registry.default_folder()))

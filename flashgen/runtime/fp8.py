@@ -17,6 +17,7 @@ from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.general_path import asked_features
 from flashgen.spec.features import Fp8, Window, named_tensors, tensors_of
 from flashgen.spec.from_call import from_tensors
+from flashgen.spec.tensors import broadcasts
 
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -88,7 +89,7 @@ def attention(
     from_tensors(q, k, v, causal=causal, features=features)
     call, tensors = Call(causal=causal, scale=scale, features=features).parts
     dispatcher = folders.current()
-    if dispatcher.serves_by_torch(q.device):
+    if dispatcher.resolver.left_to_torch(q.device):
         o, lse = eager.attention(
             q, k, v, scale=call.scale_of(q), diagonal=call.diagonal(q, k), features=features
         )
@@ -102,10 +103,7 @@ def _factor(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
     if x is None:
         return torch.ones((), device=q.device).expand(shape)
     check_tensors(**{name: x})
-    fits = x.ndim <= 2 and all(
-        own in (1, size) for own, size in zip(x.shape[::-1], shape[::-1], strict=False)
-    )
-    if not fits or x.dtype != torch.float32 or x.device != q.device:
+    if not broadcasts(x.shape, shape) or x.dtype != torch.float32 or x.device != q.device:
         raise InvalidArgument(
             f"{name} must be float32, one number or of shape ({shape[1]},) or {shape}, on the "
             f"device of q, {q.device}: got {x.dtype} {tuple(x.shape)} on {x.device}"

@@ -68,7 +68,7 @@ class GeneralPath:
         check_tensors(q=q, k=k, v=v)
         if torch_modes.traced(q):
             self._refuse_lost_derivatives(call, q, k, v)
-            return self._traced(call, *_cast(q, k, v))
+            return self._traced(call, *torch_modes.autocast_all(q, k, v))
         check_plain(k=k, v=v, **named_tensors(tensors_of(call.features)))
         return self.serve_plain(call, q, k, v, key=key, return_lse=return_lse)
 
@@ -83,7 +83,7 @@ class GeneralPath:
         return_lse: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         """serve() of plain tensors, which is not traced."""
-        q, k, v = _cast(q, k, v)
+        q, k, v = torch_modes.autocast_all(q, k, v)
         self._refuse_lost_derivatives(call, q, k, v)
         packed = call.features.sequences
         if packed is not None and packed.paged and differentiates(call, q, k, v):
@@ -110,7 +110,8 @@ class GeneralPath:
         near = self._resolver.all_addressed(q, k, v)
         if differentiates(call, q, k, v) or torch_modes.transformed():
             bare, tensors = call.parts
-            o, lse = autograd.differentiable(self._passes, bare, *near, tensors)
+            passes = self._passes.forward, self._passes.backward
+            o, lse = autograd.differentiable(passes, bare, *near, tensors)
         else:
             o, lse = launcher(forward_of(call, *near))
         copied = near[0] is not q or near[1] is not k or near[2] is not v
@@ -207,10 +208,3 @@ def differentiates(call: Call, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether autograd records a call."""
     features = call.features
     return torch.is_grad_enabled() and requires_grad(q, k, v, features.bias, features.sinks)
-
-
-def _cast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors as autocast has them, if it is on."""
-    if not torch_modes.autocasts():
-        return q, k, v
-    return torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)

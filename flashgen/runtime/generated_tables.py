@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from flashgen.errors import GeneratedError
-from flashgen.runtime.choice import Choice, Choices
+from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Served
 from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.config import config_of
@@ -24,6 +24,7 @@ from flashgen.spec.vocabulary import Source
 HEAD_BYTES = 4096
 """In which a file names its architecture."""
 
+Found = TypeVar("Found")
 _ARCH = re.compile(r'^ARCH = "(\w+)"$', re.MULTILINE)
 _PLACE = {str(bucket.low): place for place, bucket in enumerate(BUCKETS)}
 
@@ -33,27 +34,20 @@ def served_from(folder: Path) -> Served:
     file cannot be read.
     """
     files = {path.stem: path for path in sorted((folder / "tables").glob("*.py"))}
-    return Served(archs=_Archs(files), choices=_Tables(files))
+    return Served(archs=_OfFiles(files, _arch_of), choices=_OfFiles(files, _Table))
 
 
-class _Archs(Mapping[str, str]):
-    """The architecture of each GPU with a table, by slug."""
+class _OfFiles(Mapping[str, Found]):
+    """By slug, what `read` reads from the file of a GPU when it is first looked up."""
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
+    def __init__(self, files: Mapping[str, Path], read: Callable[[Path], Found]) -> None:
         self._files = files
-        self._known: dict[str, str] = {}
+        self._read = read
+        self._known: dict[str, Found] = {}
 
-    def __getitem__(self, slug: str) -> str:
+    def __getitem__(self, slug: str) -> Found:
         if slug not in self._known:
-            path = self._files[slug]
-            try:
-                with path.open("rb") as file:
-                    found = _ARCH.search(file.read(HEAD_BYTES).decode())
-            except (OSError, UnicodeDecodeError) as error:
-                raise _unreadable(path, error) from None
-            if found is None:
-                raise _unreadable(path, "it names no ARCH")
-            self._known[slug] = found[1]
+            self._known[slug] = self._read(self._files[slug])
         return self._known[slug]
 
     def __iter__(self) -> Iterator[str]:
@@ -63,23 +57,16 @@ class _Archs(Mapping[str, str]):
         return len(self._files)
 
 
-class _Tables(Mapping[str, Choices]):
-    """The choices of each GPU with a table, by slug."""
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = files
-        self._loaded: dict[str, _Table] = {}
-
-    def __getitem__(self, slug: str) -> Choices:
-        if slug not in self._loaded:
-            self._loaded[slug] = _Table(self._files[slug])
-        return self._loaded[slug]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
+def _arch_of(path: Path) -> str:
+    """The architecture that a file names."""
+    try:
+        with path.open("rb") as file:
+            found = _ARCH.search(file.read(HEAD_BYTES).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    if found is None:
+        raise _unreadable(path, "it names no ARCH")
+    return found[1]
 
 
 class _Row(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from flashgen import settings
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import torch_modes
-from flashgen.runtime.call import Call, TwoPasses
+from flashgen.runtime.call import Call
 from flashgen.runtime.call_cache import Key, Options, requires_grad
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import Limits, tensors_of_heads
@@ -83,7 +83,7 @@ class KeptVarlen:
     __slots__ = ("_diagonal", "_features", "_launcher", "_scale")
 
     def __init__(
-        self, launcher: Launcher, _: TwoPasses, call: Call, scale: float, diagonal: int | None
+        self, launcher: Launcher, _: object, call: Call, scale: float, diagonal: int | None
     ) -> None:
         self._launcher = launcher
         self._features = call.features

@@ -76,16 +76,11 @@ class Manifest:
     gpu: str
     arch: str
     triton: str
-    kernels: dict[str, Any]
+    kernels: dict[str, tuple[Binary, ...]]
 
     def __post_init__(self) -> None:
         if not self.triton.isprintable():
             raise InvalidArgument(f"triton must be printable text on one line: got {self.triton!r}")
-
-    def binaries(self) -> dict[str, tuple[Binary, ...]]:
-        """The binaries. Raises InvalidArgument."""
-        several = tuple[Binary, ...]
-        return {name: value_of(several, each, "a kernel") for name, each in self.kernels.items()}
 
 
 def offer(name: str) -> int:
@@ -121,7 +116,7 @@ def binaries(folder: Path) -> dict[str, list[tuple[Path, Binary]]]:
                 triton.__version__,
             )
             continue
-        for name, held in manifest.binaries().items():
+        for name, held in manifest.kernels.items():
             found.setdefault(name, []).extend((path.parent / each.key, each) for each in held)
     return found
 
@@ -132,13 +127,11 @@ def _read(path: Path) -> Manifest:
         record = value_of(dict[str, Any], parsed(content_of(path)), "the manifest")
         if record.get("schema") != SCHEMA:
             raise ValueError(f"schema {record.get('schema')!r}")
-        manifest = record_of(Manifest, record, "the manifest")
-        manifest.binaries()
+        return record_of(Manifest, record, "the manifest")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{path} must be a manifest of schema {SCHEMA} ({error}): run flashgen aot again"
         ) from None
-    return manifest
 
 
 def _install(folder: Path, binary: Binary) -> bool:

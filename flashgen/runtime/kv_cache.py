@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Append, Rotation
-from flashgen.runtime import folders, torch_modes
+from flashgen.runtime import appender, folders, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.resolver import addressable
@@ -85,9 +85,8 @@ def append(
     rotary: Rotary = "none"
     if rotation is not None:
         rotary = "interleaved" if interleaved else "halves"
-    dispatcher = folders.current()
     call = Append(k=k, v=v, cache=cache, rotation=rotation)
-    rotated = dispatcher.appender.append(call, rotary)
+    rotated = appender.append_checked(folders.current().resolver, call, rotary)
     return q if q is None or rotation is None else rotated
 
 

@@ -17,7 +17,7 @@ from flashgen.errors import LaunchError
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.descriptors import take_descriptors
 from flashgen.kernels.loader import toolchain_error
-from flashgen.kernels.plan import Kernel, KernelCall, Plan, Result
+from flashgen.kernels.plan import KernelCall, Plan, Result
 from flashgen.runtime import kernel_files
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Selection
@@ -129,10 +129,9 @@ class _Steps:
 
     def _bind(self) -> Plan:
         """Import the kernel of the first step, and bind it."""
-        return launch.bind(self._kernel(), self.selection.choice.spec, self.config)
-
-    def _kernel(self) -> Kernel:
-        return kernel_files.kernel(self._package, self.selection.choice, self.config)
+        choice, config = self.selection.choice, self.config
+        kernel = kernel_files.kernel(self._package, choice, config)
+        return launch.bind(kernel, choice.spec, config)
 
 
 def runnable(choice: Choice) -> KernelConfig:

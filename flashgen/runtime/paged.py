@@ -92,10 +92,8 @@ def paged_decode(
     )  # fmt: skip
     limits: Limits = NO_LIMITS
     sides, key, found = _sides(window, causal), None, None
-    if sides is not None or softcap:
-        limits = limits_of(sides, softcap, causal=causal)
-    if invariant:
-        limits = (*limits, invariant)
+    if sides is not None or softcap or invariant:
+        limits = limits_of(sides, softcap, invariant, causal=causal)
     if cache.plain and not splits:
         tensors = of_sequence, k_cache, v_cache, seq_lens, block_table, sinks, alibi_slopes
         key, found = decoder.again(tensors, (causal, scale, "ieee"), limits)

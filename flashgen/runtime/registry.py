@@ -11,16 +11,13 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from flashgen import paths, settings
 from flashgen.errors import GeneratedError
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from flashgen.runtime.call import TwoPasses
+    from flashgen.runtime.dispatcher import Dispatcher
 
 SCHEMA = 2
 """The layout of generated/ that this flashgen writes and reads."""
@@ -34,39 +31,9 @@ SHIPPED = "flashgen._generated"
 _SCHEMA_LINE = re.compile(r"^SCHEMA = (\d+)$", re.MULTILINE)
 
 
-class Serving(Protocol):
-    """What operators and drop-ins use of flashgen.runtime.Dispatcher, which documents it."""
-
-    @property
-    def passes(self) -> TwoPasses:
-        """The forward and backward pass, of checked arguments."""
-
-    @property
-    def general(self) -> Any:
-        """Checks and serves calls, as runtime/general_path.py's GeneralPath."""
-
-    @property
-    def calls(self) -> Any:
-        """The kept calls, as runtime/call_cache.py's CallCache."""
-
-    @property
-    def decoder(self) -> Any:
-        """Decode, as runtime/decode.py's Decoder."""
-
-    @property
-    def appender(self) -> Any:
-        """Writes into a cache, as runtime/appender.py's Appender."""
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, /, *args: Any, **options: Any) -> Any:
-        """As flashgen.attention."""
-
-    def serves_by_torch(self, device: torch.device) -> bool:
-        """Whether torch serves tensors of this device."""
-
-
-_dispatchers: dict[str, Serving] = {}
+_dispatchers: dict[str, Dispatcher] = {}
 _folders: dict[str, Path] = {}
-_current: Serving | None = None
+_current: Dispatcher | None = None
 """What folders.current() gives; None before its first call."""
 
 
@@ -96,7 +63,7 @@ def nameable(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def dispatcher_of(package: str) -> Serving:
+def dispatcher_of(package: str) -> Dispatcher:
     """The dispatcher that a graph names; the current one where this process has none of that name,
     as after torch.export elsewhere. Raises GeneratedError where nothing serves yet.
     """
@@ -106,19 +73,14 @@ def dispatcher_of(package: str) -> Serving:
     return found
 
 
-def registered(package: str) -> Serving | None:
-    """The dispatcher of a package, if its folder was loaded."""
-    return _dispatchers.get(package)
-
-
-def add(package: str, dispatcher: Serving, folder: Path | None = None) -> None:
+def add(package: str, dispatcher: Dispatcher, folder: Path | None = None) -> None:
     """Let graphs find the dispatcher of a package, and explanations its folder."""
     _dispatchers[package] = dispatcher
     if folder is not None:
         _folders[package] = folder
 
 
-def serve_by(dispatcher: Serving) -> None:
+def serve_by(dispatcher: Dispatcher) -> None:
     """Make this the current dispatcher."""
     global _current
     _current = dispatcher

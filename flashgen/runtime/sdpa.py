@@ -26,6 +26,7 @@ from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import PLAIN_TYPES
 from flashgen.spec.features import check_invariant
 from flashgen.spec.from_call import check_heads
+from flashgen.spec.tensors import broadcasts, check_device
 from flashgen.spec.vocabulary import (
     DTYPE_BYTES,
     HEAD_DIM_STEP,
@@ -164,13 +165,9 @@ def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument unless the mask is one for q (B, H, Sq, d) and k (B, Hkv, Sk, d)."""
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         raise InvalidArgument(f"attn_mask must be bool or floating: got {mask.dtype}")
-    if mask.device != q.device:
-        raise InvalidArgument(
-            f"attn_mask must be on the device of query, {q.device}: got {mask.device}"
-        )
+    check_device("attn_mask", mask, q, "query")
     shape = (*q.shape[:3], k.shape[2])
-    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > 4 or any(own not in (1, size) for own, size in sizes):
+    if not broadcasts(mask.shape, shape):
         raise InvalidArgument(
             f"attn_mask must be broadcastable to {shape}: got {tuple(mask.shape)}"
         )
@@ -182,8 +179,8 @@ def _why_not(
     """Why torch serves this call; None where a kernel does, or attention() on CPU tensors, which is
     invariant there.
     """
-    on_cpu = not torch.compiler.is_compiling() and folders.current().serves_by_torch(q.device)
-    if on_cpu and not invariant:
+    judged = not (torch.compiler.is_compiling() or invariant)
+    if judged and folders.current().resolver.left_to_torch(q.device):
         return "CPU tensors"
     return (
         _why_not_of_kind(q, k, v, mask)

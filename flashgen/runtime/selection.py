@@ -158,7 +158,7 @@ def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
         for config in default_configs(wanted):
             if config.whole_rows and gpu.arch not in MMA_SYNC:
                 continue  # a default of other GPUs
-            choice = _without_entry(wanted, config)
+            choice = Choice(spec=wanted, config=config)
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
@@ -177,9 +177,8 @@ def _twins(
             f"no entry for {spec.name} on {slug} or a GPU like it; the config of {twin.name} for "
             f"seq_k in {choice.bucket} serves, untimed"
         )
-        yield Selection(
-            choice=_without_entry(spec, choice.config), rung="twin", slug=None, reason=reason
-        )
+        mine = Choice(spec=spec, config=choice.config)
+        yield Selection(choice=mine, rung="twin", slug=None, reason=reason)
 
 
 def _plain_tiles(
@@ -203,9 +202,8 @@ def _plain_tiles(
             f"no entry for {spec.name} on {slug} or a GPU like it; the tile of {choice.spec.name} "
             f"for seq_k in {choice.bucket} serves, untimed"
         )
-        yield Selection(
-            choice=_without_entry(spec, config), rung="plain_tile", slug=None, reason=reason
-        )
+        mine = Choice(spec=spec, config=config)
+        yield Selection(choice=mine, rung="plain_tile", slug=None, reason=reason)
 
 
 def _nearest_tables(
@@ -231,17 +229,6 @@ def _plain(served: Served, others: Iterable[str], choice: Choice) -> Choice | No
     found = (lent for slug in others for lent in served.choices.get(slug, {}).get(choice.spec, ()))
     alike = (lent for lent in found if lent.bucket == choice.bucket and not lent.config.executed)
     return next(alike, None)
-
-
-def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:
-    """The choice of a kernel that no table names."""
-    return Choice(
-        spec=spec,
-        bucket=None,
-        config=config,
-        source="untimed",
-        median_us=None,
-    )
 
 
 def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:

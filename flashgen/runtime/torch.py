@@ -226,12 +226,14 @@ def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
     dispatcher, query = folders.current(), q
     call = replace(call, scale=call.scale_of(q))  # of the head dim before in_steps()
     q, k, v, _ = in_steps(q, k, v, call.scale)
+    lse: Tensor | None
     if call.features is PLAIN:
         o, lse = dispatcher.attention(
             q, k, v, causal=call.causal, scale=call.scale, return_lse=True
         )
     else:
         o, lse = dispatcher.general.serve_plain(call, q, k, v)
+    assert lse is not None  # return_lse
     return _laid_out_as(query, o), lse
 
 

@@ -132,7 +132,7 @@ def refuse_batched(*tensors: Tensor | None) -> None:
             x = functorch.get_unwrapped(x)
 
 
-def refuse_vmap() -> NoReturn:
+def refuse_vmap(*_: object) -> NoReturn:
     """Raise InvalidArgument: what torch.vmap meets on every road."""
     raise InvalidArgument(
         "attention does not run under torch.vmap: fold the mapped dimension into the batch of q, k "
@@ -140,14 +140,21 @@ def refuse_vmap() -> NoReturn:
     )
 
 
+def autocast(x: Tensor) -> Tensor:
+    """The tensor as autocast hands it to scaled_dot_product_attention: in autocast_dtype(x)."""
+    return x.to(autocast_dtype(x))
+
+
 def autocasts() -> bool:
     """Whether autocast is on, for any kind of device."""
     return _is_any_autocast_enabled()
 
 
-def autocast(x: Tensor) -> Tensor:
-    """The tensor as autocast hands it to scaled_dot_product_attention: in autocast_dtype(x)."""
-    return x.to(autocast_dtype(x))
+def autocast_all(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors as autocast has them, if it is on."""
+    if not autocasts():
+        return q, k, v
+    return autocast(q), autocast(k), autocast(v)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

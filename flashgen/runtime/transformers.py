@@ -26,6 +26,7 @@ from flashgen import settings
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import api, folders, torch_modes
 from flashgen.runtime import transformers_models as models
+from flashgen.runtime.call import Causal
 from flashgen.runtime.sdpa import attend
 from flashgen.runtime.transformers_models import NAMES
 from flashgen.runtime.varlen import attention_varlen
@@ -294,7 +295,7 @@ def attention_forward(
     bias = _biased(position_bias, attention_mask)
     if softcap or sinks is not None or (causal and bias is not None):
         # torch has no function of these, so that they go to kernels, or to the reference.
-        diagonal = "top_left" if causal else False
+        diagonal: Causal = "top_left" if causal else False
         bias = None if bias is None else torch_modes.autocast(bias)
         o = folders.current().attention(query, key, value, causal=diagonal, bias=bias, **options)
     else:

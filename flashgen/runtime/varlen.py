@@ -16,7 +16,7 @@ from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.kept_varlen import heads_first, varlen_key
-from flashgen.spec.features import NO_LIMITS, Window, check_invariant, limits_of
+from flashgen.spec.features import NO_LIMITS, Window, limits_of
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
 
@@ -132,10 +132,8 @@ def attention_varlen(
         torch.Size([5, 8, 64])
     """
     limits, key = NO_LIMITS, None
-    if window is not None or softcap is not None:
-        limits = window, softcap = limits_of(window, softcap, causal=causal is not False)
-    if invariant is not False:
-        limits = (*limits, check_invariant(invariant))
+    if window is not None or softcap is not None or invariant is not False:
+        limits = limits_of(window, softcap, invariant, causal=causal is not False)
     calls = folders.current().calls
     tensors = (
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, sinks, alibi_slopes,
@@ -172,6 +170,7 @@ def attention_varlen(
     )  # fmt: skip
     q, k, v = heads_first(q, k, v, paged=packed.paged)
     o, lse = folders.current().general.serve_plain(call, q, k, v, key=key)
+    assert lse is not None  # return_lse
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
 

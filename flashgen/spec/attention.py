@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.features import FEATURE_WORDS, FEATURES, KV_WORDS, OFF, Argument, features_on
@@ -173,29 +174,15 @@ class AttentionSpec:
 
         Backward kernels have no sink: LSE includes it, and its own gradient is no kernel's.
         """
-        if direction == "backward_delta":
+        if direction in _KEPT:
+            fields: dict[str, Any] = {name: getattr(self, name) for name in _KEPT[direction]}
             return AttentionSpec(
                 direction=direction,
                 dtype=self.dtype,
-                head_dim=self.head_dim_v,
+                head_dim=self.head_dim if direction == "append" else self.head_dim_v,
                 head_dim_v=self.head_dim_v,
                 mask="none",
-                invariant=self.invariant,
-            )
-        if direction in ("combine", "append"):
-            head_dim = self.head_dim_v if direction == "combine" else self.head_dim
-            paged = self.paged and direction == "append"
-            return AttentionSpec(
-                direction=direction,
-                dtype=self.dtype,
-                head_dim=head_dim,
-                head_dim_v=self.head_dim_v,
-                mask="none",
-                paged=paged,
-                indexed=self.indexed and direction == "append",
-                kv_dtype=self.kv_dtype if direction == "append" else "same",
-                kv_scales=self.kv_scales if direction == "append" else "head",
-                invariant=self.invariant and direction == "combine",
+                **fields,
             )
         sink = self.sink and direction in ("forward", "decode")
         return replace(self, direction=direction, sink=sink)
@@ -266,6 +253,13 @@ class AttentionSpec:
         words = "".join(f" --kv {word}" for word, means in KV_WORDS.items() if means == kv)
         return " --paged" * self.paged + words
 
+
+_KEPT: dict[str, tuple[str, ...]] = {
+    "backward_delta": ("invariant",),
+    "combine": ("invariant",),
+    "append": ("paged", "indexed", "kv_dtype", "kv_scales"),
+}
+"""Which features the kernels without scores have of those of the attention that they are for."""
 
 _PLACE: dict[tuple[str, bool | str], int] = {
     **{(row.field, row.off): 0 for row in FEATURES},

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import InvalidArgument
+from flashgen.spec.tensors import check_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +87,4 @@ def check_block_mask(mask: BlockMask, q: Tensor, k: Tensor) -> None:
             f"block_mask must have 1 or {batch} batches and 1 or {heads} heads: "
             f"got {mask.shape[0]} and {mask.shape[1]}"
         )
-    if mask.tiles.device != q.device:
-        raise InvalidArgument(
-            f"block_mask must be on the device of q, {q.device}: got {mask.tiles.device}"
-        )
+    check_device("block_mask", mask.tiles, q)

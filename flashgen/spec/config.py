@@ -218,6 +218,10 @@ class KernelConfig:
         """Tiles of 128 rows of a block of schedule blackwell; 0 in all others."""
         return self.br // TENSOR_ROWS if self.schedule == "blackwell" else 0
 
+    def blocks_of_a_tile(self, spec: AttentionSpec) -> int:
+        """Programs that compute the scores of the same tile."""
+        return 2 if self.schedule == "blackwell" and sums_one(spec) else 1
+
     @property
     def halves(self) -> bool:
         """Whether two warpgroups share a tile, half of its columns each: schedule blackwell's
@@ -264,9 +268,9 @@ class KernelConfig:
     def pointer_twin(self, spec: AttentionSpec) -> KernelConfig:
         """The config launched instead if a call's tensors cannot have descriptors.
 
-        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
-        hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps; and ampere, in a tile of
-        64 rows that fits with every head dim, or is that of an invariant spec's class.
+        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So do
+        hopper and blackwell, in plain Triton's tile of 128 rows, or keys, and 8 warps; and ampere,
+        in a tile of 64 rows that fits with every head dim, or is that of an invariant spec's class.
         """
         if self.schedule == "ampere":
             bc = self.bc if spec.invariant else min(self.bc, 32)
@@ -281,6 +285,10 @@ class KernelConfig:
             plain |= {"exp2_by_fma": 0, "rescale_log2": 0}
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in PLAIN_SIDES}
             plain |= {"br": 64} if self.halves else {}  # S and dP are in registers there
+            if self.schedule == "blackwell" and spec.head_dim > 128:
+                # What is walked is in two places there. Larger tiles of dK and dV do not fit, or
+                # spill.
+                plain |= {"br": 32, "bc": 32} if spec.direction in BY_KEYS else {"bc": 64}
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)
@@ -360,24 +368,33 @@ def k_pieces(spec: AttentionSpec) -> int:
     return 3 if spec.direction == "forward" and 128 < spec.head_dim <= 192 else 1
 
 
-def tile_keys(spec: AttentionSpec) -> int:
-    """Keys of a tile of schedule blackwell's backward: 64 for dQ where a head dim is padded to 256,
-    by shared memory and, beside dQ of 256 columns, by tensor memory; else 128.
+def walked_side(spec: AttentionSpec) -> int:
+    """What schedule blackwell's backward walks at a time, keys for dQ, rows for dK and dV: 64 where
+    a head dim is padded to 256, by shared memory and, beside sums of 256 columns, by tensor memory;
+    else 128. The fused kernel has tiles of dQ, which take 128 lanes.
     """
-    return 64 if spec.direction == "backward_dq" and shares_keys(spec) else TENSOR_ROWS
+    return 64 if spec.direction != "backward_fused" and shares_keys(spec) else TENSOR_ROWS
 
 
 def s_places(spec: AttentionSpec) -> int:
     """How many tiles of S the backward of schedule blackwell has in tensor memory: two where they
     fit beside dP and what it sums, so that a product runs ahead; else one.
     """
-    return 2 if sum_columns(spec) + 3 * tile_keys(spec) <= TENSOR_COLUMNS else 1
+    return 2 if sum_columns(spec) + 3 * walked_side(spec) <= TENSOR_COLUMNS else 1
 
 
 def sum_columns(spec: AttentionSpec) -> int:
-    """Columns of tensor memory of what its backward sums: dK and dV, or dQ."""
-    of_v = padded(spec.head_dim_v) if spec.direction in BY_KEYS else 0
+    """Columns of tensor memory of what its backward sums: dK, dV, or both, or dQ."""
+    of_v = padded(spec.head_dim_v) if spec.direction in BY_KEYS and not sums_one(spec) else 0
     return padded(spec.head_dim) + of_v
+
+
+def sums_one(spec: AttentionSpec) -> bool:
+    """Whether a block of schedule blackwell sums either dK or dV, and two blocks share a tile of
+    keys: where both are padded to 256, and do not fit beside S and dP of 64 rows.
+    """
+    dims = padded(spec.head_dim), padded(spec.head_dim_v)
+    return spec.direction == "backward_dkv" and min(dims) > 128
 
 
 def shares_keys(spec: AttentionSpec) -> bool:
@@ -385,6 +402,18 @@ def shares_keys(spec: AttentionSpec) -> bool:
     share 64 keys, each with half of the columns of dK and dV: these of 64 keys do not fit one.
     """
     return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
+
+
+def batches(spec: AttentionSpec, config: KernelConfig) -> int:
+    """Batches of wgmma that the text of a tile opens: one a product. Of schedule hopper dQ has dP
+    and its sum in halves, and dK and dV take 64 rows of the tile after another.
+    """
+    if config.schedule == "hopper" and not shares_keys(spec):
+        if spec.direction == "backward_dq":
+            return spec.products + 2
+        if spec.direction == "backward_dkv":
+            return spec.products * (config.br // WARPGROUP_ROWS)
+    return spec.products
 
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:

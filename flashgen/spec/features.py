@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask, check_block_mask
 from flashgen.spec.packed import Sequences, check_sequences
+from flashgen.spec.tensors import broadcasts, check_device, check_form
 from flashgen.spec.vocabulary import (
     BACKWARD,
     LONGEST,
@@ -523,12 +524,13 @@ NO_LIMITS: Limits = (None, None)
 
 
 def limits_of(
-    window: object, softcap: object, *, causal: bool
-) -> tuple[tuple[int, int] | None, float | None]:
-    """window_of() and check_softcap(), each None where it changes nothing: a drop-in's (-1, -1) and
-    0.0 are no features.
+    window: object, softcap: object, invariant: object = False, *, causal: bool
+) -> Limits:
+    """The limits of a call, as its arguments give them: a drop-in's (-1, -1) and 0.0 are none.
+    Raises InvalidArgument.
     """
-    return window_of(window, causal=causal), check_softcap(softcap) or None
+    limits: Limits = window_of(window, causal=causal), check_softcap(softcap) or None
+    return limits if invariant is False else (*limits, check_invariant(invariant))
 
 
 def _is_side(side: object) -> bool:
@@ -644,10 +646,9 @@ def features_of(
     """
     if bias is not None and bias.ndim < 4:
         bias = bias[(None,) * (4 - bias.ndim)]
-    bounds, cap = limits_of(window, softcap, causal=causal)
     found = Features(
-        bias=bias, slopes=alibi_slopes, window=bounds, softcap=cap or 0.0, chunk=check_chunk(chunk),
-        **others,
+        bias=bias, slopes=alibi_slopes, window=window_of(window, causal=causal),
+        softcap=check_softcap(softcap), chunk=check_chunk(chunk), **others,
     )  # fmt: skip
     return found if any(found.key) else PLAIN
 
@@ -679,28 +680,20 @@ def check_for_keys(features: Features, q: Tensor, keys: int) -> None:
     if features.sequences is not None:
         shape = (features.sequences.count, *shape[1:])
     for name, tensor in zip(TENSORS, tensors_of(features), strict=True):
-        if tensor is not None and tensor.device != q.device:
-            raise InvalidArgument(
-                f"{_ARGUMENT.get(name, name)} must be on the device of q, {q.device}: "
-                f"got {tensor.device}"
-            )
+        if tensor is not None:
+            check_device(_ARGUMENT.get(name, name), tensor, q)
     if features.bias is not None:
         _check_bias(features.bias, shape)
     if features.slopes is not None:
-        _check_slopes(features.slopes, shape)
+        check_form("alibi_slopes", features.slopes, ("float32",), shape[1:2], shape[:2])
     if features.chunk_start is not None:
-        _check_chunk_start(features.chunk_start, shape[0])
+        check_form("chunk_start", features.chunk_start, ("int32",), shape[:1])
     if features.sinks is not None:
         _check_sinks(features.sinks, q)
     if features.dropout_p > 0.0 and features.rng is None:
         raise InvalidArgument("dropout_p above 0 needs rng, a seed and an offset: got none")
-    if features.rng is not None and (
-        str(features.rng.dtype) != "torch.int64" or tuple(features.rng.shape) != (2,)
-    ):
-        raise InvalidArgument(
-            f"rng must be int64 of shape (2,), seed and offset: "
-            f"got {features.rng.dtype} {tuple(features.rng.shape)}"
-        )
+    if features.rng is not None:
+        check_form("rng, seed and offset,", features.rng, ("int64",), (2,))
 
 
 def _check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:
@@ -709,31 +702,9 @@ def _check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:
         raise InvalidArgument(
             f"bias must be bool, float16, bfloat16 or float32: got {dtype}; convert it"
         )
-    fits = bias.ndim == 4 and all(
-        own in (1, size) for own, size in zip(bias.shape, shape, strict=True)
-    )
-    if not fits:
+    if bias.ndim != 4 or not broadcasts(bias.shape, shape):
         raise InvalidArgument(
             f"bias must have four dimensions, each 1 or that of {shape}: got {tuple(bias.shape)}"
-        )
-
-
-def _check_slopes(slopes: Tensor, shape: tuple[int, ...]) -> None:
-    batch, heads = shape[:2]
-    if str(slopes.dtype) != "torch.float32" or tuple(slopes.shape) not in (
-        (heads,),
-        (batch, heads),
-    ):
-        raise InvalidArgument(
-            f"alibi_slopes must be float32 of shape ({heads},) or ({batch}, {heads}): "
-            f"got {slopes.dtype} {tuple(slopes.shape)}"
-        )
-
-
-def _check_chunk_start(start: Tensor, batch: int) -> None:
-    if str(start.dtype) != "torch.int32" or tuple(start.shape) != (batch,):
-        raise InvalidArgument(
-            f"chunk_start must be int32 of shape ({batch},): got {start.dtype} {tuple(start.shape)}"
         )
 
 

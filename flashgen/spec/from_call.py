@@ -12,6 +12,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import PLAIN, Features, check_features, fields_of
 from flashgen.spec.problem import Problem
+from flashgen.spec.tensors import check_device
 from flashgen.spec.vocabulary import DTYPE_BYTES, LONGEST, Precision, check_head_dim
 
 if TYPE_CHECKING:
@@ -136,10 +137,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> None:
             )
         if tensor.dtype != q.dtype:
             raise InvalidArgument(f"{name} must have the dtype of q, {q.dtype}: got {tensor.dtype}")
-        if tensor.device != q.device:
-            raise InvalidArgument(
-                f"{name} must be on the device of q, {q.device}: got {tensor.device}"
-            )
+        check_device(name, tensor, q)
         if tensor.shape[0] != (k if paged and name != "q" else q).shape[0]:
             raise InvalidArgument(
                 f"{name} must have the {'pages of k' if paged else 'batch size of q'}, "

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.data_sheets import DATA_SHEETS, KIB, LIMITS, SAME_AS, DataSheet
@@ -100,6 +100,11 @@ class Gpu:
         return self.arch, self.sms, self.shared_per_block, self.matrix_flops_per_clock
 
     @property
+    def without_tensor_cores(self) -> bool:
+        """Whether Triton has no code for the tensor cores: those of Turing and older."""
+        return self.is_nvidia and self.capability < 80
+
+    @property
     def peak_tflops(self) -> float | None:
         """Dense 16-bit matrix TFLOP/s at the boost clock; None where it is not known."""
         if self.clock_mhz is None or self.matrix_flops_per_clock is None:
@@ -112,21 +117,9 @@ def slug_of(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-class DeviceProperties(Protocol):
-    """What torch.cuda.get_device_properties returns, as far as flashgen reads it."""
-
-    name: str
-    major: int
-    minor: int
-    multi_processor_count: int
-    shared_memory_per_multiprocessor: int
-    max_threads_per_multi_processor: int
-    warp_size: int
-    L2_cache_size: int
-
-
-def from_properties(props: DeviceProperties, limits: Mapping[str, int]) -> Gpu:
-    """The Gpu that a device reports; limits is what Triton's driver adds to what torch reports.
+def from_properties(props: Any, limits: Mapping[str, int]) -> Gpu:
+    """The Gpu that a device reports. props: of torch.cuda.get_device_properties; limits: what
+    Triton's driver adds to them.
 
     Clock, bandwidth and matrix rate are those of the data sheet where the product is known. A MIG
     slice gets the share of the bandwidth that it has of the L2 cache: both are cut into the same
@@ -146,7 +139,7 @@ def from_properties(props: DeviceProperties, limits: Mapping[str, int]) -> Gpu:
         shared_per_block=limits["max_shared_mem"],
         shared_per_sm=props.shared_memory_per_multiprocessor,
         registers_per_sm=limits["max_num_regs"],
-        warps_per_sm=props.max_threads_per_multi_processor // props.warp_size,
+        warps_per_sm=props.max_threads_per_multi_processor // max(props.warp_size, 1),
         blocks_per_sm=family.blocks_per_sm if family else 16,
         warp_size=props.warp_size,
         l2_bytes=props.L2_cache_size,
@@ -162,11 +155,11 @@ def _family(name: str, arch: str) -> Gpu | None:
     return min(same, key=lambda gpu: ("GeForce" in gpu.name) != ("GeForce" in name), default=None)
 
 
-def _bandwidth(props: DeviceProperties, known: Gpu) -> float | None:
+def _bandwidth(props: Any, known: Gpu) -> float | None:
     whole = known.bandwidth_gbs
     if whole is None or not _MIG.search(slug_of(props.name)):
         return whole
-    return whole * min(1.0, props.L2_cache_size / known.l2_bytes)
+    return whole * min(1.0, float(props.L2_cache_size / known.l2_bytes))
 
 
 def _reported_bandwidth(limits: Mapping[str, int]) -> float | None:
@@ -176,17 +169,11 @@ def _reported_bandwidth(limits: Mapping[str, int]) -> float | None:
 
 
 def _target(sheet: DataSheet) -> Gpu:
-    limits = LIMITS[sheet.arch]
     return Gpu(
         name=sheet.name,
         arch=sheet.arch,
         sms=sheet.sms,
-        shared_per_block=limits.shared_per_block,
-        shared_per_sm=limits.shared_per_sm,
-        registers_per_sm=limits.registers_per_sm,
-        warps_per_sm=limits.warps_per_sm,
-        blocks_per_sm=limits.blocks_per_sm,
-        warp_size=limits.warp_size,
+        **LIMITS[sheet.arch]._asdict(),
         l2_bytes=sheet.l2_mib * KIB * KIB,
         clock_mhz=sheet.clock_mhz,
         bandwidth_gbs=sheet.bandwidth_gbs,
@@ -219,9 +206,12 @@ def recognised_as(gpu: Gpu) -> str:
     """How a device was recognised, in one sentence without its name."""
     product = product_of(gpu.slug)
     if product not in TARGETS:
+        rate = f"and the matrix rate of another {gpu.arch}"
+        if gpu.matrix_flops_per_clock is None:
+            rate = f"and without a matrix rate: no known product is {gpu.arch}"
         return (
             "not a known product; its row is what the driver reports, with the clocks of its "
-            f"driver and the matrix rate of another {gpu.arch}"
+            f"driver {rate}"
         )
     if product == gpu.slug:
         return "a known product; clock, bandwidth and matrix rate are those of its data sheet"

@@ -25,7 +25,8 @@ from flashgen.spec.config import (
     o_apart,
     shares_keys,
     sum_columns,
-    tile_keys,
+    sums_one,
+    walked_side,
 )
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.numeric_class import why_other_class, why_other_products
@@ -44,17 +45,17 @@ REGISTERS_PER_THREAD = {"sm_": 255, "gfx9": 512, "gfx1": 256}
 def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
-    A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
-    memory, beside the tiles it holds, and the forward's s_ahead one more of K, but for 128 keys of
-    head dim 128. Elsewhere it keeps n - 1, but for AMD's order of two chained products at 4 stages,
-    which keeps one. Of a block mask the lists are a load ahead of the tiles, and leave them no more
-    than 2 stages. Of fp8 V is turned over on its way to wgmma, and where pointers load it there is
-    one tile of that. Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and
-    V and walk Q and dO. Seen in kernels compiled with Triton 3.7.1.
+    A pipelined loop of n stages keeps n tiles of what it walks where products read them in shared
+    memory (_reads_shared), beside the tiles it holds, and the forward's s_ahead one more of K, but
+    for 128 keys of head dim 128. Elsewhere it keeps n - 1, but for AMD's order of two chained
+    products at 4 stages, which keeps one. Of a block mask the lists are a load ahead of the tiles,
+    and leave them no more than 2 stages. Of fp8 V is turned over on its way to wgmma, and where
+    pointers load it there is one tile of that. Forward and dQ hold br rows (Q, and dO) and walk K
+    and V; dK and dV hold K and V and walk Q and dO. Seen in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     if config.whole_rows:  # the parts need less padding
-        dims = k_parts(spec, config)[-1].end, o_parts(spec, config)[-1].end
+        dims = k_parts(spec, config)[-1], o_parts(spec, config)[-1]
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     of_v //= config.v_parts
@@ -78,8 +79,10 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if config.schedule == "blackwell":
         of_ds = config.br * config.bc * spec.element_bytes
         beside = of_ds if spec.direction == "backward_fused" else 0
-        if tile_keys(spec) == 64:  # V has one place
+        if walked_side(spec) == 64 and spec.direction == "backward_dq":  # V has one place
             return held + config.num_stages * of_k + of_v
+        if sums_one(spec):  # dO has one place
+            return held + config.num_stages * of_q + of_do
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
@@ -89,13 +92,15 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
             beside = 3 * of_p
         elif spec.direction == "backward_fused":  # dS passes through shared memory, in two places
             beside = 2 * of_p
+        if spec.direction == "backward_dq" and shares_keys(spec):  # V has one place
+            return held + config.num_stages * of_k + of_v
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)
     if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
         return max(walked)
     stages = min(config.num_stages, 2) if spec.block_mask else config.num_stages
-    if _uses_wgmma(spec, config, gpu):
+    if _reads_shared(spec, config, gpu):
         next_k = ("forward", "s_ahead", "descriptor")
         ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
         if dims[0] == config.bc == 128:  # the template frees the first K before the loop
@@ -110,15 +115,20 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     return (1 if chained else stages - 1) * sum(walked)
 
 
-def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
-    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, operands
-    of 16 bits or float8_e4m3.
+def _reads_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether the products read their operands in shared memory, by wgmma or tcgen05: 64 rows and 4
+    warps at least, operands of 16 bits or float8_e4m3. With fewer rows of Q, not all products of dK
+    and dV do on sm_100.
     """
+    by_keys = spec.direction in BY_KEYS
+    side = config.bc if by_keys else config.br
+    if by_keys and gpu.arch in BLACKWELL:
+        side = min(side, config.br)
     return (
-        gpu.arch == "sm_90"
+        gpu.arch in ("sm_90", *BLACKWELL)
         and spec.element_bytes == 2
         and spec.kv_bytes == spec.operand_bytes
-        and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
+        and side >= 64
         and config.num_warps >= 4
     )
 
@@ -401,20 +411,30 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _with_roles(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Variants that no kernel has whose warps have roles, by Triton or by its text."""
+    if config.schedule not in ("auto", "hopper", "blackwell"):
+        return None
+    schedule, dims = f"schedule {config.schedule}", f"{spec.head_dim} and {spec.head_dim_v}"
+    if config.loads != "descriptor":
+        return f"{schedule} needs descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"{schedule} multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_stages < 2:
+        return f"{schedule} needs num_stages 2 at least: its loads run ahead of its products"
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        return f"{schedule} has head dims padded to 64 and more: got {dims}"
+    return None
+
+
 def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What Triton cannot warp-specialize, whatever the GPU (docs/kernels.md has what it can)."""
     if config.schedule != "auto":
         return None
-    if config.loads != "descriptor":
-        return f"schedule auto needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"schedule auto multiplies 16-bit operands: got {spec.dtype}"
     if config.num_warps != AUTO_WARPS:
         return f"schedule auto has num_warps {AUTO_WARPS}: got {config.num_warps}"
-    if config.num_stages < 2:
-        return "schedule auto needs num_stages 2 at least: its loads run ahead"
-    if min(spec.head_dim, spec.head_dim_v) < 33 or config.bc < 64:
-        return "schedule auto has head dims padded to 64 and more, and tiles of 64 keys and more"
+    if config.bc < 64:
+        return f"schedule auto has tiles of 64 keys and more: got bc={config.bc}"
     return None
 
 
@@ -422,10 +442,6 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Variants that the warp-specialized kernel does not have, whatever the GPU."""
     if config.schedule != "hopper":
         return None
-    if config.loads != "descriptor":
-        return f"schedule hopper needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
     by_keys = spec.direction in BY_KEYS
     side, owned, walked = ("bc", config.bc, config.br) if by_keys else ("br", config.br, config.bc)
     if by_keys and shares_keys(spec):
@@ -445,8 +461,6 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"schedule hopper has {WARPGROUP_ROWS} of {side} for every {WARPGROUP} warps: "
             f"got {side}={owned} and num_warps={config.num_warps}"
         )
-    if config.num_stages < 2:
-        return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
     if by_keys and owned not in TILES:
         return f"K and V of a block lie in shared tiles, powers of two: got bc={owned}"
     least, walks = (64, "br") if by_keys else (32, "bc")
@@ -460,9 +474,6 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "schedule hopper, persistent and with three consumers, has registers for tiles of 64 "
             f"keys at most: got bc={config.bc}"
         )
-    if min(spec.head_dim, spec.head_dim_v) < 33:
-        dims = f"{spec.head_dim} and {spec.head_dim_v}"
-        return f"schedule hopper has head dims padded to 64 and more: got {dims}"
     return None
 
 
@@ -475,17 +486,9 @@ def _blackwell(spec: AttentionSpec, config: KernelConfig) -> str | None:
                 f"got {config.schedule}, {config.exp2_by_fma} and {config.rescale_log2}"
             )
         return None
-    if config.loads != "descriptor":
-        return f"schedule blackwell needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"schedule blackwell multiplies 16-bit operands: got {spec.dtype}"
-    dims = f"{spec.head_dim} and {spec.head_dim_v}"
-    if min(spec.head_dim, spec.head_dim_v) < 33:
-        return f"schedule blackwell has head dims padded to 64 and more: got {dims}"
-    if config.num_stages < 2:
-        return "schedule blackwell needs num_stages 2 at least: loads run ahead of products"
     if spec.direction != "forward":
         return _blackwell_gradient(spec, config)
+    dims = f"{spec.head_dim} and {spec.head_dim_v}"
     wide, pieces = padded(spec.head_dim_v) > TENSOR_ROWS, k_pieces(spec) > 1
     if pieces and wide:
         return f"schedule blackwell has head dim 129 to 192 with V up to 128: got {dims}"
@@ -507,15 +510,16 @@ def _blackwell_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None
     """What the backward of schedule blackwell does not have."""
     if config.rescale_log2:
         return f"rescale_log2 needs direction forward: got {spec.direction}"
-    keys = tile_keys(spec)
-    if (config.br, config.bc) != (TENSOR_ROWS, keys) or config.num_warps != 2 * WARPGROUP:
+    side = walked_side(spec)
+    br, bc = (side, TENSOR_ROWS) if spec.direction in BY_KEYS else (TENSOR_ROWS, side)
+    if (config.br, config.bc) != (br, bc) or config.num_warps != 2 * WARPGROUP:
         return (
-            f"schedule blackwell has tiles of {TENSOR_ROWS}x{keys} and {2 * WARPGROUP} warps that "
+            f"schedule blackwell has tiles of {br}x{bc} and {2 * WARPGROUP} warps that "
             f"compute in {spec.direction} at head dims {spec.head_dim} and {spec.head_dim_v}: "
             f"got {config.br}x{config.bc} and num_warps={config.num_warps}"
         )
     # Beside the sums, dP and S; of dQ two of S. That of a fused kernel takes the place of dP.
-    columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * keys
+    columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * side
     if columns > TENSOR_COLUMNS:
         return (
             f"head dims {spec.head_dim} and {spec.head_dim_v} take {columns} columns of tensor "
@@ -602,6 +606,7 @@ _OF_TEMPLATES = (
     _order,
     _fp8,
     _schedule,
+    _with_roles,
     _auto,
     _hopper,
     _blackwell,

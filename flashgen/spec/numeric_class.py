@@ -114,21 +114,20 @@ def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if not spec.invariant or spec.direction == "combine":
         return None
     tile = class_tile(spec)
+    fields: tuple[str, ...]
     if spec.direction == "backward_delta":
-        fixed, wanted = (config.br, config.num_warps), (tile.br, tile.num_warps)
-        what = "br and num_warps"
+        fields, what = ("br", "num_warps"), "br and num_warps"
     elif spec.element_bytes == 4:
-        fixed = (config.br, config.bc, config.num_warps)  # type: ignore[assignment]
-        wanted = (tile.br, tile.bc, tile.num_warps)  # type: ignore[assignment]
-        what = "br, bc and num_warps"
-    elif spec.direction in BY_KEYS:
-        fixed, wanted, what = (config.br,), (tile.br,), "br"  # type: ignore[assignment]
+        fields, what = ("br", "bc", "num_warps"), "br, bc and num_warps"
     else:
-        fixed, wanted, what = (config.bc,), (tile.bc,), "bc"  # type: ignore[assignment]
+        what = "br" if spec.direction in BY_KEYS else "bc"
+        fields = (what,)
+    fixed, wanted = ([str(getattr(each, name)) for name in fields] for each in (config, tile))
     if fixed != wanted:
-        values = ", ".join(map(str, wanted))
-        got = ", ".join(map(str, fixed))
-        return f"the numeric class of {spec.name} has {what} {values}: got {got}"
+        return (
+            f"the numeric class of {spec.name} has {what} {', '.join(wanted)}: "
+            f"got {', '.join(fixed)}"
+        )
     schedules: tuple[str, ...] = ("fa2", "s_ahead")
     if spec.direction == "forward":
         schedules = (*schedules, "hopper", "ampere")
@@ -159,7 +158,7 @@ def why_other_products(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> s
             f"and {WARPGROUP} warps at least: got {side}={owned} and num_warps={config.num_warps}"
         )
     # Triton gives the warps of mma.sync columns where a product is wider than high (whole_rows.py).
-    widest = max(config.bc, o_parts(spec, config)[0].end if gpu.arch in MMA_SYNC else 0)
+    widest = max(config.bc, o_parts(spec, config)[0] if gpu.arch in MMA_SYNC else 0)
     whole = config.br >= max(widest, ROWS_OF_A_WARP * config.num_warps) or config.num_warps == 1
     if (
         gpu.arch in TENSOR_MEMORY

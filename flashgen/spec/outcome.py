@@ -4,15 +4,15 @@ JSON form.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
-from flashgen.spec.records import record_of
+from flashgen.spec.records import Record
 from flashgen.spec.vocabulary import Source as Source
 
 
@@ -110,7 +110,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Record):
     """One record of the log: the result of one stage for one config.
 
     Args:
@@ -184,15 +184,3 @@ class Outcome:
         """
         held = self.status is Status.QUARANTINED and self.detail.startswith(Status.TIMEOUT)
         return held or self.status in (Status.TIMEOUT, Status.UNSTEADY)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary that json can write; from_json reads it back to an equal Outcome."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Outcome:
-        """The Outcome of a record that to_json made. Raises InvalidArgument.
-
-        A key that has a default may be missing: an older flashgen wrote the record.
-        """
-        return record_of(cls, record)

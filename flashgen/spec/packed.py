@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flashgen.errors import InvalidArgument
+from flashgen.spec.tensors import check_device, check_form
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _TENSORS = ("q_begins", "q_ends", "k_begins", "k_ends", "block_table")
 
-INDICES = ("torch.int32", "torch.int64")
+INDICES = ("int32", "int64")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,15 +151,17 @@ def from_bounds(
     device. Raises InvalidArgument, naming the argument, for shapes, types and devices that do not
     fit, and negative lengths.
     """
-    _check_indices("cu_seqlens_q", cu_seqlens_q, None)
+    check_form("cu_seqlens_q", cu_seqlens_q, INDICES, ("sequences + 1",))
     count = cu_seqlens_q.shape[0] - 1
+    if count < 0:
+        raise InvalidArgument("cu_seqlens_q must have shape (sequences + 1,): got (0,)")
     for name, x, size in (
         ("cu_seqlens_k", cu_seqlens_k, count + 1),
         ("seqused_q", seqused_q, count),
         ("seqused_k", seqused_k, count),
     ):
         if x is not None:
-            _check_indices(name, x, size)
+            check_form(name, x, INDICES, (size,))
     if block_table is not None:
         _check_pages(block_table, page_size, count)
     if cu_seqlens_k is None and (seqused_k is None or block_table is None):
@@ -198,22 +201,8 @@ def places_of(
     return q_begins, q_ends, k_begins, k_ends, block_table
 
 
-def _check_indices(name: str, x: Tensor, size: int | None) -> None:
-    """Raise InvalidArgument unless x is (size,), or of any size above 0, and holds indices."""
-    fits = x.ndim == 1 and (x.shape[0] >= 1 if size is None else x.shape[0] == size)
-    if not fits or str(x.dtype) not in INDICES:
-        wanted = "sequences + 1" if size is None else size
-        raise InvalidArgument(
-            f"{name} must be int32 or int64 of shape ({wanted},): got {x.dtype} {tuple(x.shape)}"
-        )
-
-
 def _check_pages(table: Tensor, page_size: int, count: int) -> None:
-    if str(table.dtype) != "torch.int32" or table.ndim != 2 or table.shape[0] != count:
-        raise InvalidArgument(
-            f"block_table must be int32 of shape ({count}, pages): "
-            f"got {table.dtype} {tuple(table.shape)}"
-        )
+    check_form("block_table", table, ("int32",), (count, "pages"))
     if table.stride(1) != 1 and table.shape[1] > 1:
         raise InvalidArgument("block_table must have contiguous rows: call .contiguous()")
     if page_size < 1 or page_size & (page_size - 1):
@@ -257,7 +246,5 @@ def check_sequences(sequences: Sequences, q: Tensor, k: Tensor) -> None:
         ("seqused_k", sequences.k_ends),
         ("block_table", sequences.block_table),
     ):
-        if indices is not None and indices.device != q.device:
-            raise InvalidArgument(
-                f"{name} must be on the device of q, {q.device}: got {indices.device}"
-            )
+        if indices is not None:
+            check_device(name, indices, q)

@@ -14,7 +14,17 @@ import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NoReturn,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from flashgen.errors import InvalidArgument
 
@@ -28,6 +38,22 @@ LARGEST = 2**63 - 1
 
 SHOWN = 80
 """Characters of a wrong value that an error shows."""
+
+
+class Record:
+    """A dataclass that a JSON object of its fields holds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary that json can write; from_json reads it back to an equal value."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """The value of a record that to_json made. Raises InvalidArgument.
+
+        A key that has a default may be missing: an older flashgen wrote the record.
+        """
+        return record_of(cls, record)
 
 
 class UnknownKey(InvalidArgument):
@@ -95,6 +121,9 @@ def _reader(kind: Any) -> Reader:
         return lambda value, name: _word(inside, value, name)
     if origin is tuple:
         return functools.partial(_items, [_reader(each) for each in inside if each is not ...])
+    if origin is dict:
+        of_value = _reader(inside[1])
+        return lambda value, name: {k: of_value(v, k) for k, v in _object(value, name).items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         words = tuple(each.value for each in kind)
         return lambda value, name: kind(_word(words, value, name))

@@ -15,14 +15,13 @@ from flashgen.spec.config import (
     LOADS_LABEL,
     LONGEST_NAME,
     ORDER_LABEL,
-    TENSOR_ROWS,
     KernelConfig,
     k_pieces,
     o_apart,
     rows_of_eight,
     s_places,
     shares_keys,
-    tile_keys,
+    sums_one,
 )
 from flashgen.spec.features import Feature, features_on
 from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
@@ -43,9 +42,9 @@ class Structure:
     more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
     arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
     consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
-    dim 128. q_again: they compute the matrix descriptors of Q for every tile. lse_first: they read
-    LSE, which comes with Q, before dO is awaited. row_tiles, k_pieces, s_places: of schedule
-    blackwell, as spec/config.py says. one_v: its dQ has one place for V.
+    dim 128. q_again: they compute the matrix descriptors of Q for every tile. row_tiles, k_pieces,
+    s_places: of schedule blackwell, as spec/config.py says. one_v: dQ has one place for V. one_sum:
+    a block of dK and dV sums one of them.
     """
 
     pads_k: bool
@@ -65,8 +64,8 @@ class Structure:
     k_pieces: int
     s_places: int
     one_v: bool
+    one_sum: bool
     q_again: bool
-    lse_first: bool
 
 
 @functools.lru_cache(4096)
@@ -87,8 +86,8 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     by_lane = by_wgmma and not spec.invariant  # whose lanes add a row up in one way everywhere
     few_registers = by_wgmma and config.maxnreg > 0
     return Structure(
-        pads_k=exact and (pointer or fused) and tests and parts_k[-1].end > spec.head_dim,
-        pads_v=exact and pointer and tests and parts_o[-1].end * config.v_parts > spec.head_dim_v,
+        pads_k=exact and (pointer or fused) and tests and parts_k[-1] > spec.head_dim,
+        pads_v=exact and pointer and tests and parts_o[-1] * config.v_parts > spec.head_dim_v,
         k_parts=len(parts_k),
         o_parts=len(parts_o),
         rows_of_eight=rows_of_eight(spec, config),
@@ -103,13 +102,12 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         row_tiles=config.row_tiles,
         k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
         s_places=s_places(spec) if config.halves else 1,
-        one_v=config.halves and tile_keys(spec) < TENSOR_ROWS,
+        one_v=spec.direction == "backward_dq" and config.specialized and shares_keys(spec),
+        one_sum=config.halves and sums_one(spec),
         # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
         # the loop, a warp has too few uniform registers for them, and moving them takes twice the
         # instructions of computing them again.
         q_again=hopper and dim > 128,
-        # Fewer cycles in the replay, but not of dK and dV at head dim 128.
-        lse_first=hopper and not config.next_s and (fused or max(dim, dim_v) <= 64),
     )
 
 
@@ -185,14 +183,13 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "three": config.consumers == 3,
         "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,
-        "two_s": spec.direction in BY_KEYS and structure.s_places == 2,
+        "two_s": spec.direction in BY_KEYS and structure.s_places == 2 and not structure.one_sum,
         "one_v": structure.one_v,
+        "one_sum": structure.one_sum,
         "turns": forward and structure.turns,
         "q_again": forward and structure.q_again,
         "o_apart": forward and structure.o_apart,
         "shared_keys": wide,
-        "lse_first": hopper and not wide and spec.direction in ("backward_dkv", "backward_fused")
-        and structure.lse_first,
         "next_s": config.next_s,
     }  # fmt: skip
     return [word for word, holds in words.items() if holds]

@@ -12,7 +12,6 @@ of head dim 256 a whole tile does not fit the warp's registers on its way to the
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -32,14 +31,6 @@ DECODE_DIMS, DECODE_K_PARTS, DECODE_V_PARTS = (128, 256), 4, 8
 """Head dims of an invariant decode in parts, and how many parts K and V have: of those tried, the
 only ones that spill under 1 % of the loop at head dim 256 on sm_80, sm_86 and sm_89 with two and
 three stages (Triton 3.7.1). On sm_120 all spill more."""
-
-
-class Part(NamedTuple):
-    """Columns [start, end) of a tensor, and what the kernel appends to the names of its tiles."""
-
-    name: str
-    start: int
-    end: int
 
 
 def on_gpu(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> KernelConfig:
@@ -88,8 +79,8 @@ def _why_no_decode(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
-def k_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
-    """The parts of the columns of Q and K: the summands of a score."""
+def k_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
+    """Where each part of the columns of Q and K ends: the summands of a score."""
     if not config.whole_rows:
         return _parts(spec.head_dim, padded(spec.head_dim), config)
     if spec.direction == "decode":
@@ -97,8 +88,8 @@ def k_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
     return _parts(spec.head_dim, WIDTHS[0], config)
 
 
-def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
-    """The parts of the columns of V and O, at most as wide as the tile is high."""
+def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
+    """Where each part of the columns of V and O ends, at most as wide as the tile is high."""
     if not config.whole_rows:
         return _parts(spec.head_dim_v, padded(spec.head_dim_v) // config.v_parts, config)
     if spec.direction == "decode":
@@ -106,17 +97,14 @@ def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[Part, ...]:
     return _parts(spec.head_dim_v, min(config.br, WIDTHS[0]), config)
 
 
-def _parts(dim: int, widest: int, config: KernelConfig) -> tuple[Part, ...]:
+def _parts(dim: int, widest: int, config: KernelConfig) -> tuple[int, ...]:
     if config.schedule == "ampere":
-        return tuple(Part(str(n), start, start + 64) for n, start in enumerate(range(0, dim, 64)))
+        return tuple(range(64, dim + 64, 64))
     if not config.whole_rows:
-        return (Part("", 0, widest),)
+        return (widest,)
     if config.head_dims == "padded":
         dim = padded(dim)
     widest = min(widest, padded(dim))
     of = [width for width in WIDTHS if width <= widest] or [widest]
     width = min(of, key=lambda width: -(-dim // width) * width)  # the least padding
-    starts = range(0, dim, width)
-    if len(starts) == 1:
-        return (Part("", 0, width),)
-    return tuple(Part(str(n), start, start + width) for n, start in enumerate(starts))
+    return tuple(range(width, dim + width, width))

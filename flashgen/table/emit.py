@@ -11,7 +11,7 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 from flashgen import paths
@@ -186,7 +186,6 @@ def _text_of(path: Path) -> str | None:
 
 def _first_difference(found: str, expected: str) -> int:
     """The number of the first line in which two texts differ."""
-    pairs = zip(found.splitlines(), expected.splitlines(), strict=False)
-    same = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-    shorter = min(len(found.splitlines()), len(expected.splitlines()))
-    return (shorter if same is None else same) + 1
+    pairs = zip_longest(found.splitlines(), expected.splitlines())
+    differing = (number for number, (a, b) in enumerate(pairs, 1) if a != b)
+    return next(differing, len(found.splitlines()) + 1)  # none: they end otherwise

@@ -14,6 +14,7 @@ from pathlib import Path
 from flashgen import __version__, paths
 from flashgen.errors import InvalidArgument
 from flashgen.files import write_whole
+from flashgen.kernels.render import render_text
 from flashgen.table.emit import demand_agreement, tables_for
 from flashgen.table.table import Table
 
@@ -22,39 +23,6 @@ ARCHS: dict[str, dict[str, list[str]]] = {"cuda": {"archs": ["8.0+PTX"]}, "cpu":
 SERVING = ("spec", "reference", "kernels", "runtime")
 """The packages that serve. They import no other one of flashgen (.importlinter)."""
 MODULES = ("__init__.py", "errors.py", "files.py", "paths.py", "settings.py", "py.typed")
-
-_FACE = f'''"""flashgen: exact attention by Triton kernels that were tuned per GPU.
-
-A process has one flashgen, because torch's operators have one name: the one that is loaded already,
-or the copy in this folder. attention() and decode() serve by the tables of this folder.
-"""
-
-import importlib.util
-import sys
-from pathlib import Path
-
-_PACKAGE = Path(__file__).resolve().parent / "flashgen"
-_VERSION = "{__version__}"
-
-if "flashgen" not in sys.modules:
-    _spec = importlib.util.spec_from_file_location("flashgen", _PACKAGE / "__init__.py")
-    sys.modules["flashgen"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["flashgen"])
-if sys.modules["flashgen"].__version__ != _VERSION:
-    raise ImportError(
-        f"flashgen must be {{_VERSION}}, the version of this kernel: the process has loaded "
-        f"{{sys.modules['flashgen'].__version__}}; load the kernel first, or export it anew"
-    )
-
-from flashgen.runtime import folders, sdpa, torch, transformers  # noqa: E402
-from flashgen.runtime.flash_attn import *  # noqa: E402, F403
-from flashgen.runtime.varlen import attention_varlen  # noqa: E402, F401
-
-_dispatcher = folders.dispatcher_in(_PACKAGE / "_generated")
-attention = _dispatcher.attention
-decode = _dispatcher.decode
-explain = _dispatcher.explain
-'''
 
 _CARD = """---
 license: apache-2.0
@@ -150,4 +118,4 @@ def _content(generated: Path) -> dict[str, bytes]:
     for name, (source, pattern) in folders.items():
         for path in source.rglob(pattern):
             found[f"flashgen/{name}/{path.relative_to(source).as_posix()}"] = path.read_bytes()
-    return found | {"__init__.py": _FACE.encode()}
+    return found | {"__init__.py": render_text("hf_kernel.py.jinja", version=__version__).encode()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -165,11 +164,6 @@ def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Ent
 
 BESIDE = ("tried", "registers", "shared", "problem", "run", "digest")
 """Facts of the evidence that a program finds beside the result."""
-
-
-def as_json(table: Table, entries: Iterable[Entry], stale: Collection[Entry] = ()) -> str:
-    """record_of, as text."""
-    return json.dumps(record_of(table, entries, stale), indent=1)
 
 
 def record_of(

@@ -292,15 +292,11 @@ def save(table: Table, path: Path, *, any_name: bool = False) -> None:
         write_whole(beside, evidence, durable=True)
 
 
+@functools.lru_cache(KEPT)
 def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
     """The table in a text; `path` stands in errors and says of which GPU, unless the file may have
     `any_name`. Raises TableError.
     """
-    return _parsed(text, path, any_name)
-
-
-@functools.lru_cache(KEPT)
-def _parsed(text: str, path: Path, any_name: bool) -> Table:
     reader = _Reader(path, any_name)
     return reader.table(reader.root(text))
 

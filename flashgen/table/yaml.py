@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -42,48 +42,35 @@ class Nodes:
 
     def root(self, text: str) -> yaml.Node:
         """The root of a text. Raises `error` where it is no YAML, or empty, or nested too deep."""
-        loader = _LOADER(text)
         try:
-            loader.get_event()  # the stream begins
-            if loader.check_event(yaml.StreamEndEvent):
-                self.fail(None, "the file is empty; fill it, delete it, or restore it from git")
-            loader.get_event()  # the document begins
-            root = self._node(loader, 1)
-            loader.get_event()  # the document ends
-            if not loader.check_event(yaml.StreamEndEvent):
-                mark = loader.get_event().start_mark
-                self.fail(mark, "a file holds one document; remove the second")
-            return root
+            self._check(yaml.parse(text, _LOADER))
+            return yaml.compose(text, _LOADER)  # type: ignore[return-value]  # there is one
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self.fail(mark, f"this is not YAML: {error.problem}; correct it or restore it from git")
         except yaml.YAMLError as error:
-            self.fail(None, f"this is not YAML: {_flat(error)}; restore it from git")
-        finally:
-            loader.dispose()
+            self.fail(
+                None, f"this is not YAML: {' '.join(str(error).split())}; restore it from git"
+            )
 
-    def _node(self, loader: Any, depth: int) -> yaml.Node:
-        """The next node. PyYAML's own composer calls itself as deep as a text says."""
-        event = loader.get_event()
-        mark = event.start_mark
-        if isinstance(event, yaml.ScalarEvent):
-            tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-            return yaml.ScalarNode(tag, event.value, mark)
-        if isinstance(event, yaml.AliasEvent):
-            self.fail(mark, "an alias is refused; write the value out")
-        if depth > DEEPEST:
-            self.fail(mark, f"this is nested over {DEEPEST} deep; restore the file from git")
-        items: list[Any] = []
-        if isinstance(event, yaml.SequenceStartEvent):
-            while not loader.check_event(yaml.SequenceEndEvent):
-                items.append(self._node(loader, depth + 1))
-            loader.get_event()
-            return yaml.SequenceNode(event.tag or f"{_TAG}seq", items, mark)
-        while not loader.check_event(yaml.MappingEndEvent):
-            key = self._node(loader, depth + 1)
-            items.append((key, self._node(loader, depth + 1)))
-        loader.get_event()
-        return yaml.MappingNode(event.tag or f"{_TAG}map", items, mark)
+    def _check(self, events: Iterable[yaml.Event]) -> None:
+        """Refuse what is no one document, an alias, and what is nested too deep: PyYAML's composer
+        calls itself as deep as a text says.
+        """
+        depth = documents = 0
+        for event in events:
+            mark: Any = event.start_mark
+            documents += isinstance(event, yaml.DocumentStartEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if documents > 1:
+                self.fail(mark, "a file holds one document; remove the second")
+            if isinstance(event, yaml.AliasEvent):
+                self.fail(mark, "an alias is refused; write the value out")
+            if depth > DEEPEST:
+                self.fail(mark, f"this is nested over {DEEPEST} deep; restore the file from git")
+        if not documents:
+            self.fail(None, "the file is empty; fill it, delete it, or restore it from git")
 
     def fail(self, mark: yaml.Mark | None, sentence: str) -> NoReturn:
         """Raise `error` with the line of a mark."""
@@ -190,11 +177,6 @@ def _types(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
     hints = get_type_hints(kind)
     optional = tuple(field.name for field in fields(kind) if field.default is not MISSING)
     return {field.name: hints[field.name] for field in fields(kind)}, optional
-
-
-def _flat(error: Exception) -> str:
-    """The text of an error on one line."""
-    return " ".join(str(error).split())
 
 
 def _shown(node: yaml.Node) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from flashgen.errors import InvalidArgument, NoGpuError, ToolchainError
@@ -17,19 +16,12 @@ LIST_LIMIT_S = 60.0
 """To import torch and ask the driver takes seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """A CUDA device, by its index there."""
-
-    index: int
-    gpu: Gpu
-
-
 QUERY = "flashgen.tune.devices:list_devices"
 
 
-def devices(query: str = QUERY) -> tuple[Device, ...]:
-    """The GPUs that torch sees. Raises NoGpuError if there is none, and ToolchainError.
+def devices(query: str = QUERY) -> dict[int, Gpu]:
+    """The GPUs that torch sees, by their index there. Raises NoGpuError if there is none, and
+    ToolchainError.
 
     A child process lists them, because the CUDA context that this creates takes GPU memory while it
     lives.
@@ -43,7 +35,7 @@ def devices(query: str = QUERY) -> tuple[Device, ...]:
         raise NoGpuError(
             f"torch sees no GPU here; without one, type: flashgen tune --target {OFFLINE_TARGET}"
         )
-    return tuple(Device(index=index, gpu=gpu) for index, gpu in enumerate(found))
+    return dict(enumerate(found))
 
 
 def list_devices(_: dict[str, Any]) -> dict[str, Any]:
@@ -58,14 +50,14 @@ def list_devices(_: dict[str, Any]) -> dict[str, Any]:
     return {"gpus": [asdict(device_gpu(index)) for index in range(count)]}
 
 
-def chosen(text: str, found: Sequence[Device]) -> tuple[Device, ...]:
+def chosen(text: str, found: Mapping[int, Gpu]) -> dict[int, Gpu]:
     """The devices that --gpus names: "all", or indices as in "0,2". Raises InvalidArgument."""
     if text == "all":
-        return tuple(found)
+        return dict(found)
     words = [word.strip() for word in text.split(",")]
-    known = {str(device.index): device for device in found}
+    known = {str(index): index for index in found}
     if len(set(words)) < len(words) or not set(words) <= known.keys():
         raise InvalidArgument(
             f"--gpus must be all, or indices of {', '.join(known)}, none twice: got {text!r}"
         )
-    return tuple(known[word] for word in words)
+    return {known[word]: found[known[word]] for word in words}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flashgen.estimate.estimate import estimable
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Stage, Status
-from flashgen.spec.problem import Bucket, Problem
+from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Status
+from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry, Run, must_have_run, short_digest
 from flashgen.table.table import Table
 
@@ -56,11 +55,14 @@ class Donors:
     ) -> dict[KernelConfig, str]:
         """What tables chose that is legal here, and the donor of each: for this bucket first, then
         for the others; GPUs of the same architecture before others, measured entries before others.
-        For an invariant spec, after that what they chose without invariant.
+        For an invariant spec, after that what they chose without invariant. Last, without a GPU,
+        the same tiles in the other order where blocks have about the same work.
 
         on_gpu: also kernels that only an entry may have that ran.
         """
         found = [(each.entry.config, each) for each in self._sorted(spec, bucket)]
+        if not on_gpu and (spec.window or spec.chunk):
+            found += [(_in_other_order(config), donor) for config, donor in found]
         return self._legal(spec, found, on_gpu=on_gpu)
 
     def runners_up(
@@ -126,19 +128,14 @@ class CheckedByDonors(WrappingEvaluator):
         super().__init__(inner)
         self._donors = donors
 
-    def evaluate(
-        self,
-        stage: Stage,
-        spec: AttentionSpec,
-        problem: Problem,
-        configs: Sequence[KernelConfig],
-    ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate. A result that a donor knows names no cases."""
-        digests, floors = {}, {}
-        if stage == "check":
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers. A result that a donor knows names no cases."""
+        spec, digests, floors = request.spec, {}, {}
+        if request.stage == "check":
             digests = {config: rendered_digest(spec, config) for config in configs}
             floors = self._donors.floors(spec)
-        request = self.request(stage, spec, problem)
         known = {
             config: request.outcome(
                 config, Status.OK, digest=digest, check=_known(floors[short_digest(digest)])
@@ -146,10 +143,15 @@ class CheckedByDonors(WrappingEvaluator):
             for config, digest in digests.items()
             if short_digest(digest) in floors
         }
-        rest = [config for config in configs if config not in known]
-        with closing(closable(self._inner.evaluate(stage, spec, problem, rest))) as outcomes:
-            for config in configs:
-                yield known[config] if config in known else next(outcomes)
+        yield from self._beside(known, request, configs)
+
+
+def _in_other_order(config: KernelConfig) -> KernelConfig:
+    """The config in another order of tiles. With a window the order balances little, but it takes
+    registers: 136 and 128 a thread, so three and four blocks on an SM of an L4
+    (docs/lab-notes.md#tables-by-transfer).
+    """
+    return replace(config, order="longest_first" if config.order == "plain" else "plain")
 
 
 def _known(floors: float) -> CheckResult:

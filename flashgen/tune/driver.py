@@ -12,14 +12,15 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.evaluator import Evaluator, WrappingEvaluator, closable
+from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.workers.crew import Crew
+from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome
 
 LOOK_S = 0.05
@@ -84,12 +85,13 @@ class Interruptible(WrappingEvaluator):
         self._stop = stop
         self._told = False
 
-    def evaluate(self, *asked: Any) -> Iterator[Outcome]:
-        """As Evaluator.evaluate."""
+    def answers(
+        self, request: Request, configs: Sequence[KernelConfig]
+    ) -> Generator[Outcome, None, None]:
+        """As BaseEvaluator.answers."""
         self._tell()
-        inner = closable(self._inner.evaluate(*asked))
         try:
-            with contextlib.closing(inner) as outcomes:
+            with contextlib.closing(self._beside({}, request, configs)) as outcomes:
                 for outcome in outcomes:
                     yield outcome
                     self._tell()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashgen import paths
 from flashgen.evaluate.evaluator import Evaluator, triton_version
@@ -14,7 +15,10 @@ from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
 from flashgen.search.log import Log
-from flashgen.spec.gpu import Gpu
+from flashgen.tune.places import Place
+
+if TYPE_CHECKING:
+    from flashgen.tune.tune import TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,40 +30,29 @@ class Workplace:
     pools: Pools
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """A GPU product, and who evaluates for it: on GPUs where pools has some, otherwise offline.
-
-    retry: retry kernels that killed a process before.
-    """
-
-    gpu: Gpu
-    pools: Pools
-    out: Path
-    retry: bool
-    notice: Callable[[str], None]
-
-
 @contextlib.contextmanager
-def opened(site: Site) -> Iterator[Workplace]:
-    """The workplace at a site, closed at the end. Raises FlashgenError if it cannot be opened."""
-    slug, notice = site.gpu.slug, site.notice
-    log_file = paths.log_file(site.out, slug)
-    with Log(log_file, gpu=slug, triton=triton_version(), notice=notice) as log:
+def opened(
+    place: Place, options: TuneOptions, notice: Callable[[str], None]
+) -> Iterator[Workplace]:
+    """The workplace of a product, closed at the end. Raises FlashgenError where it has none."""
+    slug, out = place.gpu.slug, options.out
+    with Log(paths.log_file(out, slug), gpu=slug, triton=triton_version(), notice=notice) as log:
         quarantine = Quarantine(
-            paths.quarantine_file(site.out, slug),
+            paths.quarantine_file(out, slug),
             triton=triton_version(),
-            retry=site.retry,
+            retry=options.retry_quarantined,
             notice=notice,
         )
-        with make_evaluator(site, log) as evaluator:
+        with make_evaluator(place, out, log) as evaluator:
             evaluator = QuarantiningEvaluator(evaluator, quarantine)
-            yield Workplace(log=log, evaluator=evaluator, pools=site.pools)
+            yield Workplace(log=log, evaluator=evaluator, pools=place.pools)
 
 
-def make_evaluator(site: Site, log: Log) -> contextlib.AbstractContextManager[Evaluator]:
+def make_evaluator(
+    place: Place, out: Path, log: Log
+) -> contextlib.AbstractContextManager[Evaluator]:
     """The evaluator: on GPUs, at the clock that the log recorded, or offline."""
-    state = paths.state_dir(site.out)
-    if site.pools.device is None:
-        return OfflineEvaluator(site.gpu, state, pools=site.pools)
-    return GpuEvaluator(site.gpu, 0, state, clock_mhz=log.clock_mhz, pools=site.pools)
+    gpu, pools, state = place.gpu, place.pools, paths.state_dir(out)
+    if pools.device is None:
+        return OfflineEvaluator(gpu, state, pools=pools)
+    return GpuEvaluator(gpu, 0, state, clock_mhz=log.clock_mhz, pools=pools)

@@ -17,7 +17,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,7 +94,7 @@ def from_hf_config(
         try:
             for layers in _layers_alike(part):
                 model = _Model(layers, training=training, sees=where == "vision_config")
-                pieces += _pieces(model, directions, cache, notes)
+                pieces += list(_pieces(model, directions, cache, notes))  # all or none
         except _NoAttention as error:
             without.append(f"{where} names {error}")
         except InvalidArgument as error:
@@ -110,27 +110,6 @@ def from_hf_config(
 
 class _NoAttention(Exception):
     """A part of a configuration has no attention; the message says which names it lacks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _AttentionShape:
-    """One attention of a model. length: the longest sequence; None is unknown. fixed: all
-    sequences have that length.
-    """
-
-    spec: AttentionSpec
-    group: int
-    layers: int
-    length: int | None
-    fixed: bool
-
-    @property
-    def lengths(self) -> list[int]:
-        """A length for each bucket that the sequences fall into."""
-        if self.fixed and self.length is not None:
-            return [self.length]
-        longest = math.inf if self.length is None else self.length
-        return [min(seq, self.length or seq) for b, seq in BUCKET_SEQ.items() if b.low <= longest]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -406,20 +385,9 @@ class _Model:
 def _pieces(
     model: _Model, directions: Sequence[str], cache: Mapping[str, Any] | None, notes: list[str]
 ) -> Iterator[Piece]:
-    """The pieces of one part. Features without kernels are noted."""
-    for attention in _attentions(model, notes):
-        for seq in attention.lengths:
-            for spec in kernels_of(attention.spec, directions, cache):
-                yield Piece(
-                    spec=spec,
-                    problem=problem_of(spec, seq, attention.group),
-                    weight=float(attention.layers * seq),
-                )
-
-
-def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
-    """The attentions of one part. Raises _NoAttention, InvalidArgument."""
-    found = []
+    """The pieces of one part: of each attention a length for each bucket that its sequences fall
+    into. Features without kernels are noted. Raises _NoAttention, InvalidArgument.
+    """
     for side in model.sides:
         heads = model.number("heads", side)
         if heads is None:
@@ -429,7 +397,7 @@ def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
         head_dim, head_dim_v = model.head_dims(heads, side)
         length = model.length(side)
         layers = model.number("layers", side) or 1
-        spec = AttentionSpec(
+        plain = AttentionSpec(
             dtype=model.dtype(notes),  # type: ignore[arg-type]  # parse_dtype returns no other
             head_dim=head_dim,
             head_dim_v=head_dim_v,
@@ -441,24 +409,28 @@ def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
             sink=model.type == "gpt_oss",
         )
         windowed = model.windowed(layers, length)
-        chunked = model.chunked(layers, length) if spec.causal else 0
+        chunked = model.chunked(layers, length) if plain.causal else 0
+        group = model.group(heads, side)
         for part, number in (
-            (spec, layers - windowed - chunked),
-            (replace(spec, window=True), windowed),
-            (replace(spec, chunk=True) if chunked else spec, chunked),
+            (plain, layers - windowed - chunked),
+            (replace(plain, window=True), windowed),
+            (replace(plain, chunk=True) if chunked else plain, chunked),
         ):
-            if number:
-                found.append(
-                    _AttentionShape(
-                        spec=part,
-                        group=model.group(heads, side),
-                        layers=number,
-                        length=length,
-                        fixed=model.is_vision,
-                    )
-                )
+            for seq in _lengths(length, fixed=model.is_vision) if number else ():
+                for spec in kernels_of(part, directions, cache):
+                    problem = problem_of(spec, seq, group)
+                    yield Piece(spec=spec, problem=problem, weight=float(number * seq))
         notes += _remarks(model.config, length, windowed=bool(windowed))
-    return found
+
+
+def _lengths(length: int | None, *, fixed: bool) -> list[int]:
+    """A length for each bucket that sequences fall into. length: the longest; None is unknown.
+    fixed: all have that length.
+    """
+    if fixed and length is not None:
+        return [length]
+    longest = math.inf if length is None else length
+    return [min(seq, length or seq) for b, seq in BUCKET_SEQ.items() if b.low <= longest]
 
 
 def _remarks(config: Mapping[str, Any], length: int | None, *, windowed: bool) -> Iterator[str]:

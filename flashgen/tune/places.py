@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flashgen.errors import NoGpuError
@@ -16,7 +16,6 @@ from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS, Gpu, known_target
 from flashgen.spec.known_bugs import warnings_here
 from flashgen.tune import devices
-from flashgen.tune.devices import Device
 
 ALL = "all"
 """Names all known targets, or all GPUs."""
@@ -51,19 +50,23 @@ def opened(wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
 
     Raises NoGpuError, InvalidArgument and ToolchainError.
     """
-    here = choose(wanted, say)
+    targets, found = choose(wanted, say)
     with contextlib.ExitStack() as stack:
         # A core is for each child that launches: a late launch would show in short kernels' times.
-        jobs = wanted.jobs or max(1, cpu_count() - len(here.devices))
+        jobs = wanted.jobs or max(1, cpu_count() - len(found))
         cpu = crew([Children(jobs)] * jobs, say)
         stack.callback(cpu.close)
-        found = [Place(gpu=gpu, pools=Pools(cpu=cpu)) for gpu in here.targets]
-        for gpu in dict.fromkeys(device.gpu for device in here.devices):
-            of_product = [device.index for device in here.devices if device.gpu == gpu]
-            gpus = crew([pools.Device(index) for index in of_product], say)
+        there = [Place(gpu=gpu, pools=Pools(cpu=cpu)) for gpu in targets]
+        for gpu, indices in by_product(found).items():
+            gpus = crew([pools.Device(index) for index in indices], say)
             stack.callback(gpus.close)
-            found.append(Place(gpu=gpu, pools=Pools(cpu=cpu, device=gpus)))
-        yield tuple(found)
+            there.append(Place(gpu=gpu, pools=Pools(cpu=cpu, device=gpus)))
+        yield tuple(there)
+
+
+def by_product(found: Mapping[int, Gpu]) -> dict[Gpu, list[int]]:
+    """The indices of the devices of each product."""
+    return {gpu: [n for n, own in found.items() if own == gpu] for gpu in found.values()}
 
 
 def crew(seats: Sequence[Pool], say: Say) -> Crew:
@@ -77,23 +80,17 @@ def crew(seats: Sequence[Pool], say: Say) -> Crew:
     return made
 
 
-@dataclass(frozen=True, kw_only=True)
-class Here:
-    """What is tuned for on this host: targets offline, and devices that are there."""
-
-    targets: tuple[Gpu, ...] = ()
-    devices: tuple[Device, ...] = ()
-
-
-def choose(wanted: Wanted, say: Say) -> Here:
-    """What `wanted` names here; says which GPUs, and why nothing is measured."""
+def choose(wanted: Wanted, say: Say) -> tuple[tuple[Gpu, ...], dict[int, Gpu]]:
+    """What `wanted` names on this host: targets to tune for offline, and devices by their index.
+    Says which, and why nothing is measured.
+    """
     if wanted.gpus is not None:
         found = devices.chosen(wanted.gpus, devices.devices())
-        for gpu in dict.fromkeys(device.gpu for device in found):
-            numbers = ", ".join(str(device.index) for device in found if device.gpu == gpu)
+        for gpu, indices in by_product(found).items():
+            numbers = ", ".join(map(str, indices))
             say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on GPU {numbers}.")
             warn(gpu, say)
-        return Here(devices=found)
+        return (), found
     if wanted.target is None:
         from flashgen.kernels.launch import device_gpu
 
@@ -105,9 +102,9 @@ def choose(wanted: Wanted, say: Say) -> Here:
         else:
             say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on it.")
             warn(gpu, say)
-            return Here(devices=(Device(index=0, gpu=gpu),))
+            return (), {0: gpu}
     why = "--target uses no GPU" if wanted.target else "there is no GPU here"
-    return Here(targets=offline_targets(wanted.target, why, say))
+    return offline_targets(wanted.target, why, say), {}
 
 
 def offline_targets(target: str | None, why: str, say: Say) -> tuple[Gpu, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -186,17 +187,31 @@ def _duration(seconds: float) -> str:
 
 
 def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Entry:
-    """The table entry. The winner was compiled and checked, so its facts are known."""
-    winner = found.winner
-    assert winner.registers is not None
-    assert winner.shared_bytes is not None
+    """The table entry of a search."""
+    held = EntryEvidence(
+        problem=problem,
+        candidates=found.candidates,
+        legal=found.legal,
+        p_value=found.p_value,
+        runners_up=tuple(map(runner_up_of, found.runners_up)),
+    )
+    return entry_with(spec, held, found.winner, found.default, run)
+
+
+def entry_with(
+    spec: AttentionSpec, held: EntryEvidence, winner: Outcome, default: Outcome | None, run: str
+) -> Entry:
+    """The table entry of a winner of this run, timed beside the default. held: what else its
+    evidence says. The winner was compiled and checked, so its facts are known.
+    """
     assert winner.check is not None
-    timing, default = winner.timing, found.default.timing
+    assert held.problem is not None
+    timing = winner.timing
     us = timing.median_us if timing else None
-    default_us = default.median_us if default else None
+    default_us = default.timing.median_us if default and default.timing else None
     return Entry(
         spec=spec,
-        bucket=bucket_of(problem.seq_k),
+        bucket=bucket_of(held.problem.seq_k),
         config=winner.config,
         result=Result(
             source=winner.source,
@@ -204,20 +219,16 @@ def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> E
             speedup=speedup(default_us, us),
             max_abs_err_floors=winner.check.floors,
         ),
-        evidence=EntryEvidence(
+        evidence=replace(
+            held,
             run=run,
             digest=short_digest(winner.digest),
-            problem=problem,
             registers=winner.registers,
             shared_bytes=winner.shared_bytes,
-            candidates=found.candidates,
-            legal=found.legal,
             default_us=default_us,
             low_us=timing.low_us if timing else None,
             high_us=timing.high_us if timing else None,
             sdpa_us=winner.sdpa_us,
-            p_value=found.p_value,
-            runners_up=tuple(runner_up_of(outcome) for outcome in found.runners_up),
         ),
     )
 

@@ -34,17 +34,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A run in progress: the table it found, its record in the table, and whether it was resumed.
-    new: the folder had no table of its own when the run began.
+    """A run in progress, as its file has it: its request, its record in the table, and the table
+    that it found, as text. new: the folder had no table of its own when the run began.
 
-    The file is deleted when the run ends. If it exists, the run was killed or interrupted.
+    The file is deleted when the run ends. If it exists, the run was killed or interrupted, and is
+    `resumed`.
     """
 
-    path: Path
+    request: dict[str, Any]
     run: Run
-    found: Table
-    resumed: bool = False
+    table: str
+    evidence: str = ""
     new: bool = False
+    resumed: bool = False
 
     @classmethod
     def begin(
@@ -63,61 +65,31 @@ class Session:
         starts now. A file that cannot be read is ignored with a notice: only the order of finalists
         depends on it. Raises FlashgenError if the file cannot be written.
         """
-        begin = _Kept(
+        begun = cls(
             request=json.loads(json.dumps(request)),
             run=run,
             table=dump(table),
             evidence=evidence_text(table.everything),
             new=new,
         )
-        kept = _kept(path, table.gpu.slug, notice)
-        resumed = kept is not None and kept.request == begin.request
-        if kept is not None and resumed:
-            begin = kept
-        if not resumed:
-            write_whole(path, json.dumps(asdict(begin), indent=1) + "\n", durable=True)
-        found = _parsed(begin, table.gpu.slug)
-        return cls(
-            path=path,
-            run=begin.run,
-            found=replace(found, gpu=table.gpu),
-            resumed=resumed,
-            new=begin.new,
+        try:
+            kept = record_of(cls, parsed(content_of(path)))
+            kept.found(table.gpu)
+            if kept.request == begun.request:
+                return replace(kept, resumed=True)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            notice(f"{path}: this is no record of a run ({error}); the run begins anew")
+        write_whole(path, json.dumps(asdict(begun), indent=1) + "\n", durable=True)
+        return begun
+
+    def found(self, gpu: Gpu) -> Table:
+        """The table that the run found, with its evidence, of this GPU."""
+        table = parse(self.table, Path(f"{gpu.slug}.yaml"))
+        return replace(
+            table.of(with_lines(table, self.evidence, Path(f"{gpu.slug}.jsonl"))), gpu=gpu
         )
-
-    def end(self) -> None:
-        """Delete the session: the table has all results. May be called again."""
-        self.path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """What the file holds: the request, and what a run starts from."""
-
-    request: dict[str, Any]
-    run: Run
-    table: str
-    evidence: str = ""
-    new: bool = False
-
-
-def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> _Kept | None:
-    """The record of an unfinished run, if there is one."""
-    try:
-        record = record_of(_Kept, parsed(content_of(path)))
-        _parsed(record, slug)
-        return record
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        notice(f"{path}: this is no record of a run ({error}); the run begins anew")
-        return None
-
-
-def _parsed(kept: _Kept, slug: str) -> Table:
-    """The table of a record, and its evidence."""
-    table = parse(kept.table, Path(f"{slug}.yaml"))
-    return table.of(with_lines(table, kept.evidence, Path(f"{slug}.jsonl")))
 
 
 def run_now(evaluator: Evaluator, shard: tuple[int, int] = (1, 1)) -> Run:

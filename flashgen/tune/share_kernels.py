@@ -24,7 +24,8 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Bucket
 from flashgen.spec.space import tuned_default
-from flashgen.table.entry import Entry, Result, RunnerUp, short_digest, speedup
+from flashgen.table.entry import Entry, RunnerUp
+from flashgen.tune.progress import entry_with, runner_up_of
 
 MAX_REGRET = 0.02
 """By default: what one kernel less is worth. Two runs of one kernel differ by as much."""
@@ -207,36 +208,16 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
     if config == entry.config and not case.stronger:
         return replace(entry, evidence=replace(entry.evidence, regret=regret))
     outcome = case.outcomes[config]
-    timing, check = outcome.timing, outcome.check
-    assert timing is not None
-    assert check is not None
-    assert outcome.registers is not None
-    assert outcome.shared_bytes is not None
-    default = case.default
-    held = [default] if default else []
+    held = [case.default] if case.default else []
     finals = list(dict.fromkeys((*case.outcomes.values(), *held)))
-    default_us = default.timing.median_us if default and default.timing else None
-    result = Result(
-        source=outcome.source,
-        median_us=timing.median_us,
-        speedup=speedup(default_us, timing.median_us),
-        max_abs_err_floors=check.floors,
-    )
     evidence = replace(
         entry.evidence,
-        run=run,
-        digest=short_digest(outcome.digest),
-        registers=outcome.registers,
-        shared_bytes=outcome.shared_bytes,
-        default_us=default_us,
-        low_us=timing.low_us,
-        high_us=timing.high_us,
-        sdpa_us=outcome.sdpa_us,
+        problem=entry.problem,
         p_value=p_value(outcome, finals, held),
         regret=regret,
         runners_up=_runners_up(case, config),
     )
-    return replace(entry, config=config, result=result, evidence=evidence)
+    return entry_with(entry.spec, evidence, outcome, case.default, run)
 
 
 def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
@@ -244,16 +225,7 @@ def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
     stronger than the entry's, all that were timed, the fastest first.
     """
     raced = sorted(case.outcomes, key=case.us) if case.stronger else _winners(case.entry)
-    now = [
-        RunnerUp(
-            config=own,
-            source=outcome.source,
-            median_us=case.us(own),
-            digest=short_digest(outcome.digest),
-        )
-        for own in raced
-        if (outcome := case.outcomes.get(own))
-    ]
+    now = [runner_up_of(case.outcomes[own]) for own in raced if own in case.outcomes]
     unlike: dict[KernelConfig, RunnerUp] = {}
     for other in (*now, *case.entry.evidence.runners_up):
         unlike.setdefault(other.config, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import time
 from collections.abc import Collection, Sequence
@@ -19,6 +20,7 @@ from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Goal, NothingRight, goal_for
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Problem, bucket_of
@@ -89,7 +91,7 @@ class Story:
         )
         self.new = self._session.new
         self._journal = OptunaJournal(paths.journal_file(options.out, self.slug))
-        self._walked = self.began_with = self._session.found
+        self._walked = self.began_with = self._session.found(evaluator.gpu)
         # What a round before the kill told of clocks and power stands in the table it wrote.
         written = {run.id: run for run in self.table.runs}
         self._run = written.get(self._session.run.id, self._session.run)
@@ -97,10 +99,7 @@ class Story:
             screen.say(f"Resuming the run of {self._run.date}.")
         self._start = time.monotonic()
         self._left = list(options.searches)
-        self._begun, self._planned = (
-            0,
-            len(self._left),
-        )  # searches; of the planned, _left have not ended
+        self._begun, self._planned = 0, len(self._left)  # of these, _left have not ended
         self._failed: set[Piece] = set()
         self._derived: dict[Piece, Found] = {}
         self._written: set[Key] = set()
@@ -168,7 +167,7 @@ class Story:
             trusted=self._measured.get((spec, bucket)),
         )
         found = self._found(piece, goal, replace(budget, trials=len(goal.order)), log)
-        return replace(found, legal=len(legal_configs(spec, gpu, on_gpu=on_gpu)), exhaustive=False)
+        return replace(found, legal=_count_legal(spec, gpu, on_gpu), exhaustive=False)
 
     def _search(self, piece: Piece, log: SeenLog) -> Found | None:
         """Search one spec at one length. None after the time, if the table has what others hold."""
@@ -360,7 +359,7 @@ class Story:
 
     def end(self) -> None:
         """All is searched and generated: delete the session."""
-        self._session.end()
+        paths.session_file(self.options.out, self.slug).unlink(missing_ok=True)
 
     def report(self, console: Console) -> None:
         """Print the results, where they are, and what to try next."""
@@ -433,6 +432,11 @@ class Story:
         same = new.config == old.config and new.evidence.digest == old.evidence.digest
         estimated = new.result.source == old.result.source != "measured"
         return same and estimated and not self.options.restate and not self.new
+
+
+@functools.lru_cache(maxsize=256)  # asked for each bucket of a spec, and takes 50 ms
+def _count_legal(spec: AttentionSpec, gpu: Gpu, on_gpu: bool) -> int:
+    return len(legal_configs(spec, gpu, on_gpu=on_gpu))
 
 
 def _raised(error: FlashgenError) -> list[Job]:

@@ -19,7 +19,6 @@ from flashgen.table import emit as generate
 from flashgen.table.table import Table
 from flashgen.tune import evaluators, places
 from flashgen.tune.driver import Line, Stop, drive
-from flashgen.tune.evaluators import Site
 from flashgen.tune.places import Place, Wanted
 from flashgen.tune.progress import Screen
 from flashgen.tune.share_kernels import MAX_REGRET
@@ -102,14 +101,7 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         stop = Stop(lambda: screen.say(WINDING_DOWN))
         stories = []
         for place in found:
-            site = Site(
-                gpu=place.gpu,
-                pools=place.pools,
-                out=options.out,
-                retry=options.retry_quarantined,
-                notice=console.print,
-            )
-            work = stack.enter_context(evaluators.opened(site))
+            work = stack.enter_context(evaluators.opened(place, options, console.print))
             stories.append(Story(options, screen, work, stop))
         _tell_of_others(stories, options)
         try:

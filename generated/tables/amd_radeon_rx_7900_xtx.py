@@ -18,6 +18,7 @@ fwd_bf16_d128_causal 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 fwd_fp16_d64 4096 br64_bc16_w4_s1_fa2_ptr -
 fwd_fp16_d64_causal 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 fwd_fp16_d128 4096 br64_bc16_w4_s1_fa2_ptr -
+fwd_fp16_d128_causal 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 decode_bf16_d128_paged 4096 br16_bc16_w4_s3_fa2_ptr -
 """,
 }

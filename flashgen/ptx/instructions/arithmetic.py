@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import FORMATS, Array, Format, flush
+from flashgen.ptx.types import DTYPES, FORMATS, Array, Format, flush
 from flashgen.ptx.warp import Step
 
 Function = Callable[..., Array]
@@ -20,7 +20,7 @@ def add(form: Form) -> Step:
     if narrow := _narrow_type(form):
         return _mixed(form, _OPERATIONS[form.opcode], narrow)
     kind = form.format()
-    return elementwise(form, _rounded(form, _OPERATIONS[form.opcode], kind), kind, 2)
+    return elementwise(form, _rounded(form, _OPERATIONS[form.opcode], kind), kind, [kind] * 2)
 
 
 @instruction("mul")
@@ -28,7 +28,7 @@ def multiply(form: Form) -> Step:
     """9.7.1.3 and 9.7.3.5: .lo, .hi and .wide are of integers."""
     kind = form.format()
     if kind.floating:
-        return elementwise(form, _rounded(form, np.multiply, kind), kind, 2)
+        return elementwise(form, _rounded(form, np.multiply, kind), kind, [kind] * 2)
     return _integer_product(form, kind, summed=False)
 
 
@@ -37,7 +37,7 @@ def multiply_add(form: Form) -> Step:
     """9.7.1.4; of floats it is fma (9.7.3.7)."""
     kind = form.format()
     if kind.floating:
-        return elementwise(form, _rounded(form, fused, kind), kind, 3)
+        return elementwise(form, _rounded(form, fused, kind), kind, [kind] * 3)
     return _integer_product(form, kind, summed=True)
 
 
@@ -49,8 +49,8 @@ def fused_multiply_add(form: Form) -> Step:
     kind = form.format()
     function: Function = _rounded(form, fused, kind)
     if form.flag("relu"):
-        return elementwise(form, lambda a, b, c: np.maximum(function(a, b, c), 0), kind, 3)
-    return elementwise(form, function, kind, 3)
+        return elementwise(form, lambda a, b, c: np.maximum(function(a, b, c), 0), kind, [kind] * 3)
+    return elementwise(form, function, kind, [kind] * 3)
 
 
 def _narrow_type(form: Form) -> str:
@@ -61,11 +61,8 @@ def _narrow_type(form: Form) -> str:
 def _mixed(form: Form, function: Function, narrow: str) -> Step:
     """Mixed precision (9.7.5): the operands but for the last are of 16 bits, the others float32."""
     kind = form.format()
-    function, write = _rounded(form, function, kind), form.result(kind)
-    *first, last = form.operands[1:]
-    reads = [form.numbers(each, FORMATS[narrow]) for each in first]
-    reads.append(form.numbers(last, kind))
-    return lambda warp, mask: write(warp, function(*(read(warp) for read in reads)), mask)
+    first = [FORMATS[narrow]] * (len(form.operands) - 2)
+    return elementwise(form, _rounded(form, function, kind), kind, [*first, kind])
 
 
 def fused(a: Array, b: Array, c: Array) -> Array:
@@ -92,8 +89,8 @@ def extreme(form: Form) -> Step:
         function = np.fmin if form.opcode == "min" else np.fmax
     function = _flushed(form, function)
     if len(form.operands) == 4:
-        return elementwise(form, lambda a, b, c: function(function(a, b), c), kind, 3)
-    return elementwise(form, function, kind, 2)
+        return elementwise(form, lambda a, b, c: function(function(a, b), c), kind, [kind] * 3)
+    return elementwise(form, function, kind, [kind] * 2)
 
 
 @instruction("neg", "abs")
@@ -101,7 +98,7 @@ def sign(form: Form) -> Step:
     """9.7.1.9, 9.7.1.10, 9.7.3.9 and 9.7.3.10."""
     function: Function = np.negative if form.opcode == "neg" else np.abs
     kind = form.format()
-    return elementwise(form, _flushed(form, function), kind, 1)
+    return elementwise(form, _flushed(form, function), kind, [kind])
 
 
 @instruction("div")
@@ -109,15 +106,16 @@ def divide(form: Form) -> Step:
     """9.7.1.7 and 9.7.3.8; .approx and .full are correctly rounded here."""
     kind = form.format()
     if not kind.floating:
-        return elementwise(form, truncated_quotient, kind, 2)
+        return elementwise(form, truncated_quotient, kind, [kind] * 2)
     form.hint("approx", "full", "rn")
-    return elementwise(form, _flushed(form, np.divide), kind, 2)
+    return elementwise(form, _flushed(form, np.divide), kind, [kind] * 2)
 
 
 @instruction("rem")
 def remainder(form: Form) -> Step:
     """9.7.1.8: it has the sign of the dividend."""
-    return elementwise(form, lambda a, b: a - truncated_quotient(a, b) * b, form.format(), 2)
+    kind = form.format()
+    return elementwise(form, lambda a, b: a - truncated_quotient(a, b) * b, kind, [kind] * 2)
 
 
 def truncated_quotient(a: Array, b: Array) -> Array:
@@ -134,19 +132,18 @@ def truncated_quotient(a: Array, b: Array) -> Array:
 def dot_of_bytes(form: Form) -> Step:
     """9.7.1.23: the sum of four products of bytes, added to c."""
     left, right = form.types()
-    write = form.result(FORMATS["s32" if "s32" in (left, right) else "u32"])
-    a, b = (form.bits(form.operands[n], 4) for n in (1, 2))
-    c = form.number(3, "s32")
+    result = FORMATS["s32" if "s32" in (left, right) else "u32"]
 
     def parts(bits: Array, kind: str) -> Array:
         content = np.ascontiguousarray(bits).view("i1" if kind == "s32" else "u1")
         return content.reshape(32, 4).astype(np.int64)
 
-    return lambda warp, mask: write(
-        warp,
-        ((parts(a(warp), left) * parts(b(warp), right)).sum(1) + c(warp)).astype(np.int32),
-        mask,
-    )
+    def dot(a: Array, b: Array, c: Array) -> Array:
+        found: Array = ((parts(a, left) * parts(b, right)).sum(1) + c).astype(np.int32)
+        return found
+
+    bits, added = FORMATS["u32"], FORMATS["s32"]
+    return elementwise(form, dot, result, [bits, bits, added])
 
 
 _OPERATIONS: dict[str, Function] = {"add": np.add, "sub": np.subtract}
@@ -210,21 +207,18 @@ def _flushed(form: Form, function: Function) -> Function:
 
 def _integer_product(form: Form, kind: Format, *, summed: bool) -> Step:
     """The lower or upper half of a product of integers, or all of it, and a sum."""
-    part = form.choice("lo", "hi", "wide")
-    function: Function
+    part, result = form.choice("lo", "hi", "wide"), kind
+    function: Function = np.multiply if part == "lo" else _upper_half(kind)
     if part == "wide":
-        wide = FORMATS[f"{kind.name[0]}{16 * kind.size}"]
-        dtype = np.dtype(f"{'i' if kind.signed else 'u'}{2 * kind.size}")
-        write = form.result(wide)
-        a, b = (form.numbers(form.operands[n], kind) for n in (1, 2))
-        if not summed:
-            return lambda warp, mask: write(warp, a(warp).astype(dtype) * b(warp), mask)
-        c = form.numbers(form.operands[3], wide)
-        return lambda warp, mask: write(warp, a(warp).astype(dtype) * b(warp) + c(warp), mask)
-    function = np.multiply if part == "lo" else _upper_half(kind)
+        result = FORMATS[f"{kind.name[0]}{16 * kind.size}"]
+        dtype = DTYPES[result.name]
+
+        def function(a: Array, b: Array) -> Array:
+            return a.astype(dtype) * b
+
     if not summed:
-        return elementwise(form, function, kind, 2)
-    return elementwise(form, lambda a, b, c: function(a, b) + c, kind, 3)
+        return elementwise(form, function, result, [kind] * 2)
+    return elementwise(form, lambda a, b, c: function(a, b) + c, result, [kind, kind, result])
 
 
 def _upper_half(kind: Format) -> Function:

@@ -11,11 +11,12 @@ from flashgen.ptx.access import active, find_global, shared_offsets, spread
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.instructions.move import CACHING, ORDERS, vector_length
 from flashgen.ptx.memory import Words
-from flashgen.ptx.types import FORMATS, Array, Format
+from flashgen.ptx.types import FORMATS, Array
 from flashgen.ptx.warp import Mask, Step, Warp
 
-_SWAP = {"exch", "cas"}
-_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "exch": lambda old, new: new,
+    "cas": lambda old, expected, new: np.where(old == expected, new, old),
     "add": np.add, "min": np.minimum, "max": np.maximum,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "inc": lambda old, limit: np.where(old >= limit, 0, old + 1),
@@ -28,7 +29,7 @@ def atomic(form: Form) -> Step:
     """Read, combine, write, for one lane after another; the order of lanes is theirs."""
     space = form.choice("global", "shared", "shared::cta")
     form.hint(*CACHING, *ORDERS, "acq_rel", "noftz")
-    name = form.choice(*_OPERATIONS, *_SWAP)
+    name = form.choice(*_OPERATIONS)
     count = vector_length(form)
     kind = FORMATS[form.type()]
     shift = form.opcode == "atom"
@@ -41,13 +42,15 @@ def atomic(form: Form) -> Step:
     if len(sources) < 1 + (name == "cas") or len(sources[0]) != count:
         form.wrong("an atomic operation needs as many values as its vector has")
     targets = [form.store(item) for item in form.group(0)] if shift else []
-    combine = _combination(name, kind)
+    combine = _OPERATIONS[name]
 
     def update(words: Array, first: Array, values: list[Array]) -> Array:
         """Replace the words of lanes that do not share one; returns what was there."""
         at = first[:, None] + np.arange(count)
         old: Array = words[at]
-        words[at] = kind.store(combine(kind.load(old), *values)).reshape(old.shape)
+        held = kind.load(old)
+        new = np.asarray(combine(held, *values), dtype=held.dtype)
+        words[at] = kind.store(new).reshape(old.shape)
         return old
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -66,19 +69,6 @@ def atomic(form: Form) -> Step:
             target(warp, column, mask)
 
     return step
-
-
-def _combination(name: str, kind: Format) -> Callable[..., Array]:
-    if name == "exch":
-        return lambda old, new: new
-    if name == "cas":
-        return _compare_and_swap
-    operation = _OPERATIONS[name]
-    return lambda old, new: np.asarray(operation(old, new), dtype=old.dtype)
-
-
-def _compare_and_swap(old: Array, expected: Array, new: Array) -> Array:
-    return np.where(old == expected, new, old)
 
 
 def _place(

@@ -74,18 +74,18 @@ def arrive(
 
     if waits:
         held.waiting.append(complete)
-        warp.wait = Wait(lambda: _missing(warp, name, held), lambda: held.complete)
+        warp.wait = Wait(
+            lambda: (
+                f"barrier {name}, where warps {sorted(held.arrived)} of {held.threads // 32} "
+                "have arrived"
+            ),
+            lambda: held.complete,
+        )
     if 32 * len(held.arrived) == threads:
         held.complete = True
         for waiting in held.waiting:
             waiting(held)
         del named[name]
-
-
-def _missing(warp: Warp, name: int, held: NamedBarrier) -> str:
-    return (
-        f"barrier {name}, where warps {sorted(held.arrived)} of {held.threads // 32} have arrived"
-    )
 
 
 def _barrier_with_vote(form: Form) -> Step:

@@ -8,7 +8,7 @@ import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
 from flashgen.ptx.program import Number
-from flashgen.ptx.types import DTYPES, FORMATS, Array
+from flashgen.ptx.types import DTYPES, FORMATS, RAW, Array
 from flashgen.ptx.warp import LANES, Step
 
 U32 = FORMATS["u32"]
@@ -22,7 +22,9 @@ def logic(form: Form) -> Step:
     """9.7.8.1 to 9.7.8.4, of predicates too."""
     function, kind = _LOGIC[form.opcode], form.type()
     if kind != "pred":
-        return elementwise(form, function, FORMATS[kind], len(form.operands) - 1)
+        return elementwise(
+            form, function, FORMATS[kind], [FORMATS[kind]] * (len(form.operands) - 1)
+        )
     write = form.store(form.operands[0])
     a = form.predicate(form.operands[1])
     if form.opcode == "not":
@@ -36,12 +38,11 @@ def shift(form: Form) -> Step:
     """9.7.8.7 and 9.7.8.8: amounts above the width count as the width."""
     kind = form.format()
     width = 8 * kind.size
-    write = form.result(kind)
-    value, amount = form.numbers(form.operands[1], kind), form.number(2, "u32")
     left = form.opcode == "shl"
     last = form.operands[2]
     if isinstance(last, Number) and 0 <= (places := int(last.text, 0)) < width:  # as nearly all are
         move, fixed = (np.left_shift if left else np.right_shift), DTYPES[kind.name].type(places)
+        write, value = form.result(kind), form.numbers(form.operands[1], kind)
         return lambda warp, mask: write(warp, move(value(warp), fixed), mask)
 
     def shifted(a: Array, by: Array) -> Array:
@@ -52,7 +53,7 @@ def shift(form: Form) -> Step:
         bounded: Array = np.where(by >= width, a.dtype.type(0), moved)
         return bounded
 
-    return lambda warp, mask: write(warp, shifted(value(warp), amount(warp)), mask)
+    return elementwise(form, shifted, kind, [kind, U32])
 
 
 @instruction("shf")
@@ -61,8 +62,6 @@ def funnel_shift(form: Form) -> Step:
     left = form.choice("l", "r") == "l"
     wrap = form.choice("wrap", "clamp") == "wrap"
     form.type()
-    low, high, amount = (form.numbers(form.operands[n], U32) for n in (1, 2, 3))
-    write = form.result(U32)
 
     def shifted(a: Array, b: Array, by: Array) -> Array:
         count = by & np.uint32(31) if wrap else np.minimum(by, np.uint32(32))
@@ -71,7 +70,7 @@ def funnel_shift(form: Form) -> Step:
             return ((both << count.astype(np.uint64)) >> np.uint64(32)).astype(np.uint32)
         return (both >> count.astype(np.uint64)).astype(np.uint32)
 
-    return lambda warp, mask: write(warp, shifted(low(warp), high(warp), amount(warp)), mask)
+    return elementwise(form, shifted, U32, [U32] * 3)
 
 
 @instruction("bfe")
@@ -79,9 +78,6 @@ def extract_field(form: Form) -> Step:
     """9.7.1.17: length bits from a position, sign-extended if signed."""
     kind = form.format()
     width = 8 * kind.size
-    write = form.result(kind)
-    value = form.numbers(form.operands[1], kind)
-    position, length = form.number(2, "u32"), form.number(3, "u32")
 
     def field(a: Array, at: Array, count: Array) -> Array:
         at, count = (at & np.uint32(0xFF)).astype(int), (count & np.uint32(0xFF)).astype(int)
@@ -94,7 +90,7 @@ def extract_field(form: Form) -> Step:
         result: Array = np.where(count == 0, a.dtype.type(0), found)
         return result
 
-    return lambda warp, mask: write(warp, field(value(warp), position(warp), length(warp)), mask)
+    return elementwise(form, field, kind, [kind, U32, U32])
 
 
 @instruction("bfi")
@@ -128,8 +124,6 @@ def count_bits(form: Form) -> Step:
     amount = form.flag("shiftamt")
     kind = FORMATS[name]
     width = 8 * kind.size
-    write = form.result(kind if form.opcode == "brev" else U32)
-    value = form.numbers(form.operands[1], kind)
 
     def of_one(bits: int) -> int:
         if form.opcode == "popc":
@@ -142,9 +136,10 @@ def count_bits(form: Form) -> Step:
             return 0xFFFFFFFF
         return width - bits.bit_length() if amount else bits.bit_length() - 1
 
-    dtype = np.dtype(f"u{kind.size}") if form.opcode == "brev" else np.dtype("u4")
-    return lambda warp, mask: write(
-        warp, np.array([of_one(int(bits)) for bits in value(warp)], dtype), mask
+    result = kind if form.opcode == "brev" else U32
+    dtype = RAW[result.size]
+    return elementwise(
+        form, lambda a: np.array([of_one(int(bits)) for bits in a], dtype), result, [kind]
     )
 
 
@@ -152,8 +147,6 @@ def count_bits(form: Form) -> Step:
 def permute(form: Form) -> Step:
     """9.7.9.7 without a mode: each byte of the result is one of eight, or its sign."""
     form.type()
-    a, b, selector = (form.numbers(form.operands[n], U32) for n in (1, 2, 3))
-    write = form.result(U32)
     shifts = np.arange(0, 16, 4, dtype=np.uint32)
 
     def chosen(low: Array, high: Array, select: Array) -> Array:
@@ -163,16 +156,14 @@ def permute(form: Form) -> Step:
         signs = np.where(picked & 0x80, np.uint8(0xFF), np.uint8(0))
         return np.where(nibbles & 8, signs, picked).view(np.uint32).reshape(32)
 
-    return lambda warp, mask: write(warp, chosen(a(warp), b(warp), selector(warp)), mask)
+    return elementwise(form, chosen, U32, [U32] * 3)
 
 
 @instruction("lop3")
 def logic_of_three(form: Form) -> Step:
     """9.7.8.5: a function of three bits, by its table of eight values."""
     form.type()
-    sources = [form.numbers(form.operands[n], U32) for n in (1, 2, 3)]
     table = form.constant(4)
-    write = form.result(U32)
 
     def looked_up(a: Array, b: Array, c: Array) -> Array:
         found = np.zeros(32, np.uint32)
@@ -181,5 +172,4 @@ def logic_of_three(form: Form) -> Step:
                 found |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
         return found
 
-    a, b, c = sources
-    return lambda warp, mask: write(warp, looked_up(a(warp), b(warp), c(warp)), mask)
+    return elementwise(form, looked_up, U32, [U32] * 3)

@@ -15,7 +15,6 @@ _COMPARISONS: dict[str, Callable[..., Array]] = {
     "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
-_UNORDERED = ("equ", "neu", "ltu", "leu", "gtu", "geu")
 _JOINED: dict[str, Callable[..., Array]] = {
     "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
 }  # fmt: skip
@@ -25,33 +24,31 @@ def _comparison(form: Form, kind: Format) -> Source:
     """What a comparison gives: with a NaN false, or true if unordered (9.7.6, "Floating-point
     comparisons").
     """
-    name = form.choice(*_COMPARISONS, *_UNORDERED, "num", "nan")
+    name = form.choice(*_COMPARISONS, *_UNORDERED)
+    compare = _COMPARISONS.get(name) or _UNORDERED[name]
+    if name == "ne" and kind.floating:  # numpy's is true of NaN, which is .neu
+        compare = _ordered_and_unequal
     a, b = (form.numbers(form.operands[n], kind) for n in (1, 2))
     if form.flag("ftz"):
-        plain_a, plain_b = a, b
-        a, b = (lambda warp: flush(plain_a(warp))), (lambda warp: flush(plain_b(warp)))
-    if name in ("num", "nan"):
-        wanted = name == "nan"
-        return lambda warp: (np.isnan(a(warp)) | np.isnan(b(warp))) == wanted
-    if name in _UNORDERED:
-        ordered = _COMPARISONS[name[:-1]]
-
-        def unordered(warp: Warp) -> Array:
-            x, y = a(warp), b(warp)
-            found: Array = ordered(x, y) | np.isnan(x) | np.isnan(y)
-            return found
-
-        return unordered
-    compare = _COMPARISONS[name]
-    if name == "ne" and kind.floating:  # numpy's is true of NaN, which is .neu
-
-        def different(warp: Warp) -> Array:
-            x, y = a(warp), b(warp)
-            found: Array = (x != y) & ~np.isnan(x) & ~np.isnan(y)
-            return found
-
-        return different
+        return lambda warp: compare(flush(a(warp)), flush(b(warp)))
     return lambda warp: compare(a(warp), b(warp))
+
+
+def _nan(x: Array, y: Array) -> Array:
+    return np.isnan(x) | np.isnan(y)
+
+
+def _ordered_and_unequal(x: Array, y: Array) -> Array:
+    return np.not_equal(x, y) & ~_nan(x, y)
+
+
+_UNORDERED: dict[str, Callable[..., Array]] = {
+    "equ": lambda x, y: (x == y) | _nan(x, y), "neu": np.not_equal,
+    "ltu": lambda x, y: ~(x >= y), "leu": lambda x, y: ~(x > y),
+    "gtu": lambda x, y: ~(x <= y), "geu": lambda x, y: ~(x < y),
+    "num": lambda x, y: ~_nan(x, y), "nan": _nan,
+}  # fmt: skip
+"""Comparisons that are true of a NaN, and those for one."""
 
 
 @instruction("setp")

@@ -12,7 +12,9 @@ from flashgen.ptx.warp import Mask, Step, Warp
 def branch(form: Form) -> Step:
     """9.7.12.3: lanes whose guard fails go on below."""
     form.hint("uni")
-    target = form.target(0)
+    target, *others = form.targets(0)
+    if others:
+        form.wrong("it must have one label")
 
     def step(warp: Warp, mask: Mask) -> int:
         if mask is None or (mask == warp.active).all():

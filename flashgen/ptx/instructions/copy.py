@@ -9,7 +9,7 @@ import numpy as np
 from flashgen.ptx.access import active, find_global, note_global, note_shared_write, shared_offsets
 from flashgen.ptx.clocks import GENERIC, Engine
 from flashgen.ptx.decode import Form, Source, instruction
-from flashgen.ptx.instructions import mbarrier, tensor_copy
+from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.instructions.move import CACHING
 from flashgen.ptx.memory import Buffer, Words
 from flashgen.ptx.program import Number, Register
@@ -17,53 +17,39 @@ from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Mask, Step, Warp, lanes_of
 
 
-@instruction("cp")
-def copy(form: Form) -> Step:
-    """All asynchronous copies; those of the TMA unit are in tensor_copy.py."""
-    if form.modifiers[:2] == ["async", "bulk"]:
-        return tensor_copy.bulk(form)
-    if not form.flag("async"):
-        form.unknown("this copy")
-    if form.flag("commit_group"):
-        return lambda warp, mask: warp.queues[Engine.COPY].commit()
-    if form.flag("wait_group"):
-        return _wait(form.constant(0))
-    if form.flag("wait_all"):
-        return _wait(-1)
-    if form.flag("mbarrier"):
-        return _arrive(form)
-    return _issue(form)
+@instruction("cp.async.commit_group")
+def commit(form: Form) -> Step:
+    """9.7.9.25.3.2: closes the group of the copies so far."""
+    return lambda warp, mask: warp.queues[Engine.COPY].commit()
 
 
-def _wait(pending: int) -> Step:
-    """9.7.9.25.3.3: wait for all groups but the newest `pending`; -1: for all copies."""
-
-    def step(warp: Warp, mask: Mask) -> None:
-        queue = warp.queues[Engine.COPY]
-        if pending < 0:
-            queue.commit()
-        _join(warp, queue.wait(max(pending, 0)))
-
-    return step
+@instruction("cp.async.wait_group")
+def wait(form: Form) -> Step:
+    """9.7.9.25.3.3: wait for all groups but some of the newest."""
+    pending = form.constant(0)
+    return lambda warp, mask: warp.await_groups(Engine.COPY, pending)
 
 
-def _join(warp: Warp, group: int) -> None:
-    agent = warp.block.agents.engine(Engine.COPY, warp.number)
-    warp.view[:, agent] = np.maximum(warp.view[:, agent], group)
+@instruction("cp.async.wait_all")
+def wait_for_all(form: Form) -> Step:
+    """9.7.9.25.3.3: wait for all copies."""
+    return lambda warp, mask: _complete(warp)
 
 
-def _arrive(form: Form) -> Step:
-    """9.7.13.15.15, cp.async.mbarrier.arrive: an arrival once all copies so far are complete, which
-    they are at once here.
-    """
-    form.hint("arrive", "shared", "shared::cta", "b64")
+def _complete(warp: Warp) -> None:
+    warp.queues[Engine.COPY].commit()
+    warp.await_groups(Engine.COPY, 0)
+
+
+@instruction("cp.async.mbarrier.arrive")
+def arrive(form: Form) -> Step:
+    """9.7.13.15.15: an arrival once all copies so far are complete, which they are at once here."""
+    form.hint("shared", "shared::cta", "b64")
     counted = form.flag("noinc")
     address = form.address(0, 4)
 
     def step(warp: Warp, mask: Mask) -> None:
-        queue = warp.queues[Engine.COPY]
-        queue.commit()
-        _join(warp, queue.wait(0))
+        _complete(warp)
         for lane in lanes_of(mask):
             place = int(address(warp)[lane])
             if not counted:
@@ -73,7 +59,8 @@ def _arrive(form: Form) -> Step:
     return step
 
 
-def _issue(form: Form) -> Step:
+@instruction("cp.async")
+def copy(form: Form) -> Step:
     """9.7.9.25.3.1: `size` bytes a lane; those beyond the source size are zeros."""
     form.hint(*CACHING, "shared", "shared::cta", "global")
     operand = form.operands[2]
@@ -94,9 +81,9 @@ def _issue(form: Form) -> Step:
         at = shared_offsets(warp, to, size, mask, "copies to")
         lengths = np.full(len(to), size) if given is None else active(given(warp), mask).astype(int)
         reads = _sources(warp, of, lengths, size, mask)
-        queue = warp.queues[Engine.COPY]
+        group = warp.queues[Engine.COPY].current
         agent = warp.block.agents.engine(Engine.COPY, warp.number)
-        note_shared_write(warp, at, size, agent=agent, count=queue.current, proxy=GENERIC)
+        note_shared_write(warp, at, size, agent=agent, count=group, proxy=GENERIC)
         words, first = warp.block.shared.words.of(4), at // 4
         units = np.arange(size // 4)
 
@@ -110,12 +97,7 @@ def _issue(form: Form) -> Step:
                 values.view(np.uint8).reshape(len(first), size)[lanes, :length] = rows
             words[first[:, None] + units] = values
 
-        if warp.block.coin():
-            land()
-        else:
-            queue.open.append(land)
-            return
-        queue.open.append(lambda: None)
+        warp.perform(Engine.COPY, land)
 
     return step
 

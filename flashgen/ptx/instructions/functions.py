@@ -36,13 +36,15 @@ def function(form: Form) -> Step:
         # NaN is 0x7fffffff (PTX ISA 9.7.3), and has no sign of its own.
         return np.where(np.isnan(found), np.abs(found), found)
 
-    return elementwise(form, applied, form.format(), 1)
+    kind = form.format()
+    return elementwise(form, applied, kind, [kind])
 
 
 @instruction("copysign")
 def copy_sign(form: Form) -> Step:
     """9.7.3.2: the sign of a and the size of b."""
-    return elementwise(form, lambda a, b: np.copysign(b, a), form.format(), 2)
+    kind = form.format()
+    return elementwise(form, lambda a, b: np.copysign(b, a), kind, [kind] * 2)
 
 
 @instruction("testp")

@@ -30,7 +30,8 @@ def find(warp: Warp, address: int) -> Mbarrier:
             cells, warp.view[GENERIC], warp.number, warp.clock, warp.position
         )
         if conflict is not None:
-            report_conflict(warp, conflict, "uses the mbarrier at", None)
+            doing = f"uses the mbarrier at byte {conflict.at} of shared memory"
+            report_conflict(warp, conflict, doing)
     return barrier
 
 
@@ -69,26 +70,13 @@ def expect(warp: Warp, address: int, count: int) -> None:
         raise warp.fault("synccheck", f"an mbarrier expects {barrier.bytes} bytes in one phase")
 
 
-@instruction("mbarrier")
-def mbarrier(form: Form) -> Step:
-    """All operations, by their second word."""
-    operation = form.modifiers.pop(0)
-    form.hint("shared", "shared::cta", "b64", "release", "acquire", "cta", "cluster")
-    if operation == "init":
-        return _initialise(form)
-    if operation == "inval":
-        return _invalidate(form)
-    if operation == "arrive":
-        return _arrive(form)
-    if operation in ("expect_tx", "complete_tx"):
-        return _transact(form, operation)
-    if operation in ("test_wait", "try_wait"):
-        return _wait(form, blocks=operation == "try_wait")
-    form.unknown(f"mbarrier.{operation}")
+_HINTS = ("shared", "shared::cta", "b64", "release", "acquire", "cta", "cluster")
 
 
-def _initialise(form: Form) -> Step:
+@instruction("mbarrier.init")
+def initialise(form: Form) -> Step:
     """9.7.13.15.9: a new object in phase 0."""
+    form.hint(*_HINTS)
     address, count = form.address(0, 4), form.number(1, "u32")
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -104,8 +92,10 @@ def _initialise(form: Form) -> Step:
     return step
 
 
-def _invalidate(form: Form) -> Step:
+@instruction("mbarrier.inval")
+def invalidate(form: Form) -> Step:
     """9.7.13.15.10: the memory may be used for something else."""
+    form.hint(*_HINTS)
     address = form.address(0, 4)
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -131,10 +121,11 @@ def note_object(warp: Warp, at: Array, size: int = 8) -> None:
     note_shared_write(warp, at, size, agent=agent, count=warp.clock)
 
 
-def _arrive(form: Form) -> Step:
+@instruction("mbarrier.arrive")
+def arrive_by_lane(form: Form) -> Step:
     """9.7.13.15.13, .expect_tx first; each active lane arrives."""
     expects, relaxed = form.flag("expect_tx"), form.flag("relaxed")
-    form.hint("noComplete", "shared::cluster")
+    form.hint(*_HINTS, "noComplete", "shared::cluster")
     has_state = not isinstance(form.operands[0], Address)
     address = form.address(int(has_state), 4)
     rest = form.operands[1 + has_state :]
@@ -158,11 +149,12 @@ def _arrive(form: Form) -> Step:
     return step
 
 
-def _transact(form: Form, operation: str) -> Step:
+@instruction("mbarrier.expect_tx", "mbarrier.complete_tx")
+def transact(form: Form) -> Step:
     """9.7.13.15.11 and 9.7.13.15.12."""
-    form.hint("shared::cluster", "relaxed")
+    form.hint(*_HINTS, "shared::cluster", "relaxed")
     address, number = form.address(0, 4), form.number(1, "u32")
-    factor = 1 if operation == "expect_tx" else -1
+    factor = 1 if form.opcode == "mbarrier.expect_tx" else -1
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in lanes_of(mask):
@@ -173,12 +165,14 @@ def _transact(form: Form, operation: str) -> Step:
     return step
 
 
-def _wait(form: Form, *, blocks: bool) -> Step:
+@instruction("mbarrier.test_wait", "mbarrier.try_wait")
+def wait(form: Form) -> Step:
     """9.7.13.15.16: whether a phase is complete. try_wait may suspend the warp, and always does
     here until the phase is complete; test_wait lets other warps go on.
     """
+    blocks = form.opcode == "mbarrier.try_wait"
     by_parity, relaxed = form.flag("parity"), form.flag("relaxed")
-    form.hint("shared::cluster")
+    form.hint(*_HINTS, "shared::cluster")
     write, address = form.store(form.operands[0]), form.address(1, 4)
     wanted = form.number(2, "u32" if by_parity else "u64")
 

@@ -73,13 +73,13 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
     return step
 
 
-@instruction("cvta")
+@instruction("cvta", "mapa")
 def convert_address(form: Form) -> Step:
     """9.7.9.20: generic addresses are those of each state space here, which do not overlap, but for
-    parameters.
+    parameters. 9.7.9.22: a cluster has one block here, so every address is the block's own.
     """
     to = form.flag("to")
-    space = form.choice("global", "shared", "param", "const", "shared::cta")
+    space = form.choice("global", "shared", "param", "const", "shared::cta", "shared::cluster")
     size = TYPE_BYTES[form.type()]
     read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
     if space != "param":
@@ -88,15 +88,6 @@ def convert_address(form: Form) -> Step:
         form.wrong("a generic address has 64 bits")
     base = np.uint64((-PARAMETER_BASE if to else PARAMETER_BASE) % (1 << 64))
     return lambda warp, mask: write(warp, read(warp) + base, mask)
-
-
-@instruction("mapa")
-def map_address(form: Form) -> Step:
-    """9.7.9.22: a cluster has one block here, so every address is the block's own."""
-    form.hint("shared::cluster")
-    size = TYPE_BYTES[form.type()]
-    read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
-    return lambda warp, mask: write(warp, read(warp), mask)
 
 
 def vector_length(form: Form) -> int:

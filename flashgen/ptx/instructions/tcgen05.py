@@ -7,41 +7,17 @@ from __future__ import annotations
 from flashgen.ptx.access import shared_offsets
 from flashgen.ptx.clocks import GENERIC, Engine
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.instructions import mbarrier, tensor_move, tensor_product, tensor_work
+from flashgen.ptx.instructions import mbarrier, tensor_work
+from flashgen.ptx.instructions.tensor_work import HINTS
 from flashgen.ptx.tensor_access import memory_of, note_return
 from flashgen.ptx.tensor_memory import COLUMNS
 from flashgen.ptx.warp import Mask, Step, Wait, Warp, only_lane, whole_warp
 
 
-@instruction("tcgen05")
-def tcgen05(form: Form) -> Step:
-    """All of tcgen05, by its second word. A block has no peer here: .cta_group::2 is not known."""
-    operation = form.modifiers.pop(0)
-    form.hint("cta_group::1", "sync", "aligned")
-    if operation == "alloc":
-        return _allocate(form)
-    if operation == "dealloc":
-        return _free(form)
-    if operation == "relinquish_alloc_permit":
-        return _relinquish
-    if operation == "commit":
-        return _commit(form)
-    if operation == "mma":
-        return tensor_product.multiply(form)
-    if operation == "cp":
-        return tensor_move.copy(form)
-    if operation in ("ld", "st"):
-        return tensor_move.move(form, stores=operation == "st")
-    if operation in ("wait::ld", "wait::st"):
-        return tensor_move.wait(operation)
-    if operation in ("fence::before_thread_sync", "fence::after_thread_sync"):
-        return _fence
-    form.unknown(f"tcgen05.{operation}")
-
-
-def _allocate(form: Form) -> Step:
+@instruction("tcgen05.alloc")
+def allocate(form: Form) -> Step:
     """9.7.16.7.1: the address of the first column goes to shared memory; it waits for columns."""
-    form.hint("shared::cta", "b32")
+    form.hint(*HINTS, "shared::cta", "b32")
     target, count = form.address(0, 4), form.number(1, "u32")
 
     def step(warp: Warp, mask: Mask) -> int | None:
@@ -73,18 +49,16 @@ def _allocate(form: Form) -> Step:
     return step
 
 
-def _free(form: Form) -> Step:
+@instruction("tcgen05.dealloc")
+def free(form: Form) -> Step:
     """9.7.16.7.1: what was allocated as a whole, when nobody uses it any more."""
-    form.hint("b32")
+    form.hint(*HINTS, "b32")
     address, count = form.number(0, "u32"), form.number(1, "u32")
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(warp, mask)
-        memory, first, columns = (
-            memory_of(warp.block),
-            int(address(warp)[0]),
-            int(count(warp)[0]),
-        )
+        memory = memory_of(warp.block)
+        first, columns = int(address(warp)[0]), int(count(warp)[0])
         if memory.held.get(first) != columns:
             raise warp.fault(
                 "memcheck",
@@ -97,19 +71,26 @@ def _free(form: Form) -> Step:
     return step
 
 
-def _relinquish(warp: Warp, mask: Mask) -> None:
+@instruction("tcgen05.relinquish_alloc_permit")
+def relinquish(form: Form) -> Step:
     """9.7.16.7.1: the block asks for no more columns."""
-    whole_warp(warp, mask)
-    memory_of(warp.block).permitted = False
+    form.hint(*HINTS)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        memory_of(warp.block).permitted = False
+
+    return step
 
 
-def _commit(form: Form) -> Step:
+@instruction("tcgen05.commit")
+def commit(form: Form) -> Step:
     """9.7.16.12.1: an arrival at an mbarrier once all products and copies of this thread so far are
     complete. It orders what was before their issue, too.
     """
     if not form.flag("mbarrier::arrive::one"):
         form.unknown("a commit of this completion")
-    form.hint("shared::cluster", "shared::cta", "b64")
+    form.hint(*HINTS, "shared::cluster", "shared::cta", "b64")
     blocks = form.number(1, "u16") if form.flag("multicast::cluster") else None
     address = form.address(0, 4)
 
@@ -131,12 +112,18 @@ def _commit(form: Form) -> Step:
     return step
 
 
-def _fence(warp: Warp, mask: Mask) -> None:
+@instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
+def fence(form: Form) -> Step:
     """9.7.16.11.1: orders accesses to tensor memory around relaxed arrivals and waits; those that
     release and acquire order them without a fence (github.com/NVIDIA/cutlass, issue 2974). Products
     that this warp has issued are ordered before those that follow the next synchronisation.
     """
-    agents = warp.block.agents
-    issued = agents.engine(Engine.ISSUED, warp.number)
-    warp.view[GENERIC, issued] = memory_of(warp.block).issued.get(warp.number, 0)
-    warp.fence(agents.of_tensor_memory)
+    form.hint(*HINTS)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        agents = warp.block.agents
+        issued = agents.engine(Engine.ISSUED, warp.number)
+        warp.view[GENERIC, issued] = memory_of(warp.block).issued.get(warp.number, 0)
+        warp.fence(agents.of_tensor_memory)
+
+    return step

@@ -8,7 +8,7 @@ import numpy as np
 
 from flashgen.ptx.access import note_global, note_shared_read, note_shared_write
 from flashgen.ptx.clocks import ASYNC, Engine
-from flashgen.ptx.decode import Form
+from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE, SHARED_BASE, BadAddress, Buffer
 from flashgen.ptx.program import Box
@@ -22,16 +22,15 @@ DESTINATION_ALIGNMENT = 128
 Boxed = Callable[[Warp, int], tuple[TensorMap, tuple[int, ...]]]
 
 
+@instruction("cp.async.bulk")
 def bulk(form: Form) -> Step:
-    """Every cp.async.bulk: copies by tensor map, groups of stores and waiting for them."""
-    form.flag("async")
-    form.flag("bulk")
-    if form.flag("commit_group"):
-        return lambda warp, mask: warp.queues[Engine.STORE].commit()
-    if form.flag("wait_group"):
-        return _wait(form)
-    if not form.flag("tensor"):
-        form.unknown("a bulk copy without a tensor map")
+    """9.7.9.25.4.1, whose copies Triton does not make."""
+    form.unknown("a bulk copy without a tensor map")
+
+
+@instruction("cp.async.bulk.tensor")
+def copy(form: Form) -> Step:
+    """9.7.9.25.5.2: a copy by tensor map, to or from shared memory."""
     dims = form.choice("1d", "2d", "3d", "4d", "5d")
     form.hint("tile", "L2::cache_hint")
     target = form.choice("shared::cta", "shared::cluster", "global")
@@ -173,23 +172,20 @@ def _store(form: Form, dims: int) -> Step:
         def land() -> None:
             buffer.words.of(unit)[there] = warp.block.shared.words.of(unit)[here]
 
-        if warp.block.coin():
-            land()
-            queue.open.append(lambda: None)
-        else:
-            queue.open.append(land)
+        warp.perform(Engine.STORE, land)
 
     return step
 
 
-def _wait(form: Form) -> Step:
+@instruction("cp.async.bulk.commit_group")
+def commit(form: Form) -> Step:
+    """9.7.9.25.4.2: closes the group of the stores so far."""
+    return lambda warp, mask: warp.queues[Engine.STORE].commit()
+
+
+@instruction("cp.async.bulk.wait_group")
+def wait(form: Form) -> Step:
     """9.7.9.25.4.3: .read waits for the reads of shared memory alone, which is the same here."""
     form.flag("read")
     pending = form.constant(0)
-
-    def step(warp: Warp, mask: Mask) -> None:
-        group = warp.queues[Engine.STORE].wait(pending)
-        agent = warp.block.agents.engine(Engine.STORE, warp.number)
-        warp.view[:, agent] = np.maximum(warp.view[:, agent], group)
-
-    return step
+    return lambda warp, mask: warp.await_groups(Engine.STORE, pending)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashgen.ptx.clocks import GENERIC, Engine
-from flashgen.ptx.decode import Form, Source
-from flashgen.ptx.instructions import tensor_work
+from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
+from flashgen.ptx.decode import Form, Source, instruction
+from flashgen.ptx.fragments import Descriptor, Element
+from flashgen.ptx.instructions.tensor_work import HINTS, issue, start
 from flashgen.ptx.program import Operand
+from flashgen.ptx.shared_matrix import SharedMatrix
 from flashgen.ptx.tensor_access import (
     address_parts,
     check_region,
@@ -22,7 +24,7 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import LANES_OF_WARP, Region, fragment
-from flashgen.ptx.types import Array
+from flashgen.ptx.types import Array, same
 from flashgen.ptx.warp import Mask, Step, Warp, only_lane, whole_warp
 
 _SHAPES = ("16x64b", "16x128b", "16x256b", "32x32b", "16x32bx2")
@@ -56,8 +58,11 @@ class Fragment:
         return region, self.lanes + lane, self.columns + column
 
 
-def move(form: Form, *, stores: bool) -> Step:
+@instruction("tcgen05.ld", "tcgen05.st")
+def move(form: Form) -> Step:
     """9.7.16.8.3 and 9.7.16.8.4: a warp moves registers to or from its quarter of the lanes."""
+    form.hint(*HINTS)
+    stores = form.opcode == "tcgen05.st"
     shape = form.choice(*_SHAPES)
     count = next((found for m in form.modifiers if (found := _COUNT.match(m))), None)
     if not shape or count is None:
@@ -96,31 +101,29 @@ def _store(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
     def step(warp: Warp, mask: Mask) -> None:
         region, lanes, columns = moved.place(warp, mask, "writes")
         values = np.stack([read(warp) for read in reads])
-        queue = warp.queues[Engine.TENSOR_STORE]
-        note_write(warp, region, Engine.TENSOR_STORE, queue.current, warp.view[GENERIC])
+        group = warp.queues[Engine.TENSOR_STORE].current
+        note_write(warp, region, Engine.TENSOR_STORE, group, warp.view[GENERIC])
         bits = memory_of(warp.block).bits
 
         def land() -> None:
             bits[lanes, columns] = values
 
-        if warp.block.coin():
-            land()
-        else:
-            queue.open.append(land)
+        warp.perform(Engine.TENSOR_STORE, land)
 
     return step
 
 
-def wait(operation: str) -> Step:
+@instruction("tcgen05.wait::ld", "tcgen05.wait::st")
+def wait(form: Form) -> Step:
     """9.7.16.8.5: all loads, or all stores, of the warp are complete."""
-    engine = Engine.TENSOR_LOAD if operation == "wait::ld" else Engine.TENSOR_STORE
+    form.hint(*HINTS)
+    loads = form.opcode == "tcgen05.wait::ld"
+    engine = Engine.TENSOR_LOAD if loads else Engine.TENSOR_STORE
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(warp, mask)
-        queue = warp.queues[engine]
-        queue.commit()
-        agent = warp.block.agents.engine(engine, warp.number)
-        warp.view[:, agent] = queue.wait(0)
+        warp.queues[engine].commit()
+        warp.await_groups(engine, 0)
 
     return step
 
@@ -129,11 +132,15 @@ _QUARTERS = {"": ((0,), (1,), (2,), (3,)), "warpx2::02_13": ((0, 2), (1, 3)),
              "warpx2::01_23": ((0, 1), (2, 3)), "warpx4": ((0, 1, 2, 3),)}  # fmt: skip
 """Which quarters of the lanes hold the same rows (9.7.16.2.3)."""
 
+_WORD = Element(4, same)
+
 _COPIES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 
 
+@instruction("tcgen05.cp")
 def copy(form: Form) -> Step:
     """9.7.16.9.2: rows of shared memory to lanes, in the order of products."""
+    form.hint(*HINTS)
     shape, quarters = form.choice(*_COPIES), form.choice(*_QUARTERS)
     if not shape or ({"64": 2, "32": 4}.get(shape[:2], 0) == 0) != (quarters == ""):
         form.unknown("a copy of this shape")
@@ -154,18 +161,20 @@ def copy(form: Form) -> Step:
         first, column = address_parts(int(address(warp)[lane]))
         target = Region(np.sort(lanes.reshape(-1)) + first, column + np.arange(words))
         check_region(warp, target, "copies to")
-        matrix = tensor_work.Operand(bits=int(source(warp)[lane]), rows=rows, columns=words, size=4)
-        number = tensor_work.issue(warp)
-        matrix.note_read(warp, number)
-        order = warp.block.agents.pipelined(warp.view, warp.number)
+        matrix = SharedMatrix(
+            read=Descriptor.of_tcgen05, bits=int(source(warp)[lane]), rows=rows, columns=words,
+            element=_WORD,
+        )  # fmt: skip
+        number, agents = issue(warp), warp.block.agents
+        held = matrix.note_read(warp, Engine.TENSOR, number, agents.order(warp.view, ASYNC))
+        order = agents.pipelined(warp.view, warp.number)
         note_write(warp, target, Engine.TENSOR, number, order)
-        memory, places = memory_of(warp.block), matrix.places(warp)
+        memory = memory_of(warp.block)
 
         def land() -> None:
-            held = warp.block.shared.words.of(4)[places // 4]
             for one in lanes:
-                memory.bits[(one + first)[:, None], column + np.arange(words)] = held
+                memory.bits[(one + first)[:, None], column + np.arange(words)] = held()
 
-        tensor_work.start(warp, land)
+        start(warp, land)
 
     return step

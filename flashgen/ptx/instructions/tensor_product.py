@@ -5,16 +5,18 @@ Products are summed in float32, or int32, in the order of numpy's matmul; D is a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from flashgen.ptx.clocks import Engine
-from flashgen.ptx.decode import Form
-from flashgen.ptx.fragments import ELEMENTS, Element
-from flashgen.ptx.instructions.tensor_work import Operand, issue, start
+from flashgen.ptx.clocks import ASYNC, Engine
+from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.fragments import ELEMENTS, Descriptor, Element
+from flashgen.ptx.instructions.tensor_work import HINTS, issue, start
 from flashgen.ptx.program import Address, Group
+from flashgen.ptx.shared_matrix import SharedMatrix
 from flashgen.ptx.tensor_access import (
     address_parts,
     check_region,
@@ -82,8 +84,10 @@ def shape_of(kind: str, bits: int) -> Shape:
     )
 
 
+@instruction("tcgen05.mma")
 def multiply(form: Form) -> Step:
     """9.7.16.10.9.1, "tcgen05.mma", dense and without scales of blocks; one thread issues it."""
+    form.hint(*HINTS)
     kind = form.choice(*_TYPES)
     if not kind:
         form.unknown("a product of this kind")
@@ -151,20 +155,16 @@ class Product:
         shape, number = self.shape, issue(warp)
         order = warp.block.agents.pipelined(warp.view, warp.number)
         target = self._region(warp, self.target, shape.n)
-        b = self._operand(self.b, shape.n, shape.b, k_major=shape.b_k_major)
-        b.note_read(warp, number)
+        right = self._matrix(warp, self.b, shape.n, shape.b, number, k_major=shape.b_k_major)
         if self.in_memory:
             held = self._region(warp, self.a, _K_BYTES // 4)
             note_read(warp, held, Engine.TENSOR, number, order)
-            left = partial(_from_tensor_memory, warp, held, shape.a)
+            left: Callable[[], Array] = partial(_from_tensor_memory, warp, held, shape.a)
         else:
-            a = self._operand(self.a, shape.m, shape.a, k_major=shape.a_k_major)
-            a.note_read(warp, number)
-            left = partial(_from_shared_memory, warp, a.places(warp), shape.a)
+            left = self._matrix(warp, self.a, shape.m, shape.a, number, k_major=shape.a_k_major)
         if self.adds:
             note_read(warp, target, Engine.TENSOR, number, order)
         note_write(warp, target, Engine.TENSOR, number, order)
-        right = partial(_from_shared_memory, warp, b.places(warp), shape.b)
         start(warp, lambda: self._run(warp, target, left() @ right().T))
 
     def _run(self, warp: Warp, target: Region, product: Array) -> None:
@@ -179,10 +179,16 @@ class Product:
             bits = np.where(self.left_out[target.lanes, None], held[at], bits)
         held[at] = bits
 
-    def _operand(self, bits: int, rows: int, element: Element, *, k_major: bool) -> Operand:
-        return Operand(
-            bits=bits, rows=rows, columns=self.shape.k, size=element.size, k_major=k_major
-        )
+    def _matrix(
+        self, warp: Warp, bits: int, rows: int, element: Element, number: int, *, k_major: bool
+    ) -> Callable[[], Array]:
+        """Note the read of an operand in shared memory by instruction `number` of the warp."""
+        matrix = SharedMatrix(
+            read=Descriptor.of_tcgen05, bits=bits, rows=rows, columns=self.shape.k,
+            element=element, k_major=k_major,
+        )  # fmt: skip
+        order = warp.block.agents.order(warp.view, ASYNC)
+        return matrix.note_read(warp, Engine.TENSOR, number, order)
 
     def _region(self, warp: Warp, address: int, columns: int) -> Region:
         """Where M rows lie (9.7.16.10.5): in all lanes, or in 16 of each 32 if M is 64."""
@@ -201,8 +207,3 @@ def _from_tensor_memory(warp: Warp, region: Region, element: Element) -> Array:
     """The values of A in tensor memory: elements along K lie in one lane."""
     bits = memory_of(warp.block).bits[region.lanes[:, None], region.columns]
     return element.load(np.ascontiguousarray(bits).view(RAW[element.size]))
-
-
-def _from_shared_memory(warp: Warp, places: Array, element: Element) -> Array:
-    """The values of an operand in shared memory."""
-    return element.load(warp.block.shared.words.of(element.size)[places // element.size])

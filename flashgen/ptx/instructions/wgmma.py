@@ -13,23 +13,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flashgen.ptx.access import note_shared_read
-from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import ASYNC, Engine
 from flashgen.ptx.decode import Form, Source, Uninitialised, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
-    BadDescriptor,
     Descriptor,
     Element,
     accumulator,
     accumulator_registers,
-    descriptor_places,
-    descriptor_units,
     matrix_a,
 )
-from flashgen.ptx.memory import SHARED_BASE
 from flashgen.ptx.program import Group, Register
+from flashgen.ptx.shared_matrix import SharedMatrix
 from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Mask, Step, Wait, Warp, whole_warp
 
@@ -66,7 +61,9 @@ class Chain:
 
 @dataclass
 class Product:
-    """One wgmma.mma_async while it is under way. Each list has an item a warp."""
+    """One wgmma.mma_async while it is under way. shared: what reads A, unless it is in registers,
+    and B. The other lists have an item a warp.
+    """
 
     position: int
     shape: Shape
@@ -75,6 +72,7 @@ class Product:
     accumulates: bool
     fragments: list[list[Array] | None] = field(default_factory=lambda: [None] * WARPS)
     orders: list[Array] = field(default_factory=list)
+    shared: list[Callable[[], Array]] = field(default_factory=list)
     issued: int = 0
     done: bool = False
 
@@ -94,26 +92,23 @@ def _warpgroup(warp: Warp) -> Warpgroup:
     return groups.setdefault(warp.number // WARPS, Warpgroup())
 
 
-@instruction("wgmma")
-def wgmma(form: Form) -> Step:
-    """All of wgmma, by its second word."""
-    operation = form.modifiers.pop(0)
+@instruction("wgmma.commit_group")
+def commit(form: Form) -> Step:
+    """9.7.15.7.2: closes the group of the products so far."""
     form.hint("sync", "aligned")
-    if operation == "fence":
-        return _fence
-    if operation == "commit_group":
-        return lambda warp, mask: warp.queues[Engine.WGMMA].commit()
-    if operation == "wait_group":
-        return _wait(form.constant(0))
-    if operation != "mma_async":
-        form.unknown(f"wgmma.{operation}")
-    return _multiply(form)
+    return lambda warp, mask: warp.queues[Engine.WGMMA].commit()
 
 
-def _fence(warp: Warp, mask: Mask) -> None:
+@instruction("wgmma.fence")
+def fence(form: Form) -> Step:
     """9.7.15.7.1: what the registers hold now may be used by products."""
-    whole_warp(warp, mask)
-    warp.fenced = list(warp.registers)
+    form.hint("sync", "aligned")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        whole_warp(warp, mask)
+        warp.fenced = list(warp.registers)
+
+    return step
 
 
 def _shape(form: Form) -> Shape:
@@ -141,8 +136,10 @@ def _shape(form: Form) -> Shape:
     )
 
 
-def _multiply(form: Form) -> Step:
+@instruction("wgmma.mma_async")
+def multiply(form: Form) -> Step:
     """9.7.15.5.2, "wgmma.mma_async"."""
+    form.hint("sync", "aligned")
     shape = _shape(form)
     registers = form.registers(0)
     if len(registers) * 2 != shape.n:
@@ -171,7 +168,7 @@ def _multiply(form: Form) -> Step:
         if product.issued == WARPS:
             _note_reads(warp, product, queue.current)
             if warp.block.coin():
-                _perform(warp, group, product)
+                _perform(group, product)
         queue.open.append(_retirement(warp, group, product, of_a))
 
     return step
@@ -255,56 +252,31 @@ def _chain(
     return chain
 
 
-def _operands(
-    warp: Warp, product: Product, places: Callable[..., Array]
-) -> tuple[Array | None, Array]:
-    """Offsets in shared memory of A, if it is there, and of B: of elements or of 16 bytes, by
-    descriptor_places or descriptor_units.
-    """
-    shape = product.shape
-
-    def offsets(bits: int, rows: int, element: Element, k_major: bool) -> Array:
-        try:
-            descriptor = Descriptor.of_wgmma(bits)
-            found = places(descriptor, rows, shape.k, element.size, k_major=k_major) - SHARED_BASE
-        except BadDescriptor as error:
-            raise warp.fault("memcheck", f"a matrix descriptor: {error}") from None
-        return found
-
-    a, b = product.descriptors
-    of_a = None if a is None else offsets(a, 64, shape.a, shape.a_k_major)
-    return of_a, offsets(b, shape.n, shape.b, shape.b_k_major)
-
-
 def _note_reads(warp: Warp, product: Product, group: int) -> None:
     """Check and record what the product reads, as soon as all warps have issued it."""
     order = np.minimum.reduce(product.orders) if product.orders else None
-    for units in _operands(warp, product, descriptor_units):
-        if units is None:
-            continue
-        first, last = int(units[0]), int(units[-1]) + 15
-        if first < 0 or last >= warp.block.shared.size:
-            raise warp.fault(
-                "memcheck",
-                f"a matrix descriptor reaches from byte {first} to {last} of shared memory, of "
-                f"which the block has {warp.block.shared.size}",
-            )
-        note_shared_read(warp, units, 16, engine=Engine.WGMMA, count=group, order=order)
+    shape, (a, b) = product.shape, product.descriptors
+    for bits, rows, element, k_major in (
+        (a, 64, shape.a, shape.a_k_major),
+        (b, shape.n, shape.b, shape.b_k_major),
+    ):
+        if bits is not None:
+            matrix = SharedMatrix(
+                read=Descriptor.of_wgmma, bits=bits, rows=rows, columns=shape.k, element=element,
+                k_major=k_major,
+            )  # fmt: skip
+            product.shared.append(matrix.note_read(warp, Engine.WGMMA, group, order))
 
 
-def _perform(warp: Warp, group: Warpgroup, last: Product) -> None:
+def _perform(group: Warpgroup, last: Product) -> None:
     """Perform the products up to `last`, in their order."""
     while not last.done:
         product = group.products[group.performed]
         group.performed += 1
         shape, chain = product.shape, product.chain
-        of_a, of_b = _operands(warp, product, descriptor_places)
-        b = _gather(warp.block, of_b, shape.b)
-        if of_a is None:
-            a = np.vstack([matrix_a(each or [], shape.a) for each in product.fragments])
-        else:
-            a = _gather(warp.block, of_a, shape.a)
-        result = a @ b.T
+        *of_a, b = (values() for values in product.shared)
+        a = of_a or [matrix_a(each or [], shape.a) for each in product.fragments]
+        result = np.vstack(a) @ b.T
         if shape.scale < 0:
             result = -result
         if product.accumulates:
@@ -317,11 +289,6 @@ def _perform(warp: Warp, group: Warpgroup, last: Product) -> None:
         product.done = True
 
 
-def _gather(block: Block, offsets: Array, element: Element) -> Array:
-    """The values of an operand in shared memory."""
-    return element.load(block.shared.words.of(element.size)[offsets // element.size])
-
-
 def _retirement(
     warp: Warp, group: Warpgroup, product: Product, of_a: tuple[Register, ...]
 ) -> Callable[[], None]:
@@ -331,7 +298,7 @@ def _retirement(
     rank = warp.number % WARPS
 
     def retire() -> None:
-        _perform(warp, group, product)
+        _perform(group, product)
         for register, held in zip(of_a, product.fragments[rank] or [], strict=True):
             if warp.registers[register.index] is not held:
                 name = warp.block.machine.program.names[register.index]
@@ -356,8 +323,11 @@ def _retirement(
     return retire
 
 
-def _wait(pending: int) -> Step:
+@instruction("wgmma.wait_group")
+def wait(form: Form) -> Step:
     """9.7.15.7.3: all groups but the newest `pending` are complete."""
+    form.hint("sync", "aligned")
+    pending = form.constant(0)
 
     def step(warp: Warp, mask: Mask) -> int | None:
         whole_warp(warp, mask)
@@ -373,9 +343,7 @@ def _wait(pending: int) -> Step:
         if not issued():
             warp.wait = Wait(lambda: "its warpgroup to issue its wgmma", issued)
             return warp.position
-        retired = queue.wait(pending)
-        agent = warp.block.agents.engine(Engine.WGMMA, warp.number)
-        warp.view[:, agent] = np.maximum(warp.view[:, agent], retired)
+        warp.await_groups(Engine.WGMMA, pending)
         return None
 
     return step

@@ -125,7 +125,7 @@ class TestJudging:
 class TestRunning:
     def race_of(self, *contenders: Contender) -> dict[str, Line]:
         case, x = case_of()
-        return {line.name: line for line in run_case(case, x, contenders, NOWHERE).lines}
+        return {line.name: line for line in run_case(case, x, contenders, NOWHERE)[0]}
 
     def test_a_wrong_kernel_of_flashgen_is_not_timed_a_wrong_peer_is(self) -> None:
         called: list[str] = []

@@ -27,20 +27,21 @@ FAST, WRONG = (
 class Evaluator:
     """WRONG is the fastest and fails its check; FAST beats 812.3 us in the first bucket alone."""
 
-    def __init__(self, spills: bool = False) -> None:
-        self.spills = spills
+    def __init__(self, spills: bool = False, wrong_us: float = 500.0) -> None:
+        self.spills, self.wrong_us = spills, wrong_us
 
     def evaluate(
         self, stage: str, spec: Any, problem: Any, configs: Sequence[KernelConfig]
     ) -> Iterator[Any]:
         for config in configs:
-            us = 500.0 if config == WRONG else 0.05 * problem.seq_k + 600
+            us = self.wrong_us if config == WRONG else 0.05 * problem.seq_k + 600
             ok = stage != "check" or config == FAST
             yield SimpleNamespace(
                 config=config, ok=ok, status=Status.OK if ok else Status.WRONG,
                 detail="" if ok else "7 floors",
                 timing=Timing(median_us=us, low_us=us, high_us=us), digest=DIGEST + 52 * "0",
                 registers=168, shared_bytes=1024, shortcomings=int(self.spills),
+                cycles=(0.1, 0.04 if config == FAST else 0.05),
                 check=SimpleNamespace(floors=0.5) if stage == "check" else None,
             )  # fmt: skip
 
@@ -55,6 +56,24 @@ def test_the_fastest_that_passes_serves_the_buckets_where_it_is_faster() -> None
     assert (entry.config, entry.bucket) == (FAST, BUCKETS[1])
     assert entry.tritons == (settings.compiling_triton(),)
     assert entry.result.median_us == 0.05 * entry.problem.seq_k + 600
+
+
+@pytest.mark.parametrize(("us", "first"), [(500.0, WRONG), (681.0, FAST)])
+def test_of_times_that_are_near_the_fewest_instructions_serve(
+    us: float, first: KernelConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FAST takes 702.4 us and WRONG issues more; what is checked first is printed first."""
+    entries = [made_entry(bucket=BUCKETS[1])]
+    list(program.faster(entries, (WRONG, FAST), Evaluator(wrong_us=us), made_run("b")))  # type: ignore[arg-type]
+    assert first.label in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize(("entry_us", "taken"), [(700.0, True), (670.0, False)])
+def test_fewer_instructions_serve_in_a_time_that_is_near(entry_us: float, taken: bool) -> None:
+    """FAST takes 702.4 us, and issues in 0.04 cycles; the entry's kernel in 0.05."""
+    entry = made_entry(bucket=BUCKETS[1], median_us=entry_us)
+    found = list(program.faster([entry], (FAST,), Evaluator(), made_run("b")))  # type: ignore[arg-type]
+    assert [each.config for each in found] == [FAST] * taken
 
 
 @pytest.mark.parametrize(

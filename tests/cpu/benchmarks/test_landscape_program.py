@@ -98,8 +98,10 @@ def test_what_is_measured_is_what_was_frozen_and_stands_beside_it(tmp_path: Path
     sound = [o for o in frozen if o.config not in (broken, wrong)]
     assert (len(pairs), alone) == (len(sound), 0)
     for pair in pairs:
-        assert pair.estimate.median_us == us(pair.config) / 2
-        assert pair.measured_us == us(pair.config) + 1  # of three passes the one in the middle
+        assert pair.estimate.median_us == us(pair.outcome.config) / 2
+        assert (
+            pair.measured_us == us(pair.outcome.config) + 1
+        )  # of three passes the one in the middle
     found = read(file)
     assert [each.name.split()[1] for each in found] == [spec.name for spec in SPECS]
     assert all(each.source == "measured" and each.guesses for each in found)

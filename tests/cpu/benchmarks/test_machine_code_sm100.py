@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,18 @@ def test_products_of_a_tile_of_ours() -> None:
     assert duel.products_of(forward.for_direction("backward_dkv"), halves) == 32
     assert duel.products_of(forward.for_direction("backward_dq"), halves) == 24
     assert duel.products_of(forward.for_direction("backward_fused"), halves) == 40
+    wide, side = make_spec("bfloat16", 256, direction="backward_dkv"), make_config(64, 128, **way)
+    assert duel.products_of(wide, side) == 40  # those of dK and those of dV
+
+
+def test_two_blocks_that_compute_the_same_scores_count_twice() -> None:
+    one, two = (
+        part_of(kernel(), replace(SHAPE, blocks=blocks), shared_bytes=0, tensor_columns=512)
+        for blocks in (1, 2)
+    )
+    assert two.loops == one.loops
+    assert two.per_score == {role: 2 * count for role, count in one.per_score.items()}
+    assert two.mufu == 2 * one.mufu
 
 
 def test_the_fused_backward_is_compared_where_tensor_memory_has_it() -> None:

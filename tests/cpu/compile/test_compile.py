@@ -31,6 +31,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Status
+from flashgen.spec.vocabulary import Direction
 from tests.compiled import compile_one, made_compiled, made_loop
 from tests.listings import listing
 from tests.makers import make_config, make_spec
@@ -177,6 +178,27 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 FA2 = make_config(128, 64, num_warps=8)
 AHEAD = make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor")
+
+
+@pytest.mark.parametrize(
+    ("direction", "rows", "dim", "most"),
+    [
+        ("backward_dq", 128, 64, 5),  # dP and its sum are issued in halves
+        ("backward_dq", 128, 256, 3),
+        ("backward_dkv", 64, 64, 4),
+        ("backward_dkv", 128, 64, 8),  # 64 rows after another
+        ("backward_dkv", 64, 256, 4),
+        ("backward_fused", 128, 64, 5),
+    ],
+)
+def test_hopper_has_no_more_batches_than_its_text(
+    direction: Direction, rows: int, dim: int, most: int
+) -> None:
+    way: dict[str, Any] = {"num_warps": 8, "schedule": "hopper", "loads": "descriptor"}
+    spec, config = make_spec("bfloat16", dim, direction=direction), make_config(rows, 64, **way)
+    for arrives, status in ((most, Status.OK), (most + 1, Status.SERIALIZED)):
+        built = made_compiled(loop=made_loop(warpgroup_arrives=arrives))
+        assert judge(built, spec, config, H200)[0] is status
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen.compile.loops import facts, shape_of
+from flashgen.compile.loops import facts
 from flashgen.compile.sass import Instruction
 from tests.listings import listing
 
@@ -88,4 +88,4 @@ def test_the_share_of_exp2_under_the_own_wgmma(lines: tuple[str, ...], share: fl
     ],
 )
 def test_the_shape_that_one_warp_multiplies(line: str, shape: tuple[int, int, int]) -> None:
-    assert shape_of(body(line)[0]) == shape
+    assert body(line)[0].shape == shape

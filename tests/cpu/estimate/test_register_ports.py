@@ -54,7 +54,10 @@ def cycles(*lines: str | Line, num_warps: int = 1) -> float:
     ],
 )
 def test_operands(text: str, expected: list[tuple[int, int, int, bool]]) -> None:
-    assert operands(code(text)) == tuple(Operand(*each) for each in expected)
+    assert operands(code(text)) == tuple(
+        Operand(place, range(first, first + count), reuse)
+        for place, first, count, reuse in expected
+    )
 
 
 def test_the_cache_keeps_registers_and_not_where_an_operand_begins() -> None:

@@ -33,7 +33,7 @@ def test_a_decode_is_judged_by_the_variant_that_its_problem_launches(
     builder = Builder(TARGETS["nvidia_h200"], tmp_path, workers, Tasks())
     spec, config = make_spec(head_dim=64, direction="decode"), make_config(16, 64)
     problem = Problem(batch=batch, heads=8, kv_heads=8, seq_q=1, seq_k=4096)
-    builder.start(spec, config, problem)
-    builder.start(spec, config, problem)
+    builder.start(spec, problem, config)
+    builder.start(spec, problem, config)
     workers.close()
     assert [payload["whole"] for payload in sent] == [whole]

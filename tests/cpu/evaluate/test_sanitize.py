@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from flashgen.evaluate.check import cases_of
 from flashgen.evaluate.check_attention import packed_case
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.sanitize import executed_cases, sanitize
+from flashgen.evaluate.sanitize import Sanitized, executed_cases, sanitize
 from flashgen.ptx.program import InvalidPtx
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import CheckResult
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import record_of
 from flashgen.spec.vocabulary import Direction
 from flashgen.table.table import load
 from flashgen.tune.verify import execute
@@ -140,6 +143,29 @@ def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     result = sanitize(*of_table("nvidia_b200", "forward"), "sm_100", cases=[CASE])
     assert not result.holds
     assert result.lines() == [f"FAILED  {result.name}: the instruction tcgen05 is not known"]
+
+
+def test_a_kernel_that_does_not_fit_a_block_is_not_executed() -> None:
+    spec, config = make_spec("bfloat16", 256), make_config(128, 128, num_warps=8, num_stages=2)
+    result = sanitize(spec, config, "sm_100", cases=[CASE])
+    assert not result.holds
+    assert "takes 328704 bytes of shared memory: sm_100 has 232448 a block" in result.error
+
+
+def test_a_result_of_nan_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_nan(*_: object, seed: int, **__: object) -> CheckResult:
+        found = math.nan if seed else 1.0
+        return CheckResult(
+            passed=not seed, floors=found, lse_error=0.0, cases=1, seed=seed, where="executed"
+        )
+
+    monkeypatch.setattr(sanitizing, "check_loaded", of_nan)
+    spec, config = make_spec("bfloat16", 64, direction="backward_delta"), make_config(16, 16)
+    result = sanitize(spec, replace(config, num_stages=1), "sm_80", seeds=3)
+    assert (result.passed, result.floors) == (False, None)
+    assert result.lines()[0].startswith(f"FAILED  {result.name}: NaN floors, 0 instructions")
+    record = json.loads(json.dumps(asdict(result), allow_nan=False))
+    assert record_of(Sanitized, record, "an answer") == result
 
 
 @pytest.mark.slow("ten seconds: it executes two kernels")

@@ -42,6 +42,11 @@ def wide(stages: int = 2, order: str = "plain") -> KernelConfig:
     return replace(blackwell(stages, order=order), bc=64)
 
 
+def wide_keys(stages: int = 2, by_fma: int = 0) -> KernelConfig:
+    """Of dK and dV where a head dim is padded to 256: 64 rows a tile."""
+    return replace(blackwell(stages, by_fma), br=64)
+
+
 def spec_of(
     direction: Direction, mask: str, dims: tuple[int, int] = (64, 64), dtype: str = "bfloat16"
 ) -> AttentionSpec:
@@ -63,6 +68,10 @@ VARIANTS = [
     ("backward_dq", "bfloat16", (128, 128), "causal", blackwell(order="longest_first")),
     ("backward_dq", "bfloat16", (256, 256), "causal", wide(order="longest_first")),
     ("backward_dq", "float16", (192, 128), "none", wide(3)),
+    ("backward_dkv", "bfloat16", (256, 256), "causal", wide_keys()),
+    ("backward_dkv", "float16", (192, 200), "none", wide_keys(by_fma=8)),
+    ("backward_dkv", "float16", (192, 128), "causal", wide_keys()),
+    ("backward_dkv", "bfloat16", (192, 128), "none", wide_keys(by_fma=4)),
     ("backward_fused", "bfloat16", (64, 64), "causal", blackwell(4)),
     ("backward_fused", "bfloat16", (128, 128), "none", blackwell()),
     ("backward_fused", "float16", (96, 96), "causal", blackwell(by_fma=8)),
@@ -302,6 +311,39 @@ OF_FUSED = {
 }  # fmt: skip
 BROKEN = {"backward_dkv": OF_KEYS, "backward_dq": OF_ROWS, "backward_fused": OF_FUSED}
 MUTANTS = [(direction, name) for direction, found in BROKEN.items() for name in found]
+# Giving dO back before dP has read it is no mutant: dO of the next tile but one waits for a place of
+# Q, which the sum after that dP gives back.
+OF_ONE_SUM = {
+    "V is not counted": ("k_desc.block_type.nbytes + v_desc.block_type.nbytes", "k_desc.block_type.nbytes"),
+    "K is not counted": ("expect(kv_full.index(0), k_desc.block_type.nbytes)", "expect(kv_full.index(0), 0)"),
+    "V is not loaded": ("        tma_load(v_desc, [batch, kv_head, key_start, 0], kv_full.index(0), v_smem)\n", ""),
+    "dO before its place is free": ("mbarrier.wait(do_empty.index(0), i & 1 ^ 1)", "pass"),
+    "dO is never given back by dP": (
+        "tcgen05_commit(dp_full.index(0))\n                tcgen05_commit(do_empty.index(0))",
+        "tcgen05_commit(dp_full.index(0))"),
+    "dO is given back before dV has read it": (
+        "            tcgen05_commit(do_empty.index(0))\n        tcgen05_commit(empty",
+        "            mbarrier.arrive(do_empty.index(0), count=1)\n        tcgen05_commit(empty"),
+    "dO is never given back by dV": (
+        "            tcgen05_commit(do_empty.index(0))\n        tcgen05_commit(empty", "        tcgen05_commit(empty"),
+    "dO of dP is not awaited": ("                mbarrier.wait(do_full.index(0), (i + 1) & 1)", "                pass"),
+    "dO of dV is not awaited": ("            mbarrier.wait(do_full.index(0), i & 1)", "            pass"),
+    "X is multiplied before it is whole": ("mbarrier.wait(x_full.index(i & 1), (i >> 1) & 1)", "pass"),
+    "one warpgroup's X is enough": ("mbarrier.init(x_full.index(place), count=2)", "mbarrier.init(x_full.index(place), count=1)"),
+    "X is announced in one place": ("x_full.index(i & 1)", "x_full.index(0)"),
+    "S in the place of X": ("s_tmem.index((i + 1) & 1)", "s_tmem.index(i & 1)"),
+    "dP is read before it is there": ("mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
+    "X of one half in the other's S": ("x_tmem.slice(BR * w, HALF)", "x_tmem.slice(HALF * w, HALF)"),
+    "dV is made of Q": ("do.slice(HALF * w, HALF, 0)", "q.slice(HALF * w, HALF, 0)"),
+    "both blocks sum dK": ("of_dk = gl.program_id(0) % 2 == 0", "of_dk = gl.program_id(0) % 2 >= 0"),
+    "both blocks sum dV": ("of_dk = gl.program_id(0) % 2 == 0", "of_dk = gl.program_id(0) % 2 == 2"),
+    "tiles of keys are passed over": ("pid = gl.program_id(0) // 2", "pid = gl.program_id(0)"),
+    "dV with the scale of dK": ("    if of_dk:  # the compiler", "    if True:  # the compiler"),
+    "half of the gradient is not awaited": ("mbarrier.wait(half_stored.index(0), 0)", "pass"),
+    "the gradient is stored before it is done": ("    mbarrier.wait(done.index(0), 0)\n", ""),
+    "the sum begins anew": ("sum_tmem, use_acc=(i > 0) | (w > 0)", "sum_tmem, use_acc=w > 0"),
+    "the other half of the gradient": ("sum_tmem.slice(HEAD_DIM_PAD // 2 * w,", "sum_tmem.slice(HEAD_DIM_PAD // 2 * (1 - w),"),
+}  # fmt: skip
 OF_ONE_V = {
     "V is not awaited": ("            mbarrier.wait(v_full.index(0), (i + 1) & 1)", "            pass"),
     "V before its place is free": ("mbarrier.wait(v_empty.index(0), i & 1 ^ 1)", "pass"),
@@ -323,3 +365,9 @@ def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
 def test_a_broken_text_with_one_place_of_v_is_found(mutant: str) -> None:
     spec = spec_of("backward_dq", "none", (192, 128))
     assert_found(spec, wide(), OF_ONE_V[mutant], [case(100, 290)])
+
+
+@pytest.mark.parametrize("mutant", each(OF_ONE_SUM))
+def test_a_broken_text_that_sums_dk_or_dv_is_found(mutant: str) -> None:
+    spec, cases = spec_of("backward_dkv", "causal", (256, 256)), [case(330, 150, heads=2, kv=1)]
+    assert_found(spec, wide_keys(), OF_ONE_SUM[mutant], cases)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.descriptors import gluon_descriptor_of
+from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -97,6 +97,8 @@ ORDERS_OF_PRODUCTS: list[tuple[Direction, str, tuple[int, int], KernelConfig]] =
     ("backward_fused", "float16", (40, 72), next_s(64, 3)),
     ("backward_fused", "bfloat16", (256, 256), shared_keys()),
     ("backward_dkv", "bfloat16", (256, 256), shared_keys()),
+    ("backward_dq", "bfloat16", (256, 256), hopper("backward_dq")),
+    ("backward_dq", "float16", (192, 128), hopper("backward_dq", 32, 3)),
 ]
 
 
@@ -124,6 +126,9 @@ KINDS: list[tuple[Direction, int, KernelConfig]] = [
     ("backward_fused", 64, next_s()),
     *((direction, 64, hopper(direction)) for direction in DIRECTIONS),
     ("backward_fused", 256, shared_keys()),
+    ("backward_dkv", 256, shared_keys()),
+    ("backward_dkv", 64, hopper("backward_dkv", 128)),
+    ("backward_dq", 256, hopper("backward_dq")),
 ]
 
 
@@ -333,7 +338,40 @@ OF_SHARED_KEYS = {
 }  # fmt: skip
 
 
+OF_64_ROWS_AT_ONCE = {
+    "S is not awaited": ("s_t = warpgroup_mma_wait(1, deps=(s_t,))", "s_t = warpgroup_mma_wait(2, deps=(s_t,))"),
+    "dP is not awaited": ("dp_t = warpgroup_mma_wait(1, deps=(dp_t,))", "dp_t = warpgroup_mma_wait(2, deps=(dp_t,))"),
+    "dK is not awaited": (
+        "dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))", "dv, dk = warpgroup_mma_wait(1, deps=(dv, dk))"),
+    "dO is not awaited": ("if begin == 0:", "if begin == 1:"),
+    "LSE of the first rows again": ("lse_smem.index(stage).slice(begin,", "lse_smem.index(stage).slice(0,"),
+    "delta of the first rows again": ("delta_smem.index(stage).slice(begin,", "delta_smem.index(stage).slice(0,"),
+    "the mask of the first rows again": ("row_start + begin + rows_in_tile", "row_start + rows_in_tile"),
+    "a lane reads the rows of another": ("permute((0, 2, 1, 3))", "permute((0, 1, 2, 3))"),
+    "statistics in order": ("(rows & ~14) + ((rows & 2) << 2) + ((rows & 12) >> 1)", "rows"),
+}  # fmt: skip
+
+
+OF_ONE_V = {
+    "V is loaded while it is read": ("        mbarrier.wait(v_empty.index(0), (i & 1) ^ 1)\n", ""),
+    "the producer waits for the wrong phase of V": ("(i & 1) ^ 1", "i & 1"),
+    "V is given back before it is read": (
+        "        dp = warpgroup_mma_wait(0, deps=(dp,))\n        mbarrier.arrive(v_empty.index(0), count=1)\n",
+        "        mbarrier.arrive(v_empty.index(0), count=1)\n        dp = warpgroup_mma_wait(0, deps=(dp,))\n"),
+    "V is never given back": ("        mbarrier.arrive(v_empty.index(0), count=1)\n", ""),
+    "V of the tile before": ("mbarrier.wait(v_full.index(0), (nth & 1).to(gl.int32))", "pass"),
+    "one arrival empties V": (
+        "mbarrier.init(v_empty.index(place), count=WARPGROUPS)", "mbarrier.init(v_empty.index(place), count=1)"),
+    "Q of another consumer": ("again = WARPGROUP +", "again ="),
+}  # fmt: skip
+
+
 OF_ROWS = {
+    "the first half of dP is not awaited": ("dp_first = warpgroup_mma_wait(1,", "dp_first = warpgroup_mma_wait(2,"),
+    "the last half of dP is not awaited": ("dp_last = warpgroup_mma_wait(1,", "dp_last = warpgroup_mma_wait(2,"),
+    "S is not awaited": ("s = warpgroup_mma_wait(2,", "s = warpgroup_mma_wait(3,"),
+    "the first half of K again": ("k.slice(HALF, HALF, 0)", "k.slice(0, HALF, 0)"),
+    "the first half of V again": ("v.slice(HALF, HALF, 0)", "v.slice(0, HALF, 0)"),
     "the producer waits for the wrong phase": ("phase ^ 1", "phase"),
     "the producer waits for no place": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
     "a place is given back before it is read": (
@@ -362,7 +400,9 @@ BROKEN: dict[str, tuple[Direction, int, KernelConfig, dict[str, tuple[str, str]]
     "fused": ("backward_fused", 64, hopper("backward_fused"), OF_KEYS),
     "next S": ("backward_fused", 64, next_s(), OF_NEXT_S),
     "shared keys": ("backward_fused", 256, shared_keys(), OF_SHARED_KEYS),
+    "64 rows at once": ("backward_dkv", 64, hopper("backward_dkv", 128), OF_64_ROWS_AT_ONCE),
     "dQ": ("backward_dq", 64, hopper("backward_dq"), OF_ROWS),
+    "one V": ("backward_dq", 256, hopper("backward_dq"), OF_ONE_V),
 }
 
 
@@ -392,6 +432,6 @@ def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
     if direction != "backward_dq":
         own = {"q": (64, 128), "k": (128, 128), "dk": (64, 128), "dv": (64, 64)}
     for name, (rows, dim) in own.items():
-        host = gluon_descriptor_of(x[..., :dim], rows, dim)
+        host = descriptor_of(x[..., :dim], rows, dim, gluon=True)
         text = f"tensordesc<{SHORT_DTYPE[spec.dtype]}{host.block_shape},{host.layout!r}>"
         assert types[f"{name}_desc"] == text

@@ -11,7 +11,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.descriptors import gluon_descriptor_of
+from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.launch import launch
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.config import KernelConfig
@@ -180,7 +180,7 @@ def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
     types = compile_signature(spec, config, compiled(spec, config).arg_names).types
     x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
     for name, rows in {"q": 64, "k": 64, "v": 64, "o": 64}.items():
-        host = gluon_descriptor_of(x, rows, 128)
+        host = descriptor_of(x, rows, 128, gluon=True)
         element = SHORT_DTYPE[spec.dtype]
         assert types[f"{name}_desc"] == f"tensordesc<{element}{host.block_shape},{host.layout!r}>"
         asked = native_specialize_impl(CUDABackend, host, False, True, True)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +25,13 @@ def test_each_page_is_once_in_the_navigation() -> None:
     listed = re.findall(r"- [^:\n]+: (\S+\.md)$", CONFIG.partition("\nnav:\n")[2], re.MULTILINE)
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert sorted(listed) == sorted(pages | MADE | OF_THE_ROOT)
+
+
+def test_pages_that_are_made_of_tables_need_no_place_in_the_navigation() -> None:
+    patterns = re.findall(r"^  /(configs/\S+)$", CONFIG, re.MULTILINE)
+    made = [f"configs/{path.stem}.md" for path in (ROOT / "configs").glob("*.yaml")]
+    assert made
+    assert [page for page in made if not any(fnmatchcase(page, each) for each in patterns)] == []
 
 
 def test_the_site_has_what_pages_link_to_outside_of_docs() -> None:

@@ -102,6 +102,11 @@ def test_wheel_holds_nothing_else(wheel: Path) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+def test_wheel_is_small(wheel: Path) -> None:
+    """It holds the tables of all GPUs."""
+    assert wheel.stat().st_size < 3_000_000
+
+
 def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
     """And has what tune reads: the shipped tables, the templates, the page of a report. A package
     `generated` of somebody else's, first on the path, is not imported.

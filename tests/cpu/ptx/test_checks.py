@@ -114,6 +114,8 @@ SILENT = {
     "each lane its own place": "st.shared.b32 [%r62], %r60; ld.shared.b32 %r1, [%r62]; st.global.b32 [%d21], %r1;",
     "arrive and sync": "setp.ge.u32 %p1, %r60, 32; @%p1 bra C; st.shared.b32 [%r62], 1; bar.arrive 1, 64; bra E; C: bar.sync 1, 64; ld.shared.b32 %r1, [%r62+-128]; E:",
     "an mbarrier between": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 32; bar.sync 0; setp.ge.u32 %p2, %r60, 32; @%p2 bra C; st.shared.b32 [%r62+128], 1; mbarrier.arrive.shared::cta.b64 _, [%r61]; bra E; C: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r61], 0; @!%p3 bra C; ld.shared.b32 %r1, [%r62]; E:",
+    "bytes expected and complete": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r61], 16; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r61]; @%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r61], 16; W: mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
+    "copies that arrive": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; cp.async.ca.shared.global [%r62+128], [%d21], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; xor.b32 %r5, %r62, 128; ld.shared.b32 %r1, [%r5+128];",
 }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_the_ranks_and_regrets_of_two_searches() -> None:
     assert found.first == pytest.approx(math.sqrt(12 / 11 * 16 / 8) - 1)
     assert found.worst is not None
     assert found.worst.regret == pytest.approx(1.0)
-    assert (found.worst.first.config, found.worst.best.config) == (FA2[0], FA2[3])
+    assert (found.worst.first.outcome.config, found.worst.best.outcome.config) == (FA2[0], FA2[3])
     assert found.best_of_three == pytest.approx(math.sqrt(11 / 11 * 16 / 8) - 1)
     assert found.worst_of_three == pytest.approx(1.0)
 
@@ -166,7 +166,7 @@ def test_what_is_dropped_counts_and_what_was_not_measured_does_not() -> None:
     estimated = outcome(FA2[1], 10, 10, source="estimated")
     compiled = outcome(FA2[2], 10, None, stage="compile")
     pairs, alone = pairs_of([dropped, estimated, compiled, outcome(FA2[3], None, 10)])
-    assert [pair.config for pair in pairs] == [FA2[0]]
+    assert [pair.outcome.config for pair in pairs] == [FA2[0]]
     assert alone == 1
 
 

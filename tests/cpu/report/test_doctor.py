@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import types
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers.answers import Answer, Died, Done
 from flashgen.report import doctor, gpu_probe, machine
-from flashgen.report.doctor import Diagnosis, Tools, diagnose
+from flashgen.report.doctor import Diagnosis, diagnose
 from flashgen.spec import known_bugs
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Source, Stage, Status
@@ -57,13 +57,16 @@ class Machine:
             raise self.error
         return FakeEvaluator(us=lambda config: 20.0, gpu=gpu, failing=self.failing, source=source)
 
-    @property
-    def tools(self) -> Tools:
-        return Tools(
-            look=lambda index: self.seen,
-            offline=lambda gpu, folder: self.evaluator("estimated", gpu, folder),
-            on_gpu=lambda gpu, index, folder: self.evaluator("measured", gpu, index, folder),
-        )
+    def diagnose(self, folder: Path, index: int = 0, **tools: Any) -> Diagnosis:
+        made = {
+            "look": lambda _: self.seen,
+            "offline": lambda gpu, folder: self.evaluator("estimated", gpu, folder),
+            "on_gpu": lambda gpu, index, folder: self.evaluator("measured", gpu, index, folder),
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, tool in (made | tools).items():
+                patch.setattr(doctor, name, tool)
+            return diagnose(folder, index)
 
 
 def at(stage: Stage, status: Status) -> Failing:
@@ -76,7 +79,7 @@ def seen(**changes: Any) -> Done:
 
 
 def found(folder: Path, look: Answer | None = None, failing: Failing | None = None) -> Diagnosis:
-    return diagnose(folder, tools=Machine(look, failing).tools)
+    return Machine(look, failing).diagnose(folder)
 
 
 def value(diagnosis: Diagnosis, name: str) -> str:
@@ -120,7 +123,7 @@ def test_a_machine_in_order_has_nothing_to_do(tmp_path: Path) -> None:
 
 def test_each_ability_is_tried_on_the_gpu_that_is_named(tmp_path: Path) -> None:
     made = Machine()
-    diagnose(tmp_path, 3, made.tools)
+    made.diagnose(tmp_path, 3)
     assert made.opened == [("estimated", "nvidia_h200"), ("measured", "nvidia_h200", 3)]
 
 
@@ -142,7 +145,7 @@ def test_without_a_gpu_it_compiles_for_an_h100(
 ) -> None:
     monkeypatch.setattr(machine, "KERNEL_DRIVER", tmp_path / "none")
     made = Machine(Done(NONE))
-    bare = diagnose(tmp_path, tools=made.tools)
+    bare = made.diagnose(tmp_path)
     assert able(bare) == [True, False, False]
     assert made.opened == [("estimated", "nvidia_h100_80gb_hbm3")]
     assert value(bare, "GPU") == "none: torch is a build for the CPU"
@@ -186,6 +189,19 @@ def test_known_bugs_of_triton_on_this_gpu_are_told(
     assert not [fact for fact in found(tmp_path).facts if fact.name == "known bug"]
 
 
+@pytest.mark.parametrize(("arch", "told"), [("sm_70", True), ("sm_75", True), ("sm_80", False)])
+def test_a_gpu_whose_tensor_cores_triton_does_not_use_is_told(
+    arch: str, told: bool, tmp_path: Path
+) -> None:
+    gpu = asdict(H200) | {"name": "NVIDIA X", "arch": arch}
+    one = found(tmp_path, look=Done(SEEN | {"gpu": gpu}))
+    facts = [fact for fact in one.facts if fact.name == "tensor cores"]
+    assert bool(facts) == told
+    if told:
+        assert arch in value(one, "tensor cores")
+        assert "torch's attention" in remedy(one, "tensor cores")
+
+
 def test_mig_other_programs_and_missing_rights_are_told(tmp_path: Path) -> None:
     one = found(
         tmp_path,
@@ -216,7 +232,7 @@ def test_mig_other_programs_and_missing_rights_are_told(tmp_path: Path) -> None:
 def test_what_does_not_compile_is_not_launched(error: str, to_do: str, tmp_path: Path) -> None:
     made = Machine()
     made.error = ToolchainError(error)
-    one = diagnose(tmp_path, tools=made.tools)
+    one = made.diagnose(tmp_path)
     assert able(one) == [False, False, False]
     assert to_do in one.abilities[0].remedy
     assert [source for source, *_ in made.opened] == ["estimated"]
@@ -247,8 +263,7 @@ def test_a_kernel_that_fails_is_a_bug_of_flashgens(
 
 def test_a_device_whose_children_cannot_start(tmp_path: Path) -> None:
     made = Machine()
-    tools = replace(made.tools, on_gpu=_no_children)
-    one = diagnose(tmp_path, tools=tools)
+    one = made.diagnose(tmp_path, on_gpu=_no_children)
     assert able(one) == [True, False, False]
     assert one.abilities[1].why == "no child process starts"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, s_places, tile_keys
+from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, s_places, sums_one, walked_side
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
@@ -51,6 +51,8 @@ def test_the_label_says_its_knobs() -> None:
         (make_spec("bfloat16", 64, direction="backward_dq"), replace(HALVES, num_stages=5)),
         (WIDE.for_direction("backward_dq"), replace(HALVES, bc=64)),
         (PIECES.for_direction("backward_dq"), replace(HALVES, bc=64, num_stages=3)),
+        (WIDE.for_direction("backward_dkv"), replace(HALVES, br=64)),
+        (PIECES.for_direction("backward_dkv"), replace(HALVES, br=64)),
         (FUSED, HALVES),
         (make_spec("bfloat16", 64, direction="backward_fused"), replace(HALVES, num_stages=4)),
         (make_spec("float16", 40, head_dim_v=72, direction="backward_fused"), HALVES),
@@ -90,7 +92,8 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (DKV, replace(HALVES, rescale_log2=8), B200, "rescale_log2 needs direction forward"),
         (DKV, replace(HALVES, order="longest_first"), B200, "order plain alone"),
         (DKV, replace(HALVES, persistent=True), B200, "persistent needs direction forward"),
-        (PIECES.for_direction("backward_dkv"), HALVES, B200, "take 640 columns"),
+        (PIECES.for_direction("backward_dkv"), HALVES, B200, "tiles of 64x128"),
+        (PIECES.for_direction("backward_fused"), HALVES, B200, "take 640 columns"),
         (WIDE.for_direction("backward_dq"), HALVES, B200, "tiles of 128x64"),
         (SPEC.for_direction("backward_dq"), replace(HALVES, bc=64), B200, "tiles of 128x128"),
         (
@@ -99,7 +102,13 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
             B200,
             "need 262144 bytes of shared memory",
         ),
-        (WIDE.for_direction("backward_dkv"), HALVES, B200, "take 768 columns"),
+        (WIDE.for_direction("backward_dkv"), HALVES, B200, "tiles of 64x128"),
+        (
+            WIDE.for_direction("backward_dkv"),
+            replace(HALVES, br=64, num_stages=3),
+            B200,
+            "need 262144 bytes of shared memory",
+        ),
         (WIDE.for_direction("backward_fused"), HALVES, B200, "take 768 columns"),
         (SPEC.for_direction("backward_dq"), HALVES, H200, "tcgen05"),
     ],
@@ -127,7 +136,16 @@ def test_a_second_place_of_s_where_tensor_memory_has_columns() -> None:
         assert [s_places(x.for_direction(direction)) for x in (narrow, SPEC)] == [2, 1]
     of_rows = [x.for_direction("backward_dq") for x in (narrow, SPEC, WIDE)]
     assert [s_places(x) for x in of_rows] == [2, 2, 2]
-    assert [tile_keys(x) for x in of_rows] == [128, 128, 64]
+    assert [walked_side(x) for x in of_rows] == [128, 128, 64]
+    of_keys = [x.for_direction("backward_dkv") for x in (PIECES, WIDE)]
+    assert [(s_places(x), walked_side(x)) for x in of_keys] == [(1, 64), (2, 64)]
+
+
+def test_two_blocks_share_a_tile_of_keys_where_dk_and_dv_do_not_fit_together() -> None:
+    found = [x.for_direction("backward_dkv") for x in (SPEC, PIECES, WIDE)]
+    assert [sums_one(x) for x in found] == [False, False, True]
+    assert [replace(HALVES, br=64).blocks_of_a_tile(x) for x in found] == [1, 1, 2]
+    assert replace(HALVES, schedule="fa2").blocks_of_a_tile(found[2]) == 1
 
 
 def test_four_warps_of_tl_dot_are_a_sign_of_trouble_on_sm_100() -> None:

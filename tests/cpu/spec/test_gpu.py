@@ -136,12 +136,21 @@ def test_an_unknown_geforce_multiplies_at_a_geforces_rate() -> None:
     assert gpu.matrix_flops_per_clock == 512
 
 
+@pytest.mark.parametrize("field", ["multi_processor_count", "warp_size", "name"])
+def test_a_device_that_reports_nonsense_gets_a_sentence(field: str) -> None:
+    props = device("NVIDIA L4", 8, 9)
+    setattr(props, field, "" if field == "name" else 0)
+    with pytest.raises(InvalidArgument, match=r"must be (> 0|printable text)"):
+        from_properties(props, LIMITS)
+
+
 def test_what_no_driver_reports_is_none() -> None:
     gpu = from_properties(device("NVIDIA Future", 13, 0), LIMITS)
     assert gpu.arch == "sm_130"
     assert (gpu.clock_mhz, gpu.bandwidth_gbs) == (None, None)
     assert gpu.matrix_flops_per_clock is None
     assert gpu.peak_tflops is None
+    assert recognised_as(gpu).endswith("without a matrix rate: no known product is sm_130")
 
 
 def test_a_listed_device_keeps_its_own_limits() -> None:

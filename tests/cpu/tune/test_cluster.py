@@ -84,8 +84,8 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.setattr(
         evaluators,
         "make_evaluator",
-        lambda site, _: GpuEvaluator(
-            site.gpu, 0, paths.state_dir(site.out), tasks=FAKES, pools=site.pools
+        lambda place, out, _: GpuEvaluator(
+            place.gpu, 0, paths.state_dir(out), tasks=FAKES, pools=place.pools
         ),
     )
 

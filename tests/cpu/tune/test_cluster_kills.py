@@ -48,8 +48,8 @@ paths.shipped_configs_dir = lambda: out / "nothing shipped"
 emit.write = lambda *_: []
 cluster.AGAIN_S = 0.1
 crew.MOST_DEATHS = 1000  # here the test kills, at random, and no task is to blame
-evaluators.make_evaluator = lambda site, log: GpuEvaluator(
-    site.gpu, 0, paths.state_dir(site.out), tasks=FAKES, pools=site.pools
+evaluators.make_evaluator = lambda place, out, log: GpuEvaluator(
+    place.gpu, 0, paths.state_dir(out), tasks=FAKES, pools=place.pools
 )
 options = TuneOptions(
     specs=SPECS, seqs=(512, 2048, 4096, 16384), budget=Budget(trials=40), out=out, cluster="auto"

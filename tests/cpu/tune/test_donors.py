@@ -98,6 +98,20 @@ def test_what_must_run_first_comes_only_where_it_runs() -> None:
     assert chosen(tables, on_gpu=True) == [hopper]
 
 
+@pytest.mark.parametrize("fields", [{"window": True}, {"chunk": True}, {}], ids=str)
+def test_a_tile_comes_last_in_the_other_order_where_blocks_have_the_same_work(
+    fields: dict[str, bool],
+) -> None:
+    spec, first = make_spec(mask="causal", **fields), replace(TILE, order="longest_first")
+    donors = Donors([of(L4, first, spec=spec), of(H100, OTHER, spec=spec)], H200)
+    lent = [OTHER, first]
+    others = [replace(OTHER, order="longest_first"), TILE] if fields else []
+    found = donors.chosen(spec, HERE, on_gpu=False)
+    assert list(found) == lent + others
+    assert [found[config] for config in others] == [H100.slug, L4.slug][: len(others)]
+    assert list(donors.chosen(spec, HERE, on_gpu=True)) == lent, "a search measures them"
+
+
 def test_runners_up_are_in_the_order_of_their_winners() -> None:
     second, third = make_config(32, 64), make_config(32, 32)
     ups = [

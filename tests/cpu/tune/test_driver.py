@@ -101,7 +101,7 @@ def tuned(
             def __exit__(self, *_: object) -> None: ...
 
         monkeypatch.setattr(places, "opened", lambda *_: Opened())
-        monkeypatch.setattr(evaluators, "make_evaluator", lambda site, _: made[site.gpu.slug])
+        monkeypatch.setattr(evaluators, "make_evaluator", lambda place, *_: made[place.gpu.slug])
         options = TuneOptions(
             **({"specs": SPECS, "seqs": SEQS, "budget": Budget(trials=12)} | fields),
             out=tmp_path / name,

@@ -217,7 +217,7 @@ def test_without_the_variable_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -
         ({"triton": 3}, "triton must be text"),
         ({"triton": "\x1b[2J"}, "triton must be printable"),
         ({"kernels": []}, "kernels must be an object"),
-        ({"kernels": {"a": {}}}, "a kernel must be a list"),
+        ({"kernels": {"a": {}}}, "a must be a list"),
         ({"kernels": {"a": [{"key": KEY}]}}, "lacks the key 'files'"),
         ({"kernels": {"a": [{"key": KEY, "files": {"a.json": KEY}}]}}, "metadata"),
         (

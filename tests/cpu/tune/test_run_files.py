@@ -27,7 +27,7 @@ def test_the_same_request_resumes(tmp_path: Path) -> None:
     again = begin(path, dict(reversed(REQUEST.items())), "b", Table(gpu=H200))
     assert again.resumed
     assert again.run.id == named("a")
-    assert len(again.found.entries) == 1
+    assert len(again.found(H200).entries) == 1
 
 
 def test_another_request_starts_anew_and_takes_the_place(tmp_path: Path) -> None:
@@ -36,6 +36,6 @@ def test_another_request_starts_anew_and_takes_the_place(tmp_path: Path) -> None
     started = begin(path, other, "b", Table(gpu=H200))
     assert not started.resumed
     assert started.run.id == named("b")
-    assert started.found.entries == ()
+    assert started.found(H200).entries == ()
     assert begin(path, other, "c", made_table()).run.id == named("b")
     assert not begin(path, REQUEST, "d", made_table()).resumed

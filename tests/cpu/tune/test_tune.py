@@ -30,8 +30,7 @@ from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import evaluators, places, story, tune
-from flashgen.tune.devices import Device
-from flashgen.tune.places import Here, Wanted
+from flashgen.tune.places import Wanted
 from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_config, make_spec
@@ -82,8 +81,7 @@ def run(
     """Tune; the table, and what was printed."""
     used = evaluator or Served(us=us, gpu=H200, source="estimated")
     if used.source == "measured":
-        here = Here(devices=(Device(index=0, gpu=used.gpu),))
-        monkeypatch.setattr(places, "choose", lambda *_: here)
+        monkeypatch.setattr(places, "choose", lambda *_: ((), {0: used.gpu}))
     else:
         fields.setdefault("where", Wanted(target=used.gpu.slug))
     monkeypatch.setattr(evaluators, "make_evaluator", lambda *_: used)
@@ -682,9 +680,9 @@ class TestWhereItRuns:
         console = Console(file=io.StringIO(), width=200)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("flashgen.kernels.launch.device_gpu", self.device(here))
-            here = places.choose(Wanted(**fields), console.print)
-        (chosen,) = here.targets or [device.gpu for device in here.devices]
-        return chosen, bool(here.devices), console.file.getvalue()  # type: ignore[attr-defined]
+            targets, devices = places.choose(Wanted(**fields), console.print)
+        (chosen,) = targets or devices.values()
+        return chosen, bool(devices), console.file.getvalue()  # type: ignore[attr-defined]
 
     @staticmethod
     def device(gpu: Gpu | None) -> Callable[..., Gpu]:
@@ -795,8 +793,8 @@ def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
     monkeypatch.setattr(
         evaluators,
         "make_evaluator",
-        lambda site, log: GpuEvaluator(
-            site.gpu, 0, paths.state_dir(site.out), tasks=made_up, pools=site.pools
+        lambda place, out, _: GpuEvaluator(
+            place.gpu, 0, paths.state_dir(out), tasks=made_up, pools=place.pools
         ),
     )
     console = Console(file=io.StringIO(), width=200)

@@ -400,6 +400,7 @@ def test_what_is_measured_is_a_backward_of_real_probabilities(
     for direction in ("backward_delta", "backward_dq"):
         spec = forward.for_direction(direction)  # type: ignore[arg-type]
         config = backward_config(direction, 16, 16)
-        run = inputs.backward_run(kernel_of(spec, config, tmp_path), spec, config, o, call)
-        results: Any = run()
+        given = Delta(o=o, do=call.do, dlse=None) if direction == "backward_delta" else call
+        kernel = kernel_of(spec, config, tmp_path)
+        results: Any = inputs.run_of(kernel, spec, config, given, tmp_path)()
         assert torch.isfinite(results if direction == "backward_delta" else results[0]).all()

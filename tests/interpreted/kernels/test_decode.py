@@ -15,7 +15,7 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check import cases_of
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
-from flashgen.evaluate.inputs import decode_run, make_decode
+from flashgen.evaluate.inputs import make_decode, run_of
 from flashgen.evaluate.sanitize import executed_cases
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Combine, Decode, Parts
@@ -261,11 +261,11 @@ def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
     path = tmp_path / f"{rendered.name}.py"
     path.write_text(rendered.source)
     kernel = load_kernel(path, rendered.text_name, rendered.name)
-    o, _ = decode_run(kernel, spec, config, call, tmp_path)()  # type: ignore[misc]
+    o, _ = run_of(kernel, spec, config, call, tmp_path)()  # type: ignore[misc]
     torch.testing.assert_close(o, expected, rtol=2e-3, atol=2e-3)
     assert len(list(tmp_path.glob("combine_*.py"))) == 1
     with pytest.raises(InvalidArgument, match="direction must be decode to be timed"):
-        decode_run(kernel, spec.for_direction("combine"), config, call, tmp_path)
+        run_of(kernel, spec.for_direction("combine"), config, call, tmp_path)
 
 
 @pytest.mark.parametrize("stride", [16, 1 << 30])

@@ -183,7 +183,7 @@ def test_masked_lanes_are_not_counted_and_what_leaves_a_tensor_is_found() -> Non
     x, y = torch.ones(8), torch.zeros(8)
     with Counter() as counter:
         _copy[(1,)](x, y, 5, BLOCK=16)
-    assert counter.traffic("_copy") == {"x": (20, 0), "y": (0, 20)}
+    assert counter.traffic == {"x": (20, 0), "y": (0, 20)}
     with Counter(), pytest.raises(Exception, match="leaves the kernel's tensors"):
         _copy[(1,)](x, y, 16, BLOCK=16)
 
