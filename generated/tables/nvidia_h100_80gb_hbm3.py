@@ -204,8 +204,6 @@ bwd_dkv_bf16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.19 828.68 3214.6 6396.3
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 159.99 462.74 1660.7 3271.3
-bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 178.39 632.09 2450.0 4874.1
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 123.59 357.09 1275.4 2431.0
 bwd_dq_bf16_d192 1 br128_bc32_w8_s2_hopper_tma 250.36 937.32 3685.6 7350.1
 bwd_dq_bf16_d192_causal 1 br128_bc32_w8_s2_hopper_tma_lpt 172.63 538.71 1963.5 3657.6
 bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 233.19 828.68 3214.6 6396.3
@@ -230,6 +228,8 @@ bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
 bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
 bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
+bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.17 635.08 2461.7 4897.5
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 124.23 358.95 1281.8 2442.5
 bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
 bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2440.3
 bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
