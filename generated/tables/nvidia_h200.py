@@ -177,9 +177,7 @@ fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 363.84 1136.7 2165.4
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
 """,
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
@@ -199,9 +197,7 @@ fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s4_hopper_tma 233.27 849.89 3318.7 6610.7
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s4_hopper_tma 233.27 849.89 3318.7 6610.7
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.19 828.68 3214.6 6396.3
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 159.99 462.74 1660.7 3271.3
 bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 178.39 632.09 2450.0 4874.1
@@ -218,10 +214,14 @@ bwd_dq_fp16_d192_causal 1 br128_bc32_w8_s2_hopper_tma_lpt 172.63 538.71 1963.5 3
     "3.7": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.35 844.71 3290.5 6554.6
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 159.69 476.62 1727.5 3298.2
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
 bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
 bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.35 844.71 3290.5 6554.6
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 159.69 476.62 1727.5 3298.2
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
 bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
