@@ -176,28 +176,7 @@ fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 119.41 280.28 
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
 """,
-    "3.6 3.7 3.8 3.9": """
-fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
-fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
-fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
-fwd_bf16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
-fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.971 233.91 818.52 1523.6
-fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
-fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
-fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
-fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
-fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
-fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
-fwd_fp16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
-fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
-fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
-fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
-fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
-""",
-    "3.7": """
+    "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.52 1106.7 4316.4 8599.1
@@ -238,5 +217,26 @@ bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 209.14 779.7 3063.2 6108.0
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 145.23 445.41 1621.1 3047.1
 bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2440.3
+""",
+    "3.6 3.7 3.8 3.9": """
+fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
+fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
+fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
+fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
+fwd_bf16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
+fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.971 233.91 818.52 1523.6
+fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
+fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
+fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
+fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
+fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
+fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
+fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
+fwd_fp16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
+fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
+fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
+fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
+fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
 """,
 }
