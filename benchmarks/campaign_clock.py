@@ -276,7 +276,7 @@ def called(function: str, words: Sequence[str]) -> Any:
 def _case(case: BenchCase, groups: Sequence[str]) -> Unit:
     """A case of flashgen bench: contenders are compiled, checked and judged, then race."""
     steps = LadderSteps(gpu=GPU, served=None, evaluator=None, folder=Path())  # type: ignore[arg-type]
-    others = flashgen_and_torch(case, mock.Mock(), smoke=False)
+    others = flashgen_and_torch(case, mock.Mock(), mock.Mock(), smoke=False)
     names = [each.group for each in (*others, *steps.contenders(case)) if each.group in groups]
     own = names.count("flashgen") + names.count("default")
     launched = 2 if case.direction == "decode" else len(served_directions(case.direction))

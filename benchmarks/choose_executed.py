@@ -1,7 +1,8 @@
 """Chooses kernels of schedules hopper and blackwell for a table: those that are estimated faster
-than its entries, and that flashgen.ptx executes right and without a fault. Where the table has no
-times, those that take fewer cycles a score. What another GPU of the same chip was measured with
-comes before the table's entries, but not before an executed one that is estimated faster.
+than its entries, or as fast within NEAR with fewer instructions, and that flashgen.ptx executes
+right and without a fault. Where the table has no times, those that take fewer cycles a score. What
+another GPU of the same chip was measured with comes before the table's entries, but not before an
+executed one that is estimated faster.
 
     python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200 nvidia_b200
     PYTHONPATH=.venv/triton-3.8.0 python benchmarks/choose_executed.py admit nvidia_h200
@@ -24,6 +25,9 @@ from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import groupby, islice
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # this checkout's flashgen, whose tables it writes
 
 from flashgen import paths, settings
 from flashgen.evaluate import offline

@@ -240,7 +240,7 @@ def judge(
     made = batches(spec, config)
     if arrives > made:
         return Status.SERIALIZED, (
-            f"a tile has {made} batches of wgmma: ptxas cut them into {arrives} batches"
+            f"a tile has {made} batches of wgmma: ptxas cut them into {arrives}"
         )
     return Status.OK, ""
 

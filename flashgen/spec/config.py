@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.vocabulary import padded
+from flashgen.spec.vocabulary import Direction, padded
 
 Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "blackwell", "ampere", "auto"]
 Loads = Literal["pointer", "descriptor"]
@@ -285,13 +285,19 @@ class KernelConfig:
             plain |= {"exp2_by_fma": 0, "rescale_log2": 0}
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in PLAIN_SIDES}
             plain |= {"br": 64} if self.halves else {}  # S and dP are in registers there
-            if self.schedule == "blackwell" and spec.head_dim > 128:
-                # What is walked is in two places there. Larger tiles of dK and dV do not fit, or
-                # spill.
-                plain |= {"br": 32, "bc": 32} if spec.direction in BY_KEYS else {"bc": 64}
+            if shares_keys(spec):
+                plain |= self._wide_twin(spec.direction)
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         stages = min(self.num_stages, 2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)
+
+    def _wide_twin(self, direction: Direction) -> dict[str, int]:
+        """What of the pointer twin is smaller above head dim 128: it has all that it walks in two
+        places, where Gluon has one ring, or one place of V. Larger tiles do not fit, or spill.
+        """
+        if self.schedule == "hopper":
+            return {"bc": 32} if direction == "backward_dq" else {}
+        return {"br": 32, "bc": 32} if direction in BY_KEYS else {"bc": 64}
 
 
 _LABEL = (

@@ -29,10 +29,10 @@ fwd_bf16_d192 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
-fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s2_fa2_ptr_lpt - - -
-fwd_bf16_d256_causal_window 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt - - -
+fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
 fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s2_fa2_ptr_lpt - - -
+fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt - - -
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -

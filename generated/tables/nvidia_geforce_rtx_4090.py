@@ -30,7 +30,7 @@ fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 371.53 1109
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3095.4 3551.2
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 256.72 827.78 3031.6 5501.3
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 320.5 936.62 3281.4 6467.1
-fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 436.91 1697.3 6738.8 13460.8
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 437.12 1691.5 6709.0 13399.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
 fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
 fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3528.2
@@ -40,7 +40,7 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
 fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 406.13 1191.6 4129.9 8141.3
-fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.69 1239.1 4464.1
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.47 1208.7 4445.0
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1238.6 4556.7 17713.8 35364.4
@@ -52,7 +52,7 @@ fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 371.95 1270.7 4816.9 9605.4
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 416.1 1700.2 6879.3 13784.8
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 270.35 964.28 3706.5 6989.0
-fwd_fp16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 436.91 1697.3 6738.8 13460.8
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 437.12 1691.5 6709.0 13399.1
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
 fwd_fp16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
 fwd_fp16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3528.2

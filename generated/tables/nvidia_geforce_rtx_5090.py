@@ -35,12 +35,12 @@ fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 299.43
 fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 894.25 2429.3 2795.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 212.92 692.17 2538.1 4877.2
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 259.58 759.51 2736.6 5238.4
-fwd_bf16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 373.2 1449.3 5753.5 11492.5
+fwd_bf16_d192 1 br128_bc32_w8_s1_ampere_ptr 392.27 1523.2 6047.0 12078.7
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 325.41 953.09 3408.4 6483.4
-fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 287.1
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 299.5
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 991.44 3678.7
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.33 919.98
 fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2521.3 2918.5
@@ -56,7 +56,7 @@ fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 297.52 993.94 3695.0 7318
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
 fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
 fwd_fp16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
-fwd_fp16_d192 1 br128_bc32_w8_s3_fa2_ptr_rows 373.2 1449.3 5753.5 11492.5
+fwd_fp16_d192 1 br128_bc32_w8_s1_ampere_ptr 392.27 1523.2 6047.0 12078.7
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
 fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4

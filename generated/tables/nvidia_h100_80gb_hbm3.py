@@ -73,7 +73,7 @@ bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 297.08 872.47 3088.7 6076.0
-bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_s_ahead_tma 594.31 2264.1 8943.4 17849.3
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_tma 648.02 2457.0 9707.2 19376.5
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
@@ -177,10 +177,46 @@ fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
 """,
     "3.6 3.7 3.8": """
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 213.68 624.37 2249.2 4433.7
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 164.88 481.54 1727.6 3293.1
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.52 1106.7 4316.4 8599.1
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 206.76 618.3 2247.6 4438.5
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.35 844.71 3290.5 6554.6
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 159.69 476.62 1727.5 3298.2
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 345.94 1270.7 4970.9 9904.7
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 214.97 684.76 2473.4 4887.2
+bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.52 1106.7 4316.4 8599.1
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 206.76 618.3 2247.6 4438.5
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.35 844.71 3290.5 6554.6
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 159.69 476.62 1727.5 3298.2
+bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 345.94 1270.7 4970.9 9904.7
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 214.97 684.76 2473.4 4887.2
+bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
+bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
+bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
+bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 234.22 832.61 3230.1 6427.1
+bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 160.82 465.12 1668.9 3287.4
+bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.17 635.08 2461.7 4897.5
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 124.23 358.95 1281.8 2442.5
+bwd_dq_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 209.14 779.7 3063.2 6108.0
+bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 145.23 445.41 1621.1 3047.1
+bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
+bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2440.3
+bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
+bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
+bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 234.22 832.61 3230.1 6427.1
+bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 160.82 465.12 1668.9 3287.4
+bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.17 635.08 2461.7 4897.5
+bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 124.23 358.95 1281.8 2442.5
+bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 209.14 779.7 3063.2 6108.0
+bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 145.23 445.41 1621.1 3047.1
+bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
+bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2440.3
 """,
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
@@ -202,39 +238,5 @@ fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s4_hopper_tma 233.27 849.89 3318.7 6610.7
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s4_hopper_tma 305.23 1114.5 4354.9 8675.6
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s4_hopper_tma 233.27 849.89 3318.7 6610.7
-bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.19 828.68 3214.6 6396.3
-bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 159.99 462.74 1660.7 3271.3
-bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 178.39 632.09 2450.0 4874.1
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 123.59 357.09 1275.4 2431.0
-bwd_dq_bf16_d192 1 br128_bc32_w8_s2_hopper_tma 250.36 937.32 3685.6 7350.1
-bwd_dq_bf16_d192_causal 1 br128_bc32_w8_s2_hopper_tma_lpt 172.63 538.71 1963.5 3657.6
-bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 233.19 828.68 3214.6 6396.3
-bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 159.99 462.74 1660.7 3271.3
-bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 178.39 632.09 2450.0 4874.1
-bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 123.59 357.09 1275.4 2431.0
-bwd_dq_fp16_d192 1 br128_bc32_w8_s2_hopper_tma 250.36 937.32 3685.6 7350.1
-bwd_dq_fp16_d192_causal 1 br128_bc32_w8_s2_hopper_tma_lpt 172.63 538.71 1963.5 3657.6
-""",
-    "3.7": """
-bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
-bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
-bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
-bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
-bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
-bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
-bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
-bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2440.3
-bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
-bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
-bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
-bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2440.3
 """,
 }

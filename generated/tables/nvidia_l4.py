@@ -23,8 +23,7 @@ fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 888.39 2044.6 7638.1 15005.2
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 901.28 2517.2 10089.9 20186.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 901.28 1379.9 5202.5 10209.5
-fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1007.5
-fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1534.5 5438.4 10553.2
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1011.1 1534.5 5438.4 10553.2
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5211.6 5211.6
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 565.74 1514.0 4227.5 4903.4
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 633.2 1658.9 4530.9 5249.3

@@ -25,8 +25,7 @@ fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 350.84 1155.8 4390.2 8632
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 386.11 1619.1 6550.9 13126.7
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 359.25
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 889.04 3424.1 6611.0
-fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 356.33
-fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 957.22 3487.2 6664.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 364.85 957.22 3487.2 6664.0
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3283.2 3283.2
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 275.89 917.65 2593.2 2995.1
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 341.6 1015.6

@@ -27,8 +27,7 @@ fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.35 710.74 2678.9 5267
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 354.25 863.59 3456.7 6914.3
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.39
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 480.62 1814.0 3485.1
-fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 354.55
-fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 533.27 1889.4 3588.3
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 358.1 533.27 1889.4 3588.3
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1824.0 1824.0
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 221.93
 fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 550.82 1495.4 1729.3
@@ -43,7 +42,7 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 354.36 681.94 2343.6 4507.2
-fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.75
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 275.47
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 662.77 2437.8
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5 1847.3

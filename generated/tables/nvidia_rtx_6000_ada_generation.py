@@ -26,8 +26,7 @@ fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 314.21 714.98 2694.9 5299
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 319.62 868.74 3477.4 6955.6
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 320.77
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 483.48 1824.8 3506.0
-fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 319.92
-fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 536.45 1900.7 3609.8
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 323.49 536.45 1900.7 3609.8
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1834.9 1834.9
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 201.06 554.1 1504.4 1739.7
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 206.22 579.2 1549.9 1791.3
@@ -40,7 +39,7 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 319.8 686.0 2357.7 4534.2
-fwd_bf16_d256_causal_softcap 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.82
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 249.59
 fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 666.72 2452.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.14 1623.1 1858.3

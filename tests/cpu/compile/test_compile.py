@@ -220,7 +220,13 @@ def test_hopper_has_no_more_batches_than_its_text(
         ({"only_traps": True}, FA2, B200, Status.WRONG, "trap"),
         ({"loop": None, "spill_bytes": 8}, FA2, H200, Status.SPILLS, "8 bytes"),
         ({"advisories": ("(C7511) serialized",)}, FA2, H200, Status.SERIALIZED, "C7511"),
-        ({"loop": made_loop(warpgroup_arrives=12)}, FA2, H200, Status.SERIALIZED, "12 batches"),
+        (
+            {"loop": made_loop(warpgroup_arrives=12)},
+            FA2,
+            H200,
+            Status.SERIALIZED,
+            "cut them into 12",
+        ),
         ({"loop": made_loop(exp2_under_matrix=0.0)}, FA2, H200, Status.OK, ""),
         ({"loop": made_loop(exp2_under_matrix=0.0)}, AHEAD, H200, Status.OK, ""),  # a rank
     ],

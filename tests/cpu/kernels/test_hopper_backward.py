@@ -347,7 +347,6 @@ OF_64_ROWS_AT_ONCE = {
     "LSE of the first rows again": ("lse_smem.index(stage).slice(begin,", "lse_smem.index(stage).slice(0,"),
     "delta of the first rows again": ("delta_smem.index(stage).slice(begin,", "delta_smem.index(stage).slice(0,"),
     "the mask of the first rows again": ("row_start + begin + rows_in_tile", "row_start + rows_in_tile"),
-    "a lane reads the rows of another": ("permute((0, 2, 1, 3))", "permute((0, 1, 2, 3))"),
     "statistics in order": ("(rows & ~14) + ((rows & 2) << 2) + ((rows & 12) >> 1)", "rows"),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen.cli.options import in_8_bits, in_pages
+from flashgen.cli.options import cache_fields, with_cache
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.reference.attention import merge
 from flashgen.runtime import Dispatcher
@@ -194,9 +194,10 @@ def test_bytes_are_those_of_the_cache() -> None:
 def test_the_command_that_is_advised_names_the_direction_and_the_pages() -> None:
     spec = make_spec("bfloat16", 128, direction="decode", paged=True)
     assert "--direction decode --paged --dtype bf16" in tune_command(spec, 4096)
-    assert in_pages((make_spec("bfloat16", 128, direction="decode"),)) == (spec,)
+    paged = cache_fields(True, None)
+    assert with_cache(make_spec("bfloat16", 128, direction="decode"), paged) == spec
     with pytest.raises(InvalidArgument, match="--paged needs --direction decode"):
-        in_pages((make_spec(),))
+        with_cache(make_spec(), paged)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -222,12 +223,12 @@ def test_a_table_keeps_features_places_and_elements(kind: str) -> None:
 def test_the_words_of_narrow_caches() -> None:
     spec = make_spec("bfloat16", 128, direction="decode", paged=True)
     for word, (kv_dtype, kv_scales) in KV_WORDS.items():
-        (found,) = in_8_bits((spec,), word)
+        found = with_cache(spec, cache_fields(False, word))
         assert (found.kv_dtype, found.kv_scales) == (kv_dtype, kv_scales)
     with pytest.raises(InvalidArgument, match="--kv must be one of fp8, fp8-page, int8, int8-page"):
-        in_8_bits((spec,), "fp16")
+        cache_fields(False, "fp16")
     with pytest.raises(InvalidArgument, match="--kv needs --direction decode"):
-        in_8_bits((make_spec(),), "fp8")
+        with_cache(make_spec(), cache_fields(False, "fp8"))
 
 
 def test_bytes_of_narrow_caches() -> None:

@@ -105,9 +105,10 @@ def test_what_is_illegal(spec: AttentionSpec, config: KernelConfig, gpu: object,
     assert word in reason
 
 
+@pytest.mark.parametrize("dim", [64, 256])
 @pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
-def test_the_backward_has_it_and_a_twin(direction: Direction) -> None:
-    spec = make_spec("bfloat16", 64, "causal", direction=direction)
+def test_the_backward_has_it_and_a_twin_that_fits(direction: Direction, dim: int) -> None:
+    spec = make_spec("bfloat16", dim, "causal", direction=direction)
     assert all(config.interpretable for config in legal_configs(spec, H200))
     found = [c for c in legal_configs(spec, H200, on_gpu=True) if c.schedule == "hopper"]
     assert found
