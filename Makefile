@@ -14,7 +14,7 @@ FOR_DOCS := $(VENV)/.installed-docs
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # Compiled anew by make check, for their facts: every direction and schedule, one head dim with a mask
-# and one without. make test compares those of half the forward kernels, and make test-all of all.
+# and one without. make test compares those of some forward kernels, and make test-all of all.
 CHECKED := bwd_*_bf16_d64_causal_* bwd_*_bf16_d128_br*
 
 # One thread a process: there are as many processes as cores. --dist says that tests/conftest.py deals the tests out.
