@@ -160,11 +160,11 @@ def replay(
     infinite if all have failed so far. warm: with the landscape's seeds and guesses.
     """
     number_of = {id(point): number for number, point in enumerate(landscape.points)}
-    guesses = landscape.guesses or ()
+    guesses, best = landscape.guesses or (), landscape.best
     regrets: list[float] = []
 
     def note(done: Evaluation) -> None:
-        now = math.inf if done.value is None else done.value / landscape.best - 1
+        now = math.inf if done.value is None else done.value / best - 1
         regrets.append(min([now, *regrets[-1:]]))
 
     with contextlib.suppress(NoMinimum):

@@ -1,11 +1,10 @@
 """What each constant of the sampler auto is worth: the sampler with one changed or removed.
 
-    git worktree add ../before bda60d35                     the search that the table is of
-    python benchmarks/search_ablation.py --tree ../before --public FOLDER --record runs.jsonl
+    python benchmarks/search_ablation.py --public FOLDER --record runs.jsonl
     python benchmarks/search_ablation.py --variant "MODULE.NAME=VALUE; ..." [--way order]
 
-The first prints a table in Markdown: a row a variant of VARIANTS whose constants the tree has. A
-search that is in the record is not repeated. MODULE is auto or surrogate; VALUE is Python.
+The first prints a table in Markdown: a row a variant of VARIANTS. A search that is in the record is
+not repeated. MODULE is auto or surrogate; VALUE is Python.
 
 The landscapes are those of benchmarks/made_landscapes.py, the three of flashgen's own kernels that
 ship, and those of search_peers.PUBLIC that FOLDER has. A way says what a search knows of them:
@@ -16,10 +15,13 @@ ship, and those of search_peers.PUBLIC that FOLDER has. A way says what a search
     guesses     all, with guesses that are right but for a factor whose logarithm deviates by 0.25
     inverted    the same with guesses that say the opposite
     small       24 random points of each, of which some have a time
+    long        a product of 100,000 points, which costs nothing: proposals are timed
 
 The figure of a search is the geometric mean of its regrets after 5, 10, 20, 40 and 80 evaluations,
 each between 0.1 % and 1,000 %. Printed is its mean over searches and landscapes, as a multiple of
-that of the search as it is, with a band of 95 %.
+that of the search as it is, with a band of 95 %. The last column has the same after one of these
+numbers of evaluations: the one where a loss is surest, with a band of 99 %, if any is above 1.
+Searches with the same seed are paired. The figure of `long` is the CPU time of all proposals.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,69 +53,44 @@ LEAST, MOST = 1e-3, 10.0
 """What regrets are clipped to before a geometric mean."""
 
 DEVIATION = 0.25
-WAYS = ("cold", "order", "reversed", "guesses", "inverted", "small")
+WAYS = ("cold", "order", "reversed", "guesses", "inverted", "small", "long")
 SMALL = 24
-POOLS = 'auto.TURNS = (("pool", True), ("pool", False))'
-NO_PRIORS = "surrogate.LENGTH_PRIOR = (-0.69, 1e9); surrogate.NOISE_PRIOR = (-4.61, 1e9)"
+LONG, LONG_SPACE = 300, 5
+"""Proposals that are timed, and parameters of ten values in the space of them."""
+
 VARIANTS: tuple[tuple[str, str, str], ...] = (
-    ("START 5, now 3", "guesses", "auto.START = 3"),
-    ("LEAST_KNOWN 3, now 1", "cold", "auto.LEAST_KNOWN = 1"),
-    ("SAMPLE 2000, now 400", "cold", "auto.SAMPLE = 400"),
-    ("CENTRAL 0.05, now 0.1", "cold", "auto.CENTRAL = 0.1"),
-    ("CENTRAL, now anywhere", "cold", "auto.CENTRAL = 1.0"),
-    ("MIDDLE 8, now 5; no SPREAD", "cold", "auto.MIDDLE = 5; auto.SPREAD = 0"),
-    ("no SPREAD (3)", "cold", "auto.SPREAD = 0"),
-    ("no INNER (0.5)", "cold", "auto.INNER = 1.0"),
-    ("no PART (4)", "small", "auto.PART = 1"),
-    *(
-        (
-            f"SAMPLE = POOL = WHOLE = {n}",
-            "cold",
-            f"auto.SAMPLE = {n}; auto.POOL = {n}; auto.WHOLE = {n}",
-        )
-        for n in (400, 1000)
-    ),
-    ("BEST 3, now 1", "cold", "auto.BEST = 1"),
-    *(
-        ("WHOLE 1000, now 400; BEST 1", way, "auto.WHOLE = 400; auto.BEST = 1")
-        for way in ("order", "guesses", "reversed")
-    ),
+    ("START 5, now 1", "order", "auto.START = 1"),
     ("MIDDLE 8, now 5", "cold", "auto.MIDDLE = 5"),
+    ("no PART (4)", "small", "auto.PART = 1"),
+    ("SAMPLE 2000, now 200", "guesses", "auto.SAMPLE = 200"),
+    ("CENTRAL 0.05, now anywhere", "cold", "auto.CENTRAL = 1.0"),
+    ("POOL 400, now 10", "cold", "auto.POOL = 10"),
+    ("BEST 3, now 1", "cold", "auto.BEST = 1"),
+    ("ELITE_GAP 3, now 2", "reversed", "auto.ELITE_GAP = 2"),
     (
-        "no ELITES (3), no ELITE_GAP (3)",
+        "TURNS, all ordered",
         "cold",
+        'auto.TURNS = (("pool", False), ("elites", False), ("pool", False), ("valley", False))',
+    ),
+    (
+        "TURNS, all names",
+        "cold",
+        'auto.TURNS = (("pool", True), ("elites", True), ("pool", True), ("valley", True))',
+    ),
+    (
+        "TURNS without elites",
+        "reversed",
         'auto.TURNS = (("pool", True), ("pool", False), ("valley", True))',
     ),
-    (
-        "TURNS without valleys",
-        "cold",
-        'auto.TURNS = (("pool", True), ("elites", False), ("pool", False))',
-    ),
-    ("TURNS without both", "cold", POOLS),
-    ("TURNS, all ordered", "cold", 'auto.TURNS = (("pool", False),)'),
-    ("TURNS, all names", "cold", 'auto.TURNS = (("pool", True),)'),
     ("no TRUST (10)", "order", "auto.TRUST = 0.0"),
-    ("DECAY 10, now 1", "order", "auto.DECAY = 1.0"),
     ("no LIKELY (0.1)", "order", "auto.LIKELY = 1.0"),
-    ("CAP 0.3, now 0", "cold", "surrogate.CAP = 0.0"),
-    ("CAP 0.3, now 1", "cold", "surrogate.CAP = 1.0"),
-    ("LEAST_CAP 0.1, now 0.01", "cold", "surrogate.LEAST_CAP = 0.01"),
-    ("3 LENGTHS, not 6", "cold", "surrogate.LENGTHS = (0.1, 0.4, 1.6)"),
+    ("CAP 0.3, now 0", "guesses", "surrogate.CAP = 0.0"),
+    ("1 of LENGTHS, not 6", "cold", "surrogate.LENGTHS = (0.8,)"),
     ("1 of NOISES, not 3", "cold", "surrogate.NOISES = (1e-2,)"),
-    ("2 SLOPES, not 3", "inverted", "surrogate.SLOPES = (1.0, 0.0)"),
-    ("no LENGTH_PRIOR", "cold", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
-    ("no NOISE_PRIOR", "cold", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
-    *(("no LENGTH_PRIOR, no NOISE_PRIOR", way, NO_PRIORS) for way in ("cold", "reversed")),
-    (
-        "no ENOUGH_TO_FIT, ALWAYS_FITTED, SWEPT_TWICE; USUAL_LENGTH 0.4, PRIOR_COUNT 1",
-        "cold",
-        "surrogate.ENOUGH_TO_FIT = 1; surrogate.ALWAYS_FITTED = 0; surrogate.GROWTH = 1.1; "
-        "surrogate.SWEPT_TWICE = 0; surrogate.USUAL_LENGTH = 0.4; surrogate.PRIOR_COUNT = 1.0",
-    ),
-    ("MOST_TO_FIT 120, now 40", "cold", "surrogate.MOST_TO_FIT = 40"),
-    ("TIE 1e-6, now 1e-12", "cold", "surrogate.TIE = 1e-12"),
-    ("FAR -1e5, now -1e3", "cold", "surrogate.FAR = -1e3"),
-    ("LEAST_LEFT 1e-9, now 1e-6", "cold", "surrogate.LEAST_LEFT = 1e-6"),
+    ("no LENGTH_PRIOR", "reversed", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
+    ("no NOISE_PRIOR", "reversed", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
+    ("no MOST_TO_FIT (120)", "long", "surrogate.MOST_TO_FIT = 10000"),
+    ("no GROWTH (1.1)", "long", "surrogate.GROWTH = 1.0"),
 )
 """What a row is called, the way, and what is set."""
 
@@ -166,34 +144,35 @@ def landscapes_of(way: str, every: list[Landscape], shipped: list[Landscape]) ->
 
 
 @contextmanager
-def changed(settings: str) -> Iterator[bool]:
-    """Set constants, `MODULE.NAME = VALUE; ...`; False if the tree has one of them not."""
+def changed(settings: str) -> Iterator[None]:
+    """Set constants, `MODULE.NAME = VALUE; ...`. Raises AttributeError if there is none."""
     before: list[tuple[Any, str, Any]] = []
     try:
         for each in filter(None, settings.split(";")):
             name, _, value = each.partition("=")
             module, _, constant = name.strip().partition(".")
             found = importlib.import_module(f"flashgen.search.samplers.{module}")
-            if not hasattr(found, constant):
-                yield False
-                return
             before.append((found, constant, getattr(found, constant)))
             setattr(found, constant, ast.literal_eval(value.strip()))
-        yield True
+        yield
     finally:
         for module, constant, value in reversed(before):
             setattr(module, constant, value)
 
 
-def figures(landscapes: list[Landscape], seeds: int) -> list[list[list[float]]]:
-    """Logarithms of clipped regrets: landscapes x seeds x AFTER."""
+Logs = list[list[list[float]]]
+"""Landscapes x seeds x AFTER."""
+
+
+def figures(landscapes: list[Landscape], seeds: range) -> Logs:
+    """Logarithms of clipped regrets."""
     from benchmarks.recorded import replay
     from flashgen.search.space import Method
 
     found = []
     for landscape in landscapes:
         runs = []
-        for seed in range(seeds):
+        for seed in seeds:
             regrets = replay(landscape, Method(seed=seed), AFTER[-1])
             at = [regrets[min(after, len(regrets)) - 1] for after in AFTER]
             runs.append([round(math.log(min(max(each, LEAST), MOST)), 4) for each in at])
@@ -201,62 +180,117 @@ def figures(landscapes: list[Landscape], seeds: int) -> list[list[list[float]]]:
     return found
 
 
+def proposal_seconds(seeds: range) -> Logs:
+    """Logarithms of the CPU seconds of LONG proposals, of one landscape after one number."""
+    from flashgen.search.points import ProductSpace
+    from flashgen.search.samplers.auto import AutoProposer
+    from flashgen.search.space import Method
+
+    space = ProductSpace({f"p{number}": range(10) for number in range(LONG_SPACE)})
+    runs = []
+    for seed in seeds:
+        made, spent = AutoProposer(space, Method(seed=seed)), 0.0
+        for _ in range(LONG):
+            began = time.process_time()
+            (number,) = made.propose(1)
+            spent += time.process_time() - began
+            made.learn(number, 1.0 + sum(abs(int(v) - 3) for v in space.point(number).values()))
+        runs.append([round(math.log(spent), 4)])
+    return [runs]
+
+
 def row(name: str, way: str, logs: np.ndarray, base: np.ndarray) -> str:
-    """A row of the table: median regrets over seeds, geometric means over landscapes, in per cent,
-    and the figure as a multiple.
+    """A row of the table: median regrets over seeds, geometric means over landscapes, in per cent;
+    the figure as a multiple; and the multiple of the regret after one number of evaluations, where
+    a loss is surest, if any is. Of `long`: the seconds before and after.
     """
-    medians = 100 * np.exp(np.median(logs, axis=1).mean(axis=0))
-    apart = logs.mean() - base.mean()
-    variance = sum(
-        (each.mean(axis=2).var(axis=1, ddof=1) / each.shape[1]).sum() / len(each) ** 2
-        for each in (logs, base)
-    )
-    low, high = (math.exp(apart + sign * 1.96 * math.sqrt(variance)) for sign in (-1, 1))
-    cells = ", ".join(f"{each:.1f}" for each in medians)
-    return f"| {name} | {way} | {cells} | {math.exp(apart):.2f} ({low:.2f} to {high:.2f}) |"
+    apart = logs - base
+    whole = multiple(apart.mean(axis=2), 1.96)
+    lows = [_band(apart[:, :, k], 2.58)[1] for k in range(apart.shape[2])]
+    at = int(np.argmax(lows))
+    medians = np.exp(np.median(logs, axis=1).mean(axis=0))
+    cells = ", ".join(f"{100 * each:.1f}" for each in medians)
+    one = f"{AFTER[at]}: {multiple(apart[:, :, at], 2.58)}" if lows[at] > 0 else "-"
+    if way == "long":
+        cells, one = f"{np.exp(np.median(base)):.1f} s, now {medians[0]:.1f} s", ""
+    return f"| {name} | {way}, {apart[:, :, 0].size} | {cells} | {whole} | {one} |"
+
+
+def multiple(apart: np.ndarray, deviations: float) -> str:
+    """A mean of differences of logarithms (landscapes x seeds) as a factor, with its band."""
+    middle, low, high = (math.exp(each) for each in _band(apart, deviations))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _band(apart: np.ndarray, deviations: float) -> tuple[float, float, float]:
+    variance = (apart.var(axis=1, ddof=1) / apart.shape[1]).sum() / len(apart) ** 2
+    half = deviations * math.sqrt(variance)
+    middle = float(apart.mean())
+    return middle, middle - half, middle + half
+
+
+class Searches:
+    """Figures by way and settings, one line of JSON each in a record; the last of a key counts."""
+
+    def __init__(self, record: Path | None, public_folder: Path | None) -> None:
+        from benchmarks import search_efficiency
+        from benchmarks.recorded import read
+        from benchmarks.search_peers import public
+
+        found, self.skipped = public(public_folder)
+        files = sorted(search_efficiency.ESTIMATED.glob("*.json*"))
+        self._shipped = [each for path in files for each in read(path)]
+        self._every = [*search_efficiency.compared(), *map(search_efficiency.cold, found)]
+        self._record = record
+        self._done: dict[str, Logs] = {}
+        if record and record.exists():
+            self._done = dict(json.loads(line) for line in record.read_text().splitlines())
+
+    def of(self, way: str, settings: str, seeds: int) -> np.ndarray:
+        """The figures of at least so many seeds, or as many as are done if that is 0. The search
+        ways of few landscapes get more, so that about as many searches are made.
+        """
+        key = f"{way}: {' '.join(settings.split())}"
+        done = self._done.get(key, [])
+        have, wanted = len(done[0]) if done else 0, seeds * (3 if way == "order" else 1)
+        if have < wanted:
+            with changed(settings):
+                new = self._search(way, range(have, wanted))
+            done = [old + more for old, more in zip(done or [[]] * len(new), new, strict=True)]
+            self._done[key] = done
+            if self._record:
+                with self._record.open("a") as file:
+                    file.write(json.dumps([key, done]) + "\n")
+        return np.array(done)
+
+    def _search(self, way: str, seeds: range) -> Logs:
+        if way == "long":
+            return proposal_seconds(seeds)
+        return figures(landscapes_of(way, self._every, self._shipped), seeds)
 
 
 def main() -> None:
     """Search, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--public", type=Path, metavar="FOLDER")
     parser.add_argument("--record", type=Path, metavar="FILE", help="searches that are done")
-    parser.add_argument("--done", action="store_true", help="only what the record has")
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=8, help="0: only what the record has")
     parser.add_argument("--variant", action="append", default=[], metavar="SETTINGS")
     parser.add_argument("--way", action="append", choices=WAYS)
     asked = parser.parse_args()
-    sys.path.insert(0, str(asked.tree.resolve()))
-    from benchmarks import search_efficiency
-    from benchmarks.recorded import read
-    from benchmarks.search_peers import public
-
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     given = [(each, way, each) for each in asked.variant for way in asked.way or WAYS[:1]]
     variants = given or [each for each in VARIANTS if each[1] in (asked.way or WAYS)]
-    found_public, skipped = public(asked.public)
-    every = [*search_efficiency.compared(), *map(search_efficiency.cold, found_public)]
-    files = sorted(search_efficiency.ESTIMATED.glob("*.json*"))
-    shipped = [each for path in files for each in read(path)]
-    done: dict[str, list[list[list[float]]]] = {}
-    if asked.record and asked.record.exists():
-        done = dict(json.loads(line) for line in asked.record.read_text().splitlines())
-    print(f"{len(every)} landscapes, {asked.seeds} searches each. {' '.join(skipped)}\n")
-    print(f"| changed | a search knows | after {', '.join(map(str, AFTER))} | multiple |")
-    print("|---|---|---|---|")
+    searches = Searches(asked.record, asked.public)
+    print(f"{' '.join(searches.skipped)}\n")
+    after = ", ".join(map(str, AFTER))
+    print(f"| changed | a search knows, searches | after {after} | multiple | after one |")
+    print("|---|---|---|---|---|")
     for name, way, settings in variants:
-        logs = []
-        for each in ("", settings):
-            key = f"{way}: {' '.join(each.split())}"
-            with changed(each) as has:
-                if has and key not in done and not asked.done:
-                    done[key] = figures(landscapes_of(way, every, shipped), asked.seeds)
-                    if asked.record:
-                        with asked.record.open("a") as file:
-                            file.write(json.dumps([key, done[key]]) + "\n")
-            logs.append(np.array(done.get(key, [])))
-        if all(each.size for each in logs):
-            print(row(name, way, logs[1], logs[0]), flush=True)
+        base, logs = (searches.of(way, each, asked.seeds) for each in ("", settings))
+        if base.size and logs.size:
+            least = min(base.shape[1], logs.shape[1])
+            print(row(name, way, logs[:, :least], base[:, :least]), flush=True)
 
 
 if __name__ == "__main__":

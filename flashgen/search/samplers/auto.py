@@ -62,10 +62,11 @@ POOL = 400
 """Random points among the candidates; all points of a space that has no more."""
 
 BEST = 3
-"""How many good points have candidates next to them, and how many valleys are searched in turn."""
+"""How many of the best, or elites, have candidates next to them, and how many valleys are searched
+in turn."""
 
-ELITES, ELITE_GAP = 3, 3
-"""How many elites there are, and in how many parameters any two differ at least."""
+ELITE_GAP = 3
+"""In how many parameters any two elites differ at least."""
 
 Kind = Literal["pool", "elites", "valley"]
 TURNS: tuple[tuple[Kind, bool], ...] = (
@@ -142,7 +143,7 @@ class AutoProposer(Proposer):
 
     def _new(self, numbers: Iterable[int]) -> list[int]:
         """The new points among these, in the order of the space."""
-        return sorted(filter(self._is_new, set(numbers)))
+        return sorted(set(numbers).difference(self._learnt, self._pending, self._excluded))
 
     def _start(self) -> int:
         """How many points are known before a process is fitted."""
@@ -261,14 +262,14 @@ class AutoProposer(Proposer):
         return int((later & better).sum()) - int((later & worse).sum()) > chance
 
     def _elites(self, best: Sequence[int]) -> list[int]:
-        """The first of these points, and the next that differ enough from those before."""
+        """The first of these points, and the next that are differ enough from those before."""
         codes = self._space.codes(best)
-        differ = np.full(len(best), ELITE_GAP)
+        apart = np.ones(len(best), dtype=bool)
         found: list[int] = []
-        while len(found) < ELITES and (differ >= ELITE_GAP).any():
-            at = int((differ >= ELITE_GAP).argmax())
+        while len(found) < BEST and apart.any():
+            at = int(apart.argmax())
             found.append(best[at])
-            differ = np.minimum(differ, (codes != codes[at]).sum(axis=1))
+            apart &= (codes != codes[at]).sum(axis=1) >= ELITE_GAP
         return found
 
     def _mutants(self, numbers: Sequence[int]) -> list[int]:

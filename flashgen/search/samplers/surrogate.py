@@ -32,41 +32,35 @@ Floats = NDArray[np.floating[Any]]
 CAP = 0.3
 """Cap = median + CAP * (median - best)."""
 
-LEAST_CAP = 0.1
-"""How far the cap lies above the best at least: else one value and a failure would be the same."""
-
 LENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """In units of an ordered parameter's whole range, or of the step from one name to another."""
 
 NOISES = (1e-2, 1e-4, 1e-1)
 """What no parameter explains, as a part of the variance."""
 
-SLOPES = (1.0, 0.5, 0.0)
-"""How far a guess is believed: the part of its logarithm's changes that is expected."""
-
 LENGTH_PRIOR = (math.log(0.5), 0.8)
 NOISE_PRIOR = (math.log(1e-2), 2.5)
 """Mean and deviation of the logarithm, before anything is known."""
 
 MOST_TO_FIT = 120
-"""Evaluated points that lengths, noise and slope are chosen by; more would only take longer."""
+"""Evaluated points that a fit is chosen by; more would only take longer."""
 
 GROWTH = 1.1
 """The fit is chosen anew when there are more points by this factor, to save time."""
 
-TIE = 1e-6
-"""Scores, or evidences, are equal within this share of the largest, and within this difference."""
-
-FAR = -1e5
-"""Deviations from the best below which all are equally hopeless."""
-
-LEAST_LEFT = 1e-9
-"""Of the variance of a point that is known."""
+TIE = float(np.finfo(np.float64).eps) ** (1 / 3)
+"""Guards against rounding, which differs between machines: a third of the digits of a float are not
+relied on. Scores, or evidences, are equal within this share of the largest, and within this
+difference. Heights vary by as much, and a failure lies as far above the only value: else rounding
+would be all that tells points apart.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The parameters chosen by the evidence; one length per parameter of the space."""
+    """The parameters chosen by the evidence; one length per parameter of the space. slope: 1 if
+    guesses are believed, or else 0.
+    """
 
     lengths: tuple[float, ...]
     noise: float
@@ -130,7 +124,7 @@ class Process:
         solved = _solve(_matern(_squares(seen, seen)), heights, fit)
         rows = _forward(solved.factor, _matern(_squares(seen, others)))
         mean = solved.mean + solved.weights @ rows + fit.slope * trend
-        left = np.maximum(1.0 - np.einsum("ij,ij->j", rows, rows), LEAST_LEFT)
+        left = 1.0 - np.einsum("ij,ij->j", rows, rows)  # above 0: the noise is never all removed
         return Expectation(mean=mean, spread=np.sqrt(solved.variance * left))
 
     def fitted(self, known: Known) -> Fit:
@@ -146,7 +140,7 @@ class Process:
         sloped = bool(known.trend.any())
         usual = LENGTHS[len(LENGTHS) // 2]
         fit = self._fit or Fit(
-            lengths=(usual,) * len(self._counts), noise=NOISES[0], slope=SLOPES[0] * sloped
+            lengths=(usual,) * len(self._counts), noise=NOISES[0], slope=float(sloped)
         )
         gaps = self._gaps(known.codes)
         for _ in range(1 if self._fit else 2):
@@ -176,7 +170,7 @@ class Process:
 
 
 def _better(fit: Fit, turn: int, gaps: Sequence[Floats], known: Known) -> Fit:
-    """The fit with one thing chosen: the length of parameter `turn`, then noise, then slope."""
+    """The fit with one thing chosen: a parameter's length, then noise, then slope."""
     count = len(known.heights)
     lengths = fit.lengths
     rest = np.zeros((count, count))
@@ -193,7 +187,7 @@ def _better(fit: Fit, turn: int, gaps: Sequence[Floats], known: Known) -> Fit:
         if turn == len(gaps):
             fits = [fit, *(replace(fit, noise=noise) for noise in NOISES)]
         else:
-            fits = [fit, *(replace(fit, slope=slope) for slope in SLOPES)]
+            fits = [fit, replace(fit, slope=1.0 - fit.slope)]
         matrices = [_matern(rest)] * len(fits)
     evidences = [
         _solve(matrix, known.heights - each.slope * known.trend, each).evidence
@@ -247,7 +241,8 @@ def _solve(covariance: Floats, heights: Floats, fit: Fit) -> _Solved:
     mean = float(ones @ plain / (ones @ ones))
     weights = plain - mean * ones
     # The plain variance of the heights counts as one point, next to what the process makes of it.
-    total = max(float(np.var(heights)), LEAST_CAP**2) + float(weights @ weights)
+    apart = heights - heights.sum() / count
+    total = max(float(apart @ apart) / count, TIE**2) + float(weights @ weights)
     freedom = 1 + count
     evidence = -float(np.log(np.diag(factor)).sum()) - freedom / 2 * math.log(total / freedom)
     evidence += sum(_log_prior(length, LENGTH_PRIOR) for length in fit.lengths)
@@ -275,7 +270,7 @@ def heights_of(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
     else:
         known = known / max(float(np.abs(known).max()), np.finfo(np.float64).tiny)
     best, median = float(known.min()), float(np.median(known))
-    cap = max(median + CAP * (median - best), best + LEAST_CAP)
+    cap = max(median + CAP * (median - best), best + TIE)
     capped = iter(np.minimum(known, cap))
     heights = [cap if value is None else next(capped) for value in values]
     return np.array(heights), best, on_logarithms
@@ -289,9 +284,10 @@ def _log_prior(value: float, prior: tuple[float, float]) -> float:
 def _log_improvement(better: Floats) -> Floats:
     """log(phi(z) + z Phi(z)): by how much a normal variable is expected to exceed -z.
 
-    Below -1 as log(phi(z)) + log(1 + z Phi(z) / phi(z)), which does not cancel before FAR.
+    Below -1 as log(phi(z)) + log(1 + z Phi(z) / phi(z)), of which 1 / z**2 is left by 1 - 1. So all
+    are equally hopeless from -1 / TIE on, where rounding would be more than TIE of that.
     """
-    near, far = np.maximum(better, -1.0), np.clip(better, FAR, -1.0)
+    near, far = np.maximum(better, -1.0), np.clip(better, -1.0 / TIE, -1.0)
     density = np.exp(-np.square(near) / 2) / math.sqrt(2 * math.pi)
     ratio = math.sqrt(math.pi / 2) * erfcx(-far / math.sqrt(2))
     tail = -np.square(far) / 2 - math.log(2 * math.pi) / 2 + np.log1p(far * ratio)

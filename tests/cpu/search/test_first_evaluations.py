@@ -16,12 +16,12 @@ FIRST, DRAWS = 5, 20
 
 def expected(landscape: Landscape) -> float:
     """The mean logarithm of the clipped regret of the best of FIRST random points."""
-    count = len(landscape.points)
+    count, best = len(landscape.points), landscape.best
     times = sorted(math.inf if time is None else time for time in landscape.times)
     total, left = 0.0, 1.0  # the probability that none of the faster ones was drawn
     for place, time in enumerate(times):
         more = left * max(0, count - place - FIRST) / (count - place)
-        total += (left - more) * clipped(time / landscape.best - 1)
+        total += (left - more) * clipped(time / best - 1)
         left = more
     return total
 

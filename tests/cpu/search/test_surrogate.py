@@ -249,7 +249,7 @@ class TestScores:
         assert surrogate._log_improvement(np.array([z]))[0] == pytest.approx(expected, abs=1e-6)
 
     def test_they_fall_with_every_step_down_to_the_hopeless(self) -> None:
-        z = -np.geomspace(1e5, 1e-3, 20_000)
+        z = -np.geomspace(1 / surrogate.TIE, 1e-3, 20_000)
         gains = surrogate._log_improvement(np.concatenate([[-1e12, -1e6], z, -z[::-1]]))
         assert np.isfinite(gains).all()
         assert gains[0] == gains[1] == gains[2]
