@@ -69,7 +69,7 @@ test-all: $(FOR_ALL) $(FOR_DOCS)
 	$(MAKE) test-driver
 
 slow: $(FOR_ALL)
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --why-slow tests/cpu tests/interpreted
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --why-slow tests/cpu tests/interpreted tests/driver
 
 # The CUDA build of torch, without the libraries that it is linked against: tests/driver/recording
 # stands in for them. Three equals signs, or pip takes the CPU build, whose version has a suffix.
@@ -81,7 +81,7 @@ DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA):$(CURDIR)/$(ENGINES)/vllm:$(CUR
 TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
 
 test-driver: DRIVER_TESTS := tests/driver
-test-driver-short: DRIVER_TESTS := $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches odd_strides torch_flash)
+test-driver-short: DRIVER_TESTS := -m "not slow" $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches odd_strides torch_flash)
 
 test-driver test-driver-short: $(FOR_ALL) $(RECORDING)/libcudart.so.13
 	@rm -rf $(RECORDING)/events && mkdir -p $(RECORDING)/events
