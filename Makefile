@@ -13,9 +13,10 @@ FOR_ALL := $(VENV)/.installed
 FOR_DOCS := $(VENV)/.installed-docs
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-# Compiled anew by make check, for their facts: every direction and schedule, one head dim with a mask
-# and one without. make test compares those of half the forward kernels, and make test-all of all.
-CHECKED := bwd_*_bf16_d64_causal_* bwd_*_bf16_d128_br*
+# Compiled anew by make check, for their facts: every direction and schedule of the backward, one head dim with
+# a mask and, of descriptors, one without. make facts FACTS=--check compares those of all kernels.
+# make test compares those of some forward kernels, and make test-all of all.
+CHECKED := bwd_d*_bf16_d64_causal_br* bwd_fused_bf16_d64_causal_br64_bc128_* bwd_*_bf16_d128_br*_tma* bwd_delta_bf16_d128_br128_*
 
 # One thread a process: there are as many processes as cores. --dist says that tests/conftest.py deals the tests out.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
@@ -68,7 +69,7 @@ test-all: $(FOR_ALL) $(FOR_DOCS)
 	$(MAKE) test-driver
 
 slow: $(FOR_ALL)
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --why-slow tests/cpu tests/interpreted
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --why-slow tests/cpu tests/interpreted tests/driver
 
 # The CUDA build of torch, without the libraries that it is linked against: tests/driver/recording
 # stands in for them. Three equals signs, or pip takes the CPU build, whose version has a suffix.
@@ -80,7 +81,7 @@ DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA):$(CURDIR)/$(ENGINES)/vllm:$(CUR
 TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
 
 test-driver: DRIVER_TESTS := tests/driver
-test-driver-short: DRIVER_TESTS := $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches odd_strides torch_flash)
+test-driver-short: DRIVER_TESTS := -m "not slow" $(patsubst %,tests/driver/test_%.py,attention graphs kept_call launches odd_strides torch_flash)
 
 test-driver test-driver-short: $(FOR_ALL) $(RECORDING)/libcudart.so.13
 	@rm -rf $(RECORDING)/events && mkdir -p $(RECORDING)/events

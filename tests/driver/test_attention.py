@@ -27,7 +27,10 @@ CALLS = """
 """
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "head_dim",
+    [64, pytest.param(128, marks=pytest.mark.slow("the same with head dim 64 is quick"))],
+)
 def test_attention_launches_one_kernel_of_as_many_parameters_as_its_cubin_declares(
     tmp_path: Path, head_dim: int
 ) -> None:

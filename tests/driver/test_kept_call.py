@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -81,9 +82,25 @@ def test_maps_are_dropped_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -
     assert len(maps.known) <= 2
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def in_turn(*factors: tuple[Any, ...]) -> list[tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """Each choice of one value of each factor, after the places of the values."""
+    places = itertools.product(*(range(len(values)) for values in factors))
+    return list(zip(places, itertools.product(*factors), strict=True))
+
+
+SLOW_HEADS = pytest.mark.slow("make test-driver-short has each head dim, and each that is brought")
+SLOW = pytest.mark.slow("make test-driver-short has every pair of dtype, mask and head dim")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "causal", "head_dim"),
+    [
+        pytest.param(*each, marks=() if sum(places) % 2 == 0 else SLOW)
+        for places, each in in_turn(
+            (torch.bfloat16, torch.float16, torch.float32), (False, True), (64, 128)
+        )
+    ],
+)
 def test_it_hands_over_what_triton_hands_over(
     recording: Recording,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,8 +120,15 @@ def test_it_hands_over_what_triton_hands_over(
     assert launches[-1] in launches[:-1]
 
 
-@pytest.mark.parametrize("brought", [("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes")])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "brought"),
+    [
+        pytest.param(*each, marks=() if sum(places) % 2 == 0 else SLOW_HEADS)
+        for places, each in in_turn(
+            (64, 128), (("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes"))
+        )
+    ],
+)
 def test_so_it_does_with_numbers_of_heads(
     recording: Recording, monkeypatch: pytest.MonkeyPatch, brought: tuple[str, ...], head_dim: int
 ) -> None:

@@ -65,7 +65,32 @@ def boxes(config: KernelConfig) -> set[int]:
     return {config.br, config.bc, 64}
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+SLOW = pytest.mark.slow(
+    "make test-driver-short has each schedule, load and order of a direction once"
+)
+
+
+def quick() -> set[str]:
+    """The first kernels, by name, with each schedule, load, order and grid of each direction."""
+    found, seen = set(), set()
+    for name, (spec, config) in KERNELS.items():
+        of_it = (config.schedule, config.loads, config.order, f"persistent {config.persistent}")
+        if new := {(spec.direction, each) for each in of_it} - seen:
+            seen |= new
+            found.add(name)
+    return found
+
+
+QUICK = quick()
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(kernel, id=name, marks=() if name in QUICK else SLOW)
+        for name, kernel in KERNELS.items()
+    ],
+)
 def test_it_hands_over_what_the_cubin_declares(
     recording: Recording, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
 ) -> None:

@@ -76,15 +76,23 @@ def test_an_invariant_registration_runs_kernels_of_a_class(recording: Recording)
     assert all("_inv" in name for name in names if "delta" not in name), names
 
 
+SLOW = pytest.mark.slow(
+    "compiles for seconds; make test-driver-short has a sample, and forwards alone"
+)
+FORWARD_IS_QUICK = [
+    ((2, 2, 64, 256), {"is_causal": True}),
+    ((2, 2, 64, 8), {}),
+    ((2, 2, 64, 20), {}),
+    ((1, 4, 128, 64), {"dropout_p": 0.1}),
+]
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
         ((1, 4, 128, 128), {}),
         ((1, 4, 128, 128), {"scale": 0.3}),
-        ((2, 2, 64, 256), {"is_causal": True}),
-        ((2, 2, 64, 8), {}),
-        ((2, 2, 64, 20), {}),
-        ((1, 4, 128, 64), {"dropout_p": 0.1}),
+        *(pytest.param(*each, marks=SLOW) for each in FORWARD_IS_QUICK),
     ],
     ids=str,
 )
@@ -94,6 +102,15 @@ def test_sdpa_runs_on_flashgen(
     for x in step(*shape, **options):
         assert x.shape == shape
     assert kernels(recording) in TRAINING
+
+
+@pytest.mark.parametrize(("shape", "options"), FORWARD_IS_QUICK, ids=str)
+def test_sdpa_without_gradients_runs_on_flashgen(
+    active: None, recording: Recording, shape: tuple[int, ...], options: dict[str, object]
+) -> None:
+    q, k, v = tensors(*shape)
+    assert sdpa(q, k, v, **options).shape == shape
+    assert kernels(recording) == ["fwd"]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +140,16 @@ def test_the_fused_backward_runs_where_torch_may_be_nondeterministic(
     assert kernels(recording) == ran
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (32, 0)])
+def test_packed_sequences_without_gradients_run_on_flashgen(
+    active: None, recording: Recording, window: tuple[int, int]
+) -> None:
+    q, k, v = tensors(300, 4, 64)
+    bounds = torch.tensor([0, 100, 300], dtype=torch.int32, device="cuda")
+    varlen_attn(q, k, v, bounds, bounds, 200, 200, window_size=window)
+    assert kernels(recording) == ["fwd"]
+
+
 def test_grouped_heads_and_the_layout_of_a_projection(active: None, recording: Recording) -> None:
     q, *_ = tensors(2, 128, 8, 64)
     k, v, *_ = tensors(2, 128, 2, 64)
@@ -133,7 +160,9 @@ def test_grouped_heads_and_the_layout_of_a_projection(active: None, recording: R
     assert kernels(recording) in TRAINING
 
 
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (32, 0)])
+@pytest.mark.parametrize(
+    "window", [pytest.param((-1, -1), marks=SLOW), (-1, 0), pytest.param((32, 0), marks=SLOW)]
+)
 def test_packed_sequences_run_on_flashgen(
     active: None, recording: Recording, window: tuple[int, int]
 ) -> None:
@@ -181,8 +210,19 @@ def divided_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(s.to(torch.float32), dim=-1).to(torch.float16) @ v
 
 
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("written", [divided, scaled, heads_last, divided_first])
+@pytest.mark.parametrize(
+    ("written", "trains"),
+    [
+        pytest.param(
+            written,
+            trains,
+            id=f"{written.__name__}-{'training' if trains else 'inference'}",
+            marks=SLOW if trains and written not in (divided, heads_last) else (),
+        )
+        for written in (divided, scaled, heads_last, divided_first)
+        for trains in (False, True)
+    ],
+)
 def test_attention_that_inductor_recognizes_runs_on_flashgen(
     active: None, recording: Recording, written: Callable[..., Tensor], trains: bool
 ) -> None:

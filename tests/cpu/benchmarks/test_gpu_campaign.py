@@ -315,10 +315,10 @@ def test_compiling_ahead_ends_with_the_campaign(
     program = tmp_path / "benchmarks" / "compile_ahead.py"
     program.parent.mkdir()
     program.write_text(
-        "import os, sys, time\n"
+        "import os, pathlib, sys, time\n"
+        f"pathlib.Path(r'{tmp_path}/words').write_text(' '.join(sys.argv[1:]))\n"
         "os.fork()\n"
         f"open(r'{tmp_path}/pids', 'a').write(f'{{os.getpid()}} ')\n"
-        f"open(r'{tmp_path}/words', 'w').write(' '.join(sys.argv[1:]))\n"
         "time.sleep(3600)\n"
     )
     monkeypatch.setattr(gpu_campaign, "ROOT", tmp_path)

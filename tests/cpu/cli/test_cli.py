@@ -919,6 +919,7 @@ class TestVerify:
         assert "stale" in output
 
 
+@pytest.mark.slow("runs flashgen tune twice as a program: 20 s")
 def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkeypatch) -> None:
     """No fake: Ctrl-C in the second of two searches; then the same command, and what it says to try."""
     monkeypatch.undo()

@@ -134,7 +134,9 @@ def test_products_with_the_padding_of_a_head_dim_count() -> None:
     assert 16 in proof.arithmetic.chains
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize(
+    "head_dim", [128, pytest.param(256, marks=pytest.mark.slow("ten seconds of compilation"))]
+)
 def test_a_decode_in_parts_is_of_the_class(head_dim: int) -> None:
     """Its scores are one chain of products over all parts of K, as those of a whole tile."""
     spec = spec_of(f"decode_bf16_d{head_dim}_paged_invariant")

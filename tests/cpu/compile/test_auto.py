@@ -23,6 +23,7 @@ from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import workload
 from tests.compiled import compile_one
+from tests.executed import each
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry
 
@@ -88,7 +89,7 @@ def test_offline_its_program_is_executed_and_found_at_fault(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("gpu", "config"),
-    [(H200, CONFIG), (B200, make_config(64, 128, **AUTO))],
+    each([(H200, CONFIG), (B200, make_config(64, 128, **AUTO))], 2),
     ids=["sm_90", "sm_100"],
 )
 @pytest.mark.parametrize(

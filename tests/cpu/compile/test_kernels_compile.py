@@ -19,6 +19,7 @@ from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
 from tests.compiled import Job, compile_all, compile_one, cubin_of
+from tests.executed import each
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
@@ -76,15 +77,17 @@ def test_every_way_compiles_for_hopper() -> None:
     assert all(compiled.registers > 0 for compiled in compile_all(jobs))
 
 
+WIDE = pytest.mark.slow("make test has head dim 64, and the facts of shipped kernels")
+
+
 # Triton 3.6.0 loses the overlap of head dim 128 with tiles of 128 x 128: ptxas decides, not the text.
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("head_dim", "bc"),
     [
         (64, 128),
-        (128, 128),
-        (256, 64),
         *(pytest.param(d, 64, marks=pytest.mark.slow("make test has bc 128")) for d in (64, 128)),
+        *(pytest.param(d, bc, marks=WIDE) for d, bc in ((128, 128), (256, 64))),
     ],
 )
 def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int) -> None:
@@ -337,7 +340,7 @@ def products_of_philox(spec: AttentionSpec, config: KernelConfig) -> int:
     return sum(op.startswith(("IMAD.HI.U32", "IMAD.WIDE.U32")) for op in opcodes)
 
 
-@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq"])
+@pytest.mark.parametrize("direction", each(["backward_dkv", "backward_dq"], 2))
 def test_a_draw_serves_more_than_one_element(direction: Any) -> None:
     """20 long products a draw; 32 elements a thread, in one loop (dK, dV) or two. The compiler
     must see that elements 8 apart share a draw: all four where rows lie in rows, two and more in
@@ -384,7 +387,7 @@ BOUNDED: dict[str, tuple[AttentionSpec, KernelConfig, Gpu]] = {
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("name", each(BOUNDED, 2))
 def test_the_shared_bound_holds(name: str) -> None:
     spec, config, gpu = BOUNDED[name]
     assert why_illegal(spec, config, gpu) is None

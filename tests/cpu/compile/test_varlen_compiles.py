@@ -17,6 +17,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from tests.compiled import compile_one
+from tests.executed import each
 from tests.makers import make_config, make_spec
 
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
@@ -42,12 +43,15 @@ def assert_fits(spec: AttentionSpec, arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "arch"),
-    [
-        ("forward", "gfx942"),
-        ("paged", "sm_80"),
-        ("backward_dkv", "sm_120"),
-        ("block mask", "sm_90"),
-    ],
+    each(
+        [
+            ("paged", "sm_80"),
+            ("forward", "gfx942"),
+            ("backward_dkv", "sm_120"),
+            ("block mask", "sm_90"),
+        ],
+        2,
+    ),
 )
 def test_defaults_fit(kind: str, arch: str) -> None:
     assert_fits(of_kind(kind, head_dim=128), arch)

@@ -28,7 +28,10 @@ H100 = TARGETS["nvidia_h100_80gb_hbm3"]
     [(128, 128, 3, 0, 740), (256, 64, 2, 0, 695), (64, 64, 3, 128, 505)],
     ids=["d128", "d256", "d64"],
 )
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    "mask",
+    ["causal", pytest.param("none", marks=pytest.mark.slow("make test has the causal ones"))],
+)
 def test_the_best_plain_kernels(
     head_dim: int,
     bc: int,

@@ -398,7 +398,16 @@ KERNELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KERNELS)
+QUICK = ("fa2 by cp.async", "s_ahead by TMA, causal", "Ada", "any dim")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow("two seconds a kernel"))
+        for kind in KERNELS
+    ],
+)
 def test_every_kind_of_our_kernels_is_replayed(kind: str, cache: Path) -> None:
     spec_fields, config_fields, slug = KERNELS[kind]
     gpu = TARGETS[slug]

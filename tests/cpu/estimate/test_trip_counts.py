@@ -204,7 +204,7 @@ def test_operations_of_a_windowed_decode_are_those_of_the_keys_it_sees(mask: str
     "direction",
     [
         "forward",
-        "backward_dkv",
+        pytest.param("backward_dkv", marks=pytest.mark.slow("make test has the forward")),
         pytest.param("backward_dq", marks=pytest.mark.slow("its loops are those of the forward")),
     ],
 )

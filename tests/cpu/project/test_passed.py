@@ -71,6 +71,7 @@ def test_a_run_in_which_all_have_passed_before_is_no_failure(tmp_path: Path) -> 
     assert run(tmp_path)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.slow("a run of pytest whose workers die: nine seconds")
 def test_a_lost_worker_ends_neither_the_run_nor_another_worker(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(LOSING)
     code, said = run(tmp_path, "-n", "2")

@@ -145,6 +145,7 @@ def kill_idle(found: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow("eight seconds of Ray's processes")
 @pytest.mark.usefixtures("local")
 def test_the_products_of_all_gpus_are_known_though_workers_died_before_the_run_began(
     monkeypatch: pytest.MonkeyPatch,

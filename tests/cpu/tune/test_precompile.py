@@ -33,6 +33,7 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.table.table import Table, load
 from flashgen.tune import precompile
 from tests.cpu.kernels.test_specialization import CompileOnly, CompileOnlyDriver
+from tests.executed import each
 from tests.makers import make_config, make_spec
 from tests.serving import SHIPPED
 from tests.tables import made_entry, made_run
@@ -278,8 +279,8 @@ class TestWhichKernels:
         with pytest.raises(InvalidArgument, match="--feature must be one of"):
             precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["no"])
 
-    @pytest.mark.parametrize("slug", ["nvidia_h200", "nvidia_l4", "nvidia_h100_pcie"])
-    @pytest.mark.parametrize("seq", [100, 5000])
+    @pytest.mark.parametrize("slug", each(["nvidia_h200", "nvidia_l4", "nvidia_h100_pcie"], 2))
+    @pytest.mark.parametrize("seq", each([100, 5000], 2))
     def test_they_are_what_a_call_launches(self, slug: str, seq: int) -> None:
         """Of the shipped tables: aligned or not, with features or not, rendered or a file."""
         table, gpu = load(paths.shipped_table("nvidia_h200")), TARGETS[slug]
