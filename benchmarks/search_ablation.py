@@ -66,6 +66,7 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("CENTRAL 0.05, now anywhere", "cold", "auto.CENTRAL = 1.0"),
     ("POOL 400, now 10", "cold", "auto.POOL = 10"),
     ("BEST 3, now 1", "cold", "auto.BEST = 1"),
+    ("BEST 3, now 1", "reversed", "auto.BEST = 1"),
     ("ELITE_GAP 3, now 2", "reversed", "auto.ELITE_GAP = 2"),
     (
         "TURNS, all ordered",
@@ -87,6 +88,7 @@ VARIANTS: tuple[tuple[str, str, str], ...] = (
     ("CAP 0.3, now 0", "guesses", "surrogate.CAP = 0.0"),
     ("1 of LENGTHS, not 6", "cold", "surrogate.LENGTHS = (0.8,)"),
     ("1 of NOISES, not 3", "cold", "surrogate.NOISES = (1e-2,)"),
+    ("no LENGTH_PRIOR", "cold", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no LENGTH_PRIOR", "reversed", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no NOISE_PRIOR", "reversed", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
     ("no MOST_TO_FIT (120)", "long", "surrogate.MOST_TO_FIT = 10000"),

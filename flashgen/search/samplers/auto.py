@@ -262,7 +262,7 @@ class AutoProposer(Proposer):
         return int((later & better).sum()) - int((later & worse).sum()) > chance
 
     def _elites(self, best: Sequence[int]) -> list[int]:
-        """The first of these points, and the next that are differ enough from those before."""
+        """The first of these points, and the next that differ enough from those before."""
         codes = self._space.codes(best)
         apart = np.ones(len(best), dtype=bool)
         found: list[int] = []
