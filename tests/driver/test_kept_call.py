@@ -88,7 +88,9 @@ def in_turn(*factors: tuple[Any, ...]) -> list[tuple[tuple[int, ...], tuple[Any,
     return list(zip(places, itertools.product(*factors), strict=True))
 
 
-SLOW_HEADS = pytest.mark.slow("make test-driver-short has each head dim, and each that is brought")
+SLOW_HEADS = pytest.mark.slow(
+    "make test-driver-short has each head dim, and each choice of what else is passed"
+)
 SLOW = pytest.mark.slow("make test-driver-short has every pair of dtype, mask and head dim")
 
 

@@ -399,6 +399,7 @@ KERNELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 QUICK = ("fa2 by cp.async", "s_ahead by TMA, causal", "Ada", "any dim")
+"""Both schedules and ways to load, three architectures, and a padded head dim."""
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_where_they_do_not_go(spec: AttentionSpec, fields: dict[str, Any], word:
 
 
 @pinned
-@pytest.mark.slow("replays of eight seconds")
+@pytest.mark.slow("eight seconds of compilation and replays")
 def test_an_invariant_decode_of_head_dim_256_is_near_the_bandwidth() -> None:
     """With whole tiles of K and V, and V in two programs, it took 1.6 times as long."""
     spec = decoding(256)

@@ -309,7 +309,7 @@ def test_check_fails_where_the_file_says_otherwise(
 
 
 def is_common(spec: AttentionSpec) -> bool:
-    """Forward kernels of head dim 128 in bfloat16, with any mask and feature."""
+    """Of head dim 128 in bfloat16, with any mask and feature."""
     return (spec.head_dim, spec.dtype) == (128, "bfloat16")
 
 
