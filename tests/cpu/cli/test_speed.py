@@ -24,6 +24,7 @@ print(took / max(before, yardstick()))
 
 MOST = 30
 """Yardsticks: 1.1 s on a machine on which show takes 0.7 s."""
+TRIES = 3  # what else runs can slow the command down and not the yardstick; none makes it faster
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,11 @@ MOST = 30
     ],
 )
 def test_it_takes_about_a_second(line: str) -> None:
-    done = programs.run(["-c", PROGRAM, *line.split()])
-    assert done.returncode == 0, done.stderr
-    output = done.stdout.splitlines()
-    assert len(output) > 5
-    assert float(output[-1]) < MOST
+    took: list[float] = []
+    while min(took, default=MOST) >= MOST and len(took) < TRIES:
+        done = programs.run(["-c", PROGRAM, *line.split()])
+        assert done.returncode == 0, done.stderr
+        output = done.stdout.splitlines()
+        assert len(output) > 5
+        took.append(float(output[-1]))
+    assert min(took) < MOST
