@@ -58,9 +58,14 @@ class Donors:
         For an invariant spec, after that what they chose without invariant. Last, without a GPU,
         the same tiles in the other order where blocks have about the same work.
 
-        on_gpu: also kernels that only an entry may have that ran.
+        on_gpu: also kernels that only an entry may have that ran. Without a GPU the runners-up of
+        their entries stand in for them.
         """
-        found = [(each.entry.config, each) for each in self._sorted(spec, bucket)]
+        found = [
+            (config, each)
+            for each in self._sorted(spec, bucket)
+            for config in _lending(each.entry, on_gpu=on_gpu)
+        ]
         if not on_gpu and (spec.window or spec.chunk):
             found += [(_in_other_order(config), donor) for config, donor in found]
         return self._legal(spec, found, on_gpu=on_gpu)
@@ -144,6 +149,13 @@ class CheckedByDonors(WrappingEvaluator):
             if short_digest(digest) in floors
         }
         yield from self._beside(known, request, configs)
+
+
+def _lending(entry: Entry, *, on_gpu: bool) -> tuple[KernelConfig, ...]:
+    """What an entry lends: its config, or its runners-up where that must have run."""
+    if on_gpu or not must_have_run(entry.config):
+        return (entry.config,)
+    return tuple(other.config for other in entry.evidence.runners_up)
 
 
 def _in_other_order(config: KernelConfig) -> KernelConfig:

@@ -213,6 +213,14 @@ class TestWhatIsChosen:
         assert [entry.config for entry in found.entries] == [tuned_default(SPEC, H100)]
         assert HOPPER not in fake.configs("compile")
 
+    def test_its_runners_up_are_lent_instead(self, tmp_path: Path, monkeypatch: Patch) -> None:
+        second = replace(made_entry().evidence.runners_up[0], config=LARGE)
+        entry = with_evidence(lent(HOPPER, source="measured"), runners_up=(second,))
+        measured = table("nvidia_h200", entry, source="measured")
+        fake = evaluator({LARGE: 1.0}, gpu=H100)
+        found, _ = derived(monkeypatch, tmp_path, fake, measured)
+        assert [entry.config for entry in found.entries] == [LARGE]
+
     def test_what_the_table_has_is_a_rival(self, tmp_path: Path, monkeypatch: Patch) -> None:
         held = table(L40S.slug, lent(LARGE, source="untimed"))
         for us, chosen in ((80.0, LARGE), (120.0, SMALL)):
