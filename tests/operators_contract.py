@@ -158,6 +158,7 @@ class OperatorsContract:
             for a, b in zip(found, want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 
+    @pytest.mark.slow("Inductor takes 15 seconds; make test compiles with aot_eager")
     def test_compiled_by_inductor(self, dispatcher: Dispatcher) -> None:
         tensors = draw("bshd", device=self.device)
 

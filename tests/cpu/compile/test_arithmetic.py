@@ -105,6 +105,7 @@ def test_the_order_of_a_sum_decides_and_how_it_is_written_does_not() -> None:
     assert fused.fusible == 1
 
 
+@pytest.mark.slow("compiles nine kernels; make test compares kernels of a class by pairs")
 def test_what_a_gpu_runs_without_entries_is_of_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """As flashgen verify --invariant does for all head dims: forward, packed, in pages, decode, dQ, dK and dV."""
     monkeypatch.setattr("flashgen.tune.invariance.HEAD_DIMS", (64,))
@@ -134,9 +135,10 @@ def test_products_with_the_padding_of_a_head_dim_count() -> None:
     assert 16 in proof.arithmetic.chains
 
 
-@pytest.mark.parametrize(
-    "head_dim", [128, pytest.param(256, marks=pytest.mark.slow("ten seconds of compilation"))]
-)
+LONG = pytest.mark.slow("three and ten seconds of compilation; make test has head dim 64")
+
+
+@pytest.mark.parametrize("head_dim", [64, *(pytest.param(dim, marks=LONG) for dim in (128, 256))])
 def test_a_decode_in_parts_is_of_the_class(head_dim: int) -> None:
     """Its scores are one chain of products over all parts of K, as those of a whole tile."""
     spec = spec_of(f"decode_bf16_d{head_dim}_paged_invariant")

@@ -65,6 +65,7 @@ def test_every_default_fits_everywhere() -> None:
     assert_defaults_fit(default_jobs((16, 32, 64, 128, 256), list(ONE_OF_EACH_ARCH)))
 
 
+@pytest.mark.slow("three kernels; the facts of shipped kernels are of most ways")
 def test_every_way_compiles_for_hopper() -> None:
     """The masks take turns. Other tests compile fa2 by pointer and s_ahead by descriptor."""
     jobs: list[Job] = []
@@ -112,19 +113,25 @@ def test_loads_are_wide_for_every_head_dim() -> None:
     assert not any(op.startswith("LDG") and "U16" in op for op in opcodes)
 
 
+LARGE = pytest.mark.slow("make test has one for an L4")
+
+
 @pytest.mark.parametrize(
     ("gpu", "config"),
     [
-        ("nvidia_h200", make_config(128, 64, num_warps=8, num_stages=3)),
-        (
+        pytest.param(
+            "nvidia_h200", make_config(128, 64, num_warps=8, num_stages=3), id="h200", marks=LARGE
+        ),
+        pytest.param(
             "nvidia_h200",
             make_config(
                 128, 128, num_warps=8, num_stages=2, loads="descriptor", schedule="s_ahead"
             ),
+            id="h200 ahead",
+            marks=LARGE,
         ),
-        ("nvidia_l4", make_config(64, 64, num_warps=4, num_stages=3)),
+        pytest.param("nvidia_l4", make_config(64, 64, num_warps=4, num_stages=3), id="l4"),
     ],
-    ids=["h200", "h200 ahead", "l4"],
 )
 def test_what_why_illegal_calls_too_large_is_too_large(gpu: str, config: KernelConfig) -> None:
     spec = make_spec("bfloat16", 256)

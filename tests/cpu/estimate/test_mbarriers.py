@@ -83,6 +83,7 @@ def test_rings_of_one_mbarrier_each_are_apart() -> None:
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+@pytest.mark.slow("two kernels of schedule hopper")
 def test_an_invariant_kernel_of_three_stages_does_not_deadlock() -> None:
     """ptxas names its places by registers alone, and its loops run from the second tile on."""
     gpu = TARGETS["nvidia_h200"]

@@ -118,7 +118,7 @@ INVARIANT = [
 ]
 
 
-@pytest.mark.parametrize(("dim", "config", "mask"), each(INVARIANT, 4))
+@pytest.mark.parametrize(("dim", "config", "mask"), each(INVARIANT))
 def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(
     dim: int, config: KernelConfig, mask: str
 ) -> None:

@@ -204,7 +204,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("mutant", each(PERSISTENT_MUTANTS, 40))
+@pytest.mark.parametrize("mutant", each(PERSISTENT_MUTANTS))
 def test_a_broken_persistent_text_is_found(mutant: str) -> None:
     config = hopper(128, 32, 2, "longest_first", persistent=True)
     spec = make_spec("bfloat16", 64, "causal")

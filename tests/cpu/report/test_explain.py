@@ -30,6 +30,7 @@ from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table.entry import NO_EVIDENCE, Entry, RunnerUp
 from flashgen.table.table import Table
+from tests.compiled import cache, cubin_of
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, DIGEST, FA2, H200, SPEC, made_entry, made_run, with_evidence
 
@@ -73,9 +74,9 @@ class TestAnatomy:
             in occupancy(255, 0, 8, H200, spill_bytes=16)[1]
         )
 
-    def test_a_real_kernel_with_wgmma(self, tmp_path: Path) -> None:
+    def test_a_real_kernel_with_wgmma(self) -> None:
         spec, config = make_spec(), make_config(64, 64)
-        found = dissect(spec, config, workload(spec, 4096), H200, tmp_path)
+        found = dissect(spec, config, workload(spec, 4096), H200, cache())
         assert found.unknown == ""
         assert found.compiled is not None
         assert found.usage is not None
@@ -93,81 +94,76 @@ class TestAnatomy:
         )
         assert f"the estimator gives it {found.estimate.median_us:.1f} us (band " in time
 
-    def test_without_wgmma_nothing_is_said_of_exp2(self, tmp_path: Path) -> None:
+    def test_without_wgmma_nothing_is_said_of_exp2(self) -> None:
         spec, config = make_spec(), make_config(16, 16, num_warps=1)
         a100 = TARGETS["nvidia_a100_sxm4_80gb"]
-        found = dissect(spec, config, workload(spec, 512), a100, tmp_path)
+        found = dissect(spec, config, workload(spec, 512), a100, cache())
         assert found.exp2_under_matrix is None
         assert len(describe(found)) == 3
 
     @pytest.mark.parametrize(
         ("direction", "steady"), [("forward", 0), ("backward_dq", 0), ("backward_dkv", 1)]
     )
-    def test_usage_is_of_the_unmasked_loop(
-        self, tmp_path: Path, direction: Any, steady: int
-    ) -> None:
+    def test_usage_is_of_the_unmasked_loop(self, direction: Any, steady: int) -> None:
         """The masked loop has the mask's instructions on top; by keys it comes first."""
         spec, config = (
             make_spec(head_dim=16, mask="causal", direction=direction),
             make_config(16, 16),
         )
-        found = dissect(spec, config, workload(spec, 1024), H200, tmp_path)
+        found = dissect(spec, config, workload(spec, 1024), H200, cache())
         assert found.compiled is not None
         assert found.replay is not None
-        (binary,) = tmp_path.glob("*.cubin")
-        lengths = [len(body) for body in main_bodies(disassemble(binary.read_bytes()))]
+        lengths = [len(body) for body in main_bodies(disassemble(cubin_of(found.compiled)))]
         assert lengths.index(min(lengths)) == steady
         assert found.compiled.loop is not None
         assert found.compiled.loop.instructions == lengths[steady]
         assert found.usage == found.replay.usage[steady]
         assert found.usage != found.replay.usage[1 - steady]
 
-    def test_usage_of_a_kernel_with_one_loop(self, tmp_path: Path) -> None:
+    def test_usage_of_a_kernel_with_one_loop(self) -> None:
         spec, config = make_spec(head_dim=16, direction="backward_dkv"), make_config(16, 16)
-        found = dissect(spec, config, workload(spec, 1024), H200, tmp_path)
+        found = dissect(spec, config, workload(spec, 1024), H200, cache())
         assert found.replay is not None
         assert found.replay.usage == (found.usage,)
 
     @pytest.mark.parametrize(("seq", "by_bytes"), [(64, True), (8192, False)])
-    def test_short_sequences_are_limited_by_their_bytes(
-        self, tmp_path: Path, seq: int, by_bytes: bool
-    ) -> None:
+    def test_short_sequences_are_limited_by_their_bytes(self, seq: int, by_bytes: bool) -> None:
         """A tile of keys for a tile of queries: what is read is not used often."""
         spec, config = make_spec(head_dim=64, mask="causal"), make_config(64, 64)
-        found = dissect(spec, config, workload(spec, seq), TARGETS["nvidia_l4"], tmp_path)
+        found = dissect(spec, config, workload(spec, seq), TARGETS["nvidia_l4"], cache())
         first, *rest = describe(found)
         assert first.startswith("limited by memory bandwidth: ") == by_bytes
         assert ("its loop is limited by" in rest[0]) == by_bytes
 
-    def test_a_decode_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
+    def test_a_decode_is_limited_by_its_bytes(self) -> None:
         """At the share of the bandwidth that streams reach; its merge takes little beside them."""
         spec, config = make_spec(head_dim=128, direction="decode"), make_config(16, 32)
         a100 = TARGETS["nvidia_a100_sxm4_80gb"]
-        found = dissect(spec, config, workload(spec, 8192), a100, tmp_path)
+        found = dissect(spec, config, workload(spec, 8192), a100, cache())
         first, *rest = describe(found)
         assert first.startswith("limited by memory bandwidth: ")
         assert "its loop is limited by" in rest[0]
 
-    def test_delta_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
+    def test_delta_is_limited_by_its_bytes(self) -> None:
         spec = make_spec(direction="backward_delta")
         config, problem = make_config(64, 16, num_stages=1), workload(spec, 4096)
-        found = dissect(spec, config, problem, H200, tmp_path)
+        found = dissect(spec, config, problem, H200, cache())
         assert found.compiled is not None
         assert (found.replay, found.usage, found.unknown) == (None, None, "")
         assert found.estimate == estimate.estimate_streaming(spec, problem, H200)
         why, time = describe(found)
         assert why.startswith("limited by memory: ")
         assert f"the estimator gives it {found.estimate.median_us:.1f} us (band " in time
-        unknown = dissect(spec, config, problem, TARGETS["nvidia_b200"], tmp_path)
+        unknown = dissect(spec, config, problem, TARGETS["nvidia_b200"], cache())
         assert "not known: " in describe(unknown)[0]
 
     @pytest.mark.parametrize(
         ("slug", "reason"),
         [("nvidia_b200", "does not know sm_100"), ("amd_instinct_mi300x", "does not know gfx942")],
     )
-    def test_an_unknown_architecture_is_compiled_all_the_same(self, tmp_path, slug, reason) -> None:
+    def test_an_unknown_architecture_is_compiled_all_the_same(self, slug, reason) -> None:
         spec, config = make_spec(), make_config(32, 32)
-        found = dissect(spec, config, workload(spec, 512), TARGETS[slug], tmp_path)
+        found = dissect(spec, config, workload(spec, 512), TARGETS[slug], cache())
         assert found.compiled is not None
         assert (found.usage, found.estimate) == (None, None)
         (line,) = describe(found)
@@ -176,7 +172,7 @@ class TestAnatomy:
 
     def test_what_is_missing_here_is_one_line(self, tmp_path: Path, monkeypatch) -> None:
         spec, config = make_spec(), make_config(16, 16, num_warps=1)
-        ask = spec, config, workload(spec, 512), H200, tmp_path
+        ask = spec, config, workload(spec, 512), H200, tmp_path  # nothing is kept there
         with monkeypatch.context() as without:
             without.setitem(sys.modules, "triton", None)
             assert describe(dissect(*ask))[0].endswith(

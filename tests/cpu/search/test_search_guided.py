@@ -383,10 +383,18 @@ class TestKilled:
         "the winner rather late": lambda c: 140.0 if c == BEST else 100.0 + SPACE.index(c),
     }
 
+    HALF = pytest.mark.slow("make test has every other case of two guesses")
+
+    @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=HALF)])
     @pytest.mark.parametrize(
-        "turn", [0, pytest.param(1, marks=pytest.mark.slow("make test has every other case"))]
+        "guess",
+        [
+            "noisy",
+            pytest.param("none of the seeds", marks=HALF),
+            pytest.param("the winner far below", marks=HALF),
+            "the winner rather late",
+        ],
     )
-    @pytest.mark.parametrize("guess", GUESSES)
     def test_run_again_with_its_own_winner_it_takes_the_same_path(
         self, tmp_path: Path, guess: str, turn: int
     ) -> None:
