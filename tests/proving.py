@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from flashgen.evaluate.check import check_kernel
 from flashgen.kernels.render import render
@@ -15,6 +18,12 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     """Assert that a kernel is right at its cases, or at these."""
     result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
     assert result.passed, f"{spec.name}_{config.label}: {result}"
+
+
+def sampled(names: Iterable[str]) -> list[Any]:
+    """The names of mutants, of which make test has every other one."""
+    slow = pytest.mark.slow("make test has every other mutant")
+    return [pytest.param(name, marks=slow if place % 2 else ()) for place, name in enumerate(names)]
 
 
 def mutant_passes(

@@ -25,7 +25,7 @@ from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import mutant_passes, prove
+from tests.proving import mutant_passes, prove, sampled
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -333,7 +333,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", sampled(MUTANTS))
 def test_mutant_is_caught(name: str) -> None:
     """By what tuning checks, within the draws that have every size of a chunk."""
     spec, line, broken = MUTANTS[name]

@@ -29,7 +29,7 @@ from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
-from tests.proving import mutant_passes, prove
+from tests.proving import mutant_passes, prove, sampled
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -146,7 +146,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", sampled(MUTANTS))
 def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
     config = make_config(16, 16, num_stages=2 if spec.direction == "decode" else 1)

@@ -31,7 +31,7 @@ from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import prove
+from tests.proving import prove, sampled
 from tests.serving import leaves, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -255,7 +255,7 @@ above kills it.
 MASKED_LATE = {"cap after the bias": "(bias.to(tl.float32) / scale_log2e * LOG2_E)"}
 
 
-@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in SURVIVES])
+@pytest.mark.parametrize("name", sampled(name for name in MUTANTS if name not in SURVIVES))
 def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
     config = make_config(16, 32)
