@@ -117,7 +117,7 @@ def compared(slug: str, specs: int, trials: int, out: Path) -> Iterator[str]:
             made = tuned(slug, pieces, out / "lent", Budget(trials=1), lent=True)
             yield (
                 f"{slug}: {len(some)} specs and buckets of {len(spread)} specs took {took:.0f} "
-                f"CPU-seconds, so {len(work)} of {len(every)} specs "
+                f"CPU-seconds, so all {len(work)} of {len(every)} specs take "
                 f"{took * len(every) / len(spread) / 60:.1f} CPU-minutes"
             )
         file = paths.table_file(out / "searched", slug)

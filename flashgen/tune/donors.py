@@ -11,6 +11,7 @@ from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import default_spec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Status
@@ -55,8 +56,9 @@ class Donors:
     ) -> dict[KernelConfig, str]:
         """What tables chose that is legal here, and the donor of each: for this bucket first, then
         for the others; GPUs of the same architecture before others, measured entries before others.
-        For an invariant spec, after that what they chose without invariant. Last, without a GPU,
-        the same tiles in the other order where blocks have about the same work.
+        For an invariant spec, after that what they chose without invariant, and for head dims that
+        are padded what they chose for the padded one. Last, without a GPU, the same tiles in the
+        other order where blocks have about the same work.
 
         on_gpu: also kernels that only an entry may have that ran. Without a GPU the runners-up of
         their entries stand in for them.
@@ -82,9 +84,9 @@ class Donors:
         return tuple(self._legal(spec, found, on_gpu=on_gpu))
 
     def _sorted(self, spec: AttentionSpec, bucket: Bucket) -> list[Donor]:
-        plain = replace(spec, invariant=False)
+        alike = dict.fromkeys((spec, replace(spec, invariant=False), default_spec(spec)))
         return sorted(
-            (each for alike in dict.fromkeys((spec, plain)) for each in self._of[alike]),
+            (each for one in alike for each in self._of[one]),
             key=lambda each: (
                 each.entry.spec != spec,
                 each.entry.bucket != bucket,

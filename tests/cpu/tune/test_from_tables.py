@@ -221,6 +221,15 @@ class TestWhatIsChosen:
         found, _ = derived(monkeypatch, tmp_path, fake, measured)
         assert [entry.config for entry in found.entries] == [LARGE]
 
+    def test_a_padded_head_dim_is_lent_what_the_padded_one_has(
+        self, tmp_path: Path, monkeypatch: Patch
+    ) -> None:
+        narrow = replace(SPEC, head_dim=96, head_dim_v=96)
+        held = table("nvidia_l4", lent(SMALL), replace(lent(LARGE), spec=narrow))
+        fake = evaluator({SMALL: 1.0, LARGE: 2.0})
+        found, _ = derived(monkeypatch, tmp_path, fake, held)
+        assert {entry.spec: entry.config for entry in found.entries} == {SPEC: SMALL, narrow: SMALL}
+
     def test_what_the_table_has_is_a_rival(self, tmp_path: Path, monkeypatch: Patch) -> None:
         held = table(L40S.slug, lent(LARGE, source="untimed"))
         for us, chosen in ((80.0, LARGE), (120.0, SMALL)):
