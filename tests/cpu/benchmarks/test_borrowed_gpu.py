@@ -51,6 +51,7 @@ def run(machine: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow("seven seconds of a shell script; who edits it runs this")
 def test_a_run_resumes_from_the_file_and_packs_all_but_what_is_compiled(machine: Path) -> None:
     first, second = machine.parent / "first.tar.gz", machine.parent / "second.tar.gz"
     assert run(machine, "run", "9", str(first)).returncode == 1

@@ -94,7 +94,7 @@ GRADIENTS: list[tuple[Direction, int, Mask, KernelConfig, int, int, int]] = [
 
 
 @pytest.mark.parametrize(
-    ("direction", "dim", "mask", "config", "computes", "multiplies", "adds"), each(GRADIENTS, 8)
+    ("direction", "dim", "mask", "config", "computes", "multiplies", "adds"), each(GRADIENTS, 10)
 )
 def test_instructions_of_gradients(
     direction: Direction,

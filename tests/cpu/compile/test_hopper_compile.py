@@ -302,6 +302,7 @@ def test_the_space_has_sound_kernels_of_every_head_dim(
     assert set(verdicts.values()) <= {Status.OK, Status.SPILLS, Status.OUT_OF_RESOURCES}, verdicts
 
 
+@pytest.mark.slow("ptxas takes seconds where registers are too few")
 def test_registers_too_few_are_told(build: Build) -> None:
     """Three consumers of 160 registers do not hold 128 columns of S beside 128 of O."""
     spec, config = make_spec("bfloat16", 128), hopper(192, 128)

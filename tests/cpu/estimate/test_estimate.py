@@ -260,6 +260,7 @@ def test_nor_is_any_of_our_kernels(spec: Any, problem: Problem) -> None:
     assert flops(spec, problem) / timing.low_us * 1e-6 <= H200.peak_tflops * (1 + 1e-9)
 
 
+@pytest.mark.slow("a kernel of many thousand instructions")
 def test_nor_is_float32_without_matrix_instructions(tmp_path: Path) -> None:
     spec, config = make_spec("float32"), make_config(64, 32)
     _, compiled = cubins.own(spec, config, "sm_80", tmp_path)

@@ -422,7 +422,7 @@ def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
     assert_found(spec_of(direction, "causal", (dim, dim)), config, mutants[mutant], CASES)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", each(DIRECTIONS, 3))
 def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
     spec, config = spec_of(direction, "causal", (96, 64)), hopper(direction)
     types = compile_signature(spec, config, compiled(spec, config).arg_names).types

@@ -173,7 +173,9 @@ def test_a_broken_text_is_found(mutant: str) -> None:
     assert_found(spec, config, MUTANTS[mutant], cases)
 
 
-@pytest.mark.parametrize("way", [hopper(192, 64), hopper(192, 64, 2, "grouped", persistent=True)])
+@pytest.mark.parametrize(
+    "way", each([hopper(192, 64, 2, "grouped", persistent=True), hopper(192, 64)], 2)
+)
 def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
     """Triton keeps binaries by the text of their arguments' types; the order is the kernel's."""
     spec, config = make_spec("bfloat16", 96, "causal"), way
