@@ -282,7 +282,10 @@ def self_check(listing: Listing) -> str | None:
     """
     if any(i.control is None for i in listing.instructions):
         return "its listing has instructions without control bits"
-    looped = max((i.address for i in listing.instructions if _jumps_back(i)), default=-1)
+    back = (
+        i.address for i in listing.instructions if i.target is not None and i.target <= i.address
+    )
+    looped = max(back, default=-1)
     late = {b for i in listing.instructions if i.address <= looped for b in _sets(i)}
     so_far: set[int] = set()
     for i in listing.instructions:
@@ -292,10 +295,6 @@ def self_check(listing: Listing) -> str | None:
             return f"instruction {i.address:#x} waits for barrier {min(unset)}, which nothing sets"
         so_far.update(_sets(i))
     return None
-
-
-def _jumps_back(i: Instruction) -> bool:
-    return i.target is not None and i.target <= i.address
 
 
 def _sets(i: Instruction) -> tuple[int, ...]:

@@ -182,7 +182,8 @@ def time_of(
                 f"each block must have {loops} trip counts >= 0, one a main loop: got {list(kind)}"
             )
     assert gpu.clock_mhz is not None  # machine_of() has seen
-    assert gpu.bandwidth_gbs is not None  # both
+    assert gpu.bandwidth_gbs is not None  # that all
+    assert gpu.peak_tflops is not None  # are known
     counts = [0] * len(kinds)
     for number in kind_of:
         counts[number] += 1
@@ -201,7 +202,7 @@ def time_of(
     # While SMs idle at the end of the grid, memory that all of them need is not busy.
     moved_us = least_moved_us / machine.memory_share + first * idle / clock_mhz
     least_us = max(
-        max(least_flops, multiplied) / _peak(gpu) * 1e-6,
+        max(least_flops, multiplied) / gpu.peak_tflops * 1e-6,
         _total(kinds, counts, replayed.least_cycles) / (gpu.sms * gpu.clock_mhz),
         least_moved_us,
     )
@@ -218,12 +219,6 @@ def _total(
         for kind, count in zip(kinds, counts, strict=True)
         for trips, one in zip(kind, of_a_trip, strict=True)
     )
-
-
-def _peak(gpu: Gpu) -> float:
-    """Dense 16-bit TFLOP/s of a gpu that machine_of() has seen."""
-    assert gpu.peak_tflops is not None
-    return gpu.peak_tflops
 
 
 def _grid_cycles(

@@ -25,7 +25,7 @@ from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import loop_program
-from flashgen.estimate.loop_program import Program, Row
+from flashgen.estimate.loop_program import Program
 from flashgen.estimate.machines import (
     MACHINES,
     SUB_PARTITIONS,
@@ -178,8 +178,9 @@ class Scoreboard:
                     busy[each.pipe] += warps * each.shared
                 elif each.pipe != loop_program.CONTROL:
                     busy[each.pipe] += share * each.occupies
-                loading = 1 if each.kind == loop_program.TMA else warps * _loads(each)
-                busy[MEMORY] += loading * each.amount / self.machine.l2_bytes
+                if each.kind in (loop_program.TMA, loop_program.COPY, loop_program.LOAD):
+                    loading = 1 if each.kind == loop_program.TMA else warps
+                    busy[MEMORY] += loading * each.amount / self.machine.l2_bytes
         return busy
 
     def matrix_flops(self, loop: int) -> int:
@@ -306,10 +307,6 @@ def clock() -> Any:
     except ImportError:
         raise ToolchainError(NUMBA_MISSING) from None
     return sm_clock
-
-
-def _loads(each: Row) -> int:
-    return int(each.kind in (loop_program.COPY, loop_program.LOAD))
 
 
 ONCE_A_TRIP = ("BAR", "DEPBAR", "LDGDEPBAR", "LDGSTS", "LDG", "SYNCS", "UTMALDG")

@@ -271,11 +271,12 @@ class Form:
 
     # Destinations
 
-    def store(self, operand: Operand) -> Store:
+    def store(self, operand: Operand | None) -> Store:
         """How raw bits, of the width of the register, reach a destination; a mask keeps the other
-        lanes.
+        lanes. Nothing is kept of what goes to "_", or to None, a second destination that is left
+        out.
         """
-        if isinstance(operand, Name) and operand.text == "_":
+        if operand is None or (isinstance(operand, Name) and operand.text == "_"):
             return lambda warp, bits, mask: None
         if not isinstance(operand, Register):
             self.wrong("a destination must be a register")

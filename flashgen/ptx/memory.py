@@ -118,15 +118,12 @@ class GlobalMemory:
                     )
                 return buffer
         for lane, address in enumerate(map(int, addresses)):
-            if not any(b <= address and address + size <= e for b, e in self._limits):
+            every = (buffer.limits for buffer in self.buffers)
+            if not any(begin <= address and address + size <= end for begin, end in every):
                 raise BadAddress(
                     f"{size} bytes outside of every tensor: {self.describe(address)}", lane
                 )
         raise LookupError
-
-    @cached_property
-    def _limits(self) -> tuple[tuple[int, int], ...]:
-        return tuple(buffer.limits for buffer in self.buffers)
 
     def describe(self, address: int) -> str:
         """An address by the tensor that is nearest."""

@@ -60,7 +60,8 @@ def run_warp(warp: Warp, most: int) -> int:
             warp.reconverge()
         position = warp.position
         if position >= len(steps):
-            raise _runs_off(warp)
+            warp.position = len(steps) - 1
+            raise warp.fault("memcheck", "it runs past the last instruction")
         guard, active = guards[position], warp.active
         mask: Mask = None if active is ALL else active
         done += 1
@@ -100,11 +101,6 @@ def _uninitialised(warp: Warp, index: int) -> Array:
     held: Array = np.full(32, SPOILED % (1 << 8 * np.dtype(dtype).itemsize)).astype(dtype)
     warp.registers[index] = held
     return held
-
-
-def _runs_off(warp: Warp) -> Exception:
-    warp.position = len(warp.block.machine.steps) - 1
-    return warp.fault("memcheck", "it runs past the last instruction")
 
 
 def _deadlock(live: list[Warp]) -> Exception:

@@ -55,7 +55,8 @@ def parse(text: str) -> Program:
     """The kernel of a PTX module that has exactly one. Raises InvalidPtx."""
     if ".version" not in text or ".target" not in text:
         raise InvalidPtx("this is not PTX: it has no .version and .target directives")
-    clean = _COMMENT.sub(_blank, text)
+    # Of a comment its line ends stay, so that lines keep their numbers.
+    clean = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     entries = list(_ENTRY.finditer(clean))
     if len(entries) != 1:
         raise InvalidPtx(f"a PTX module must have one kernel: got {len(entries)}")
@@ -78,11 +79,6 @@ def parse(text: str) -> Program:
         variables=tuple(_variables(clean[: entries[0].start()])),
         instructions=tuple(body.instructions()),
     )
-
-
-def _blank(comment: re.Match[str]) -> str:
-    """Nothing but the line ends of a comment, so that lines keep their numbers."""
-    return "\n" * comment[0].count("\n")
 
 
 def _parameters(text: str) -> Iterator[Parameter]:

@@ -91,7 +91,8 @@ def refuse_weights(model: nn.Module) -> None:
     """Have a model raise InvalidArgument where it is called with output_attentions=True. Most
     classes return Nones there, and say nothing.
     """
-    if any(getattr(hook, "func", None) is _refuse_weights for hook in _hooks_of(model)):
+    hooks = model._forward_pre_hooks.values()
+    if any(getattr(hook, "func", None) is _refuse_weights for hook in hooks):
         return
     names = list(inspect.signature(type(model).forward).parameters)[1:]  # all but self
     position = names.index("output_attentions") if "output_attentions" in names else None
@@ -117,10 +118,6 @@ def refuse_continuous_batching(every: Any) -> None:
         return begins(self, *arguments, **options)
 
     every.init_continuous_batching = refused
-
-
-def _hooks_of(model: nn.Module) -> list[Any]:
-    return list(model._forward_pre_hooks.values())
 
 
 def _refuse_weights(

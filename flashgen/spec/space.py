@@ -20,9 +20,7 @@ from flashgen.spec.config import (
     MAXNREG,
     SPLIT_KEYS,
     KernelConfig,
-    Loads,
     Order,
-    Schedule,
 )
 from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import Gpu
@@ -108,12 +106,12 @@ GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
     ("plain", True),
 )
 """Order, and whether the grid is persistent: tried where a GPU measures."""
-WAYS: tuple[tuple[Schedule, Loads], ...] = (
-    ("fa2", "pointer"),
-    ("fa2", "descriptor"),
-    ("s_ahead", "descriptor"),
-    ("s_ahead", "pointer"),
-)
+_WAYS: list[Choice] = [
+    {"schedule": "fa2", "loads": "pointer"},
+    {"schedule": "fa2", "loads": "descriptor"},
+    {"schedule": "s_ahead", "loads": "descriptor"},
+    {"schedule": "s_ahead", "loads": "pointer"},
+]
 """fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
 
 HOPPER_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
@@ -284,7 +282,6 @@ def _ordered(orders: Iterable[Order]) -> list[Choice]:
     return [{"order": order} for order in orders]
 
 
-_WAYS: list[Choice] = [{"schedule": schedule, "loads": loads} for schedule, loads in WAYS]
 _GPU_ORDERS: list[Choice] = [
     {"order": order, "persistent": persistent} for order, persistent in GPU_ORDERS
 ]

@@ -98,7 +98,8 @@ class EntriesGrid:
         origin = entry.result.source + ", executed" * bool(entry.tritons)
         origin += ", stale" * (entry in self.stale)
         cells = (cell(entry) for cell in figures.values())
-        return entry.spec.name, *self._where(entry), entry.config.label, origin, *cells
+        seq_k, at = str(entry.bucket), str(entry.problem.seq_k)
+        return entry.spec.name, seq_k, at, entry.config.label, origin, *cells
 
     def _pairs(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Spec and config, to be copied; below them the rest, in columns for which 80 suffice."""
@@ -111,10 +112,6 @@ class EntriesGrid:
                 found.append(f"{row[0]}  {row[3]}" + (f"  ({notes})" if notes else ""))
             found.append(f"  {line}")
         return found
-
-    @staticmethod
-    def _where(entry: Entry) -> tuple[str, str]:
-        return str(entry.bucket), str(entry.problem.seq_k)
 
     def _figures(self) -> dict[str, Callable[[Entry], str]]:
         """The columns of figures, and what each says of an entry."""

@@ -14,43 +14,21 @@ from flashgen.ptx.warp import Step
 Function = Callable[..., Array]
 
 
-@instruction("add", "sub")
-def add(form: Form) -> Step:
-    """9.7.1.1, 9.7.3.3, 9.7.4.1 and 9.7.5.1; .f32x2 and .bf16x2 lane by lane."""
-    if narrow := _narrow_type(form):
-        return _mixed(form, _OPERATIONS[form.opcode], narrow)
+@instruction("add", "sub", "mul", "mad", "fma")
+def arithmetic(form: Form) -> Step:
+    """9.7.1.1 to 9.7.1.4, 9.7.3.3 to 9.7.3.7, 9.7.4.1, 9.7.4.4 and 9.7.5.1 to 9.7.5.3; .f32x2 and
+    .bf16x2 lane by lane. mad of floats is fma; .lo, .hi and .wide are of products of integers.
+    """
+    function = _OPERATIONS[form.opcode]
+    if form.opcode in _MIXED and (narrow := _narrow_type(form)):
+        return _mixed(form, function, narrow)
     kind = form.format()
-    return elementwise(form, _rounded(form, _OPERATIONS[form.opcode], kind), kind, [kind] * 2)
-
-
-@instruction("mul")
-def multiply(form: Form) -> Step:
-    """9.7.1.3 and 9.7.3.5: .lo, .hi and .wide are of integers."""
-    kind = form.format()
-    if kind.floating:
-        return elementwise(form, _rounded(form, np.multiply, kind), kind, [kind] * 2)
-    return _integer_product(form, kind, summed=False)
-
-
-@instruction("mad")
-def multiply_add(form: Form) -> Step:
-    """9.7.1.4; of floats it is fma (9.7.3.7)."""
-    kind = form.format()
-    if kind.floating:
-        return elementwise(form, _rounded(form, fused, kind), kind, [kind] * 3)
-    return _integer_product(form, kind, summed=True)
-
-
-@instruction("fma")
-def fused_multiply_add(form: Form) -> Step:
-    """9.7.3.6, 9.7.4.4 and 9.7.5.3."""
-    if narrow := _narrow_type(form):
-        return _mixed(form, fused, narrow)
-    kind = form.format()
-    function: Function = _rounded(form, fused, kind)
-    if form.flag("relu"):
-        return elementwise(form, lambda a, b, c: np.maximum(function(a, b, c), 0), kind, [kind] * 3)
-    return elementwise(form, function, kind, [kind] * 3)
+    if form.opcode in ("mul", "mad") and not kind.floating:
+        return _integer_product(form, kind, summed=form.opcode == "mad")
+    inner = _rounded(form, function, kind)
+    if form.opcode == "fma" and form.flag("relu"):
+        return elementwise(form, lambda a, b, c: np.maximum(inner(a, b, c), 0), kind, [kind] * 3)
+    return elementwise(form, inner, kind, [kind] * (len(form.operands) - 1))
 
 
 def _narrow_type(form: Form) -> str:
@@ -81,13 +59,9 @@ def extreme(form: Form) -> Step:
     are of sm_100 and later.
     """
     kind = form.format()
-    if not kind.floating:
-        function: Function = np.minimum if form.opcode == "min" else np.maximum
-    elif form.flag("NaN"):
-        function = np.minimum if form.opcode == "min" else np.maximum
-    else:
-        function = np.fmin if form.opcode == "min" else np.fmax
-    function = _flushed(form, function)
+    loses = kind.floating and not form.flag("NaN")
+    least, most = (np.fmin, np.fmax) if loses else (np.minimum, np.maximum)
+    function = _flushed(form, least if form.opcode == "min" else most)
     if len(form.operands) == 4:
         return elementwise(form, lambda a, b, c: function(function(a, b), c), kind, [kind] * 3)
     return elementwise(form, function, kind, [kind] * 2)
@@ -146,7 +120,11 @@ def dot_of_bytes(form: Form) -> Step:
     return elementwise(form, dot, result, [bits, bits, added])
 
 
-_OPERATIONS: dict[str, Function] = {"add": np.add, "sub": np.subtract}
+_OPERATIONS: dict[str, Function] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "mad": fused, "fma": fused,
+}  # fmt: skip
+_MIXED = ("add", "sub", "fma")
+"""Those that take operands of 16 bits beside float32 (9.7.5)."""
 
 _DIRECTIONS: dict[str, Callable[[Array], Array]] = {
     "rm": lambda exact: np.full_like(exact, -np.inf),

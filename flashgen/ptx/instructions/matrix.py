@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from flashgen.ptx.access import note_shared_read, note_shared_write, shared_offsets
+from flashgen.ptx.access import read_shared, write_shared
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
@@ -92,10 +92,7 @@ def load(form: Form) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(warp, mask)
-        at = shared_offsets(warp, address(warp)[: 8 * count], 16, None, "reads")
-        note_shared_read(warp, at, 16)
-        rows = warp.block.shared.words.of(2)[(at // 2)[:, None] + np.arange(8)]
-        tiles = rows.reshape(count, 8, 8)
+        tiles = read_shared(warp, address(warp)[: 8 * count], 2, 8, None).reshape(count, 8, 8)
         if transposed:
             tiles = np.ascontiguousarray(tiles.transpose(0, 2, 1))
         for write, row in zip(writes, tiles.reshape(count, 64).view(np.uint32), strict=True):
@@ -118,11 +115,7 @@ def store(form: Form) -> Step:
         tiles = np.array([read(warp) for read in reads]).view(np.uint16).reshape(count, 8, 8)
         if transposed:
             tiles = tiles.transpose(0, 2, 1)
-        at = shared_offsets(warp, address(warp)[: 8 * count], 16, None, "writes")
-        words, rows = warp.block.shared.words.of(2), tiles.reshape(8 * count, 8)
-        places = (at // 2)[:, None] + np.arange(8)
-        note_shared_write(warp, at, 16, changes=lambda: bool((words[places] != rows).any()))
-        words[places] = rows
+        write_shared(warp, address(warp)[: 8 * count], tiles.reshape(8 * count, 8), None)
 
     return step
 

@@ -130,7 +130,7 @@ def arrive_by_lane(form: Form) -> Step:
     address = form.address(int(has_state), 4)
     rest = form.operands[1 + has_state :]
     number = form.numbers(rest[0], FORMATS["u32"]) if rest else None
-    store = form.store(form.operands[0]) if has_state else None
+    store = form.store(form.operands[0] if has_state else None)
 
     def step(warp: Warp, mask: Mask) -> None:
         places = address(warp)
@@ -143,8 +143,7 @@ def arrive_by_lane(form: Form) -> Step:
             if expects:
                 expect(warp, place, given)
             arrive(warp, place, 1 if expects else given, relaxed=relaxed)
-        if store is not None:
-            store(warp, states, mask)
+        store(warp, states, mask)
 
     return step
 

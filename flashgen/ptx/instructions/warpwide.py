@@ -40,8 +40,7 @@ def shuffle(form: Form) -> Step:
     target, valid = form.pair(0)
     value, by, clamp = (form.number(n, "u32") for n in (1, 2, 3))
     named = members(form, form.operands[4])
-    write = form.store(target)
-    write_valid = None if valid is None else form.store(valid)
+    write, write_valid = form.store(target), form.store(valid)
 
     def step(warp: Warp, mask: Mask) -> None:
         named(warp, mask)
@@ -61,8 +60,7 @@ def shuffle(form: Form) -> Step:
         if mask is not None and not mask[source[mask]].all():
             raise warp.fault("synccheck", "it reads the register of a lane that is elsewhere")
         write(warp, values[source], mask)
-        if write_valid is not None:
-            write_valid(warp, inside, mask)
+        write_valid(warp, inside, mask)
 
     return step
 
@@ -96,8 +94,7 @@ def match(form: Form) -> Step:
     mode, kind = form.choice("any", "all"), form.type()
     target, predicate = form.pair(0)
     value, named = form.numbers(form.operands[1], FORMATS[kind]), members(form, form.operands[2])
-    write = form.store(target)
-    write_predicate = None if predicate is None else form.store(predicate)
+    write, write_predicate = form.store(target), form.store(predicate)
 
     def step(warp: Warp, mask: Mask) -> None:
         lanes, values = named(warp, mask), value(warp)
@@ -105,8 +102,7 @@ def match(form: Form) -> Step:
         if mode == "all":
             equal = bool(same[int(np.argmax(lanes))][lanes].all())
             same = same if equal else np.zeros_like(same)
-            if write_predicate is not None:
-                write_predicate(warp, np.full(32, equal), mask)
+            write_predicate(warp, np.full(32, equal), mask)
         write(warp, (same @ (1 << LANES)).astype(np.uint32), mask)
 
     return step
