@@ -104,12 +104,23 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
 
     @classmethod
     def supports_sink(cls) -> bool:
-        """Yes: a layer may have sinks or a window, and a batch no causal mask. With
-        VLLM_BATCH_INVARIANT=1 layers are invariant, prefill and decode alike.
-        """
+        """Whether a layer may have attention sinks."""
         return True
 
-    supports_sliding_window = supports_non_causal = supports_batch_invariance = supports_sink
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Whether a layer may have a window."""
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Whether a batch may have no causal mask."""
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Yes: with VLLM_BATCH_INVARIANT=1 layers are invariant, prefill and decode alike."""
+        return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
