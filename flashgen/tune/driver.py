@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
-from flashgen.evaluate.pools import Pools
+from flashgen.evaluate.pools import Pools, in_thread
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome
@@ -127,7 +127,7 @@ class Line:
         return self.running < most and idle > 0
 
 
-Result = tuple["Line", Job, Any, BaseException | None]
+Ended = tuple[Line, Job, Future[Any]]
 
 
 def drive(lines: Sequence[Line], stop: Stop) -> None:
@@ -137,7 +137,7 @@ def drive(lines: Sequence[Line], stop: Stop) -> None:
     a second one, KeyboardInterrupt is raised. Also raises whatever a job raises, at once: others
     that are under way are lost.
     """
-    results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Ended] = queue.SimpleQueue()
     with stop.heeded():
         while any(line.running or (line.waiting and not stop.asked) for line in lines):
             for line in lines:
@@ -150,28 +150,17 @@ def drive(lines: Sequence[Line], stop: Stop) -> None:
         raise KeyboardInterrupt
 
 
-def _take(line: Line, job: Job, result: Any, error: BaseException | None, stop: Stop) -> None:
+def _start(line: Line, job: Job, results: queue.SimpleQueue[Ended]) -> None:
+    in_thread(job.run).add_done_callback(lambda done: results.put((line, job, done)))
+
+
+def _take(line: Line, job: Job, done: Future[Any], stop: Stop) -> None:
     """Take in the end of a job."""
     line.running -= 1
+    error = done.exception()
     if isinstance(error, FlashgenError):
         line.waiting.extendleft(reversed(job.failed(error)))
     elif isinstance(error, KeyboardInterrupt):
         stop.ask()
-    elif error is not None:
-        raise error
     else:
-        line.waiting.extendleft(reversed(job.done(result)))
-
-
-def _start(line: Line, job: Job, results: queue.SimpleQueue[Result]) -> None:
-    """Run a job in a thread, which does not keep the process alive."""
-
-    def run() -> None:
-        try:
-            result = job.run()
-        except BaseException as error:
-            results.put((line, job, None, error))
-        else:
-            results.put((line, job, result, None))
-
-    threading.Thread(target=run, daemon=True).start()
+        line.waiting.extendleft(reversed(job.done(done.result())))
