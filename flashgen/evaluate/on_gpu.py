@@ -54,13 +54,6 @@ class _Candidate:
     built: BuildResult
 
 
-def _pools_here(index: int, jobs: int | None, tasks: Tasks) -> Pools:
-    """The cores of this machine and one GPU."""
-    # One core is for the child that launches: a late launch would show in short kernels' times.
-    jobs = jobs or max(1, cpu_count() - 1)
-    return Pools(cpu=Children(jobs), device=Crew([Device(index, tasks.answers)]))
-
-
 class GpuEvaluator(BaseEvaluator):
     """Evaluates on CUDA device `index`, which is `gpu`, or on all GPUs of pools.device, which are
     of its product. It stores everything under `cache`. Several threads may use it.
@@ -90,12 +83,15 @@ class GpuEvaluator(BaseEvaluator):
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
-        self._own = None if pools else _pools_here(index, jobs, self._tasks)
-        used = pools or self._own
-        assert used is not None
-        assert used.device is not None
-        self._gpus = used.device
-        self._builder = Builder(gpu, cache, used.cpu, self._tasks, measures=True)
+        self._closes = pools is None
+        if pools is None:
+            # One core is for the child that launches: a late launch would show in short kernels'
+            # times.
+            cores = Children(jobs or max(1, cpu_count() - 1))
+            pools = Pools(cpu=cores, device=Crew([Device(index, self._tasks.answers)]))
+        assert pools.device is not None
+        self._cpu, self._gpus = pools.cpu, pools.device
+        self._builder = Builder(gpu, cache, self._cpu, self._tasks, measures=True)
         self._clock = Clock(clock_mhz)
         self._ranks = Ranks()
 
@@ -283,5 +279,6 @@ class GpuEvaluator(BaseEvaluator):
 
     def close(self) -> None:
         """As Evaluator.close."""
-        if self._own is not None:
-            self._own.close()
+        if self._closes:
+            self._cpu.close()
+            self._gpus.close()

@@ -35,12 +35,6 @@ class Pools:
     cpu: Pool
     device: Pool | None = None
 
-    def close(self) -> None:
-        """Close both."""
-        self.cpu.close()
-        if self.device is not None:
-            self.device.close()
-
 
 def in_thread(run: Callable[[], T]) -> Future[T]:
     """What `run` returns or raises; it is called in a thread, which does not keep the process
