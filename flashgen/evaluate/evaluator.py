@@ -175,12 +175,12 @@ class WrappingEvaluator(BaseEvaluator):
         """
         rest = [config for config in configs if config not in known]
         answers = self._inner.evaluate(request.stage, request.spec, request.problem, rest)
-        with closing(_closable(answers)) as outcomes:
+        with closing(closable(answers)) as outcomes:
             for config in configs:
                 yield known[config] if config in known else next(outcomes)
 
 
-def _closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+def closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
     """The same as a generator, which can be closed and then closes `outcomes`."""
     yield from outcomes
 
