@@ -85,16 +85,6 @@ def estimated(result: BuildResult, request: Request, config: KernelConfig, gpu: 
     return estimate(built.replay, request.spec, config, request.problem, gpu)
 
 
-def estimate_or_none(
-    result: BuildResult, request: Request, config: KernelConfig, gpu: Gpu
-) -> Timing | None:
-    """The estimate of a kernel, if there is one."""
-    try:
-        return estimated(result, request, config, gpu)
-    except NoEstimate:
-        return None
-
-
 def outcome_of(
     result: BuildResult,
     request: Request,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flashgen.errors import NoEstimate
 from flashgen.evaluate.build import (
     Build,
     Builder,
     BuildResult,
     cpu_count,
-    estimate_or_none,
+    estimated,
     kept,
     outcome_of,
 )
@@ -272,7 +274,9 @@ class GpuEvaluator(BaseEvaluator):
         self, one: _Candidate, status: Status = Status.OK, detail: str = "", **found: Any
     ) -> Outcome:
         """An outcome with all known facts of the kernel, including its estimate."""
-        estimate = estimate_or_none(one.built, one.request, one.config, self.gpu)
+        estimate = None
+        with contextlib.suppress(NoEstimate):
+            estimate = estimated(one.built, one.request, one.config, self.gpu)
         return outcome_of(
             one.built, one.request, one.config, self.gpu, status, detail, estimate=estimate, **found
         )
