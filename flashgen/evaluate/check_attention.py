@@ -130,7 +130,7 @@ def block_mask_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCa
 
 
 SPARE_PAGES = 3
-"""Pages of a random pool that no sequence uses."""
+"""Pages of a drawn pool that no sequence has: NaN, as is what lies beyond a length."""
 
 Lengths = tuple[tuple[int, int], ...]
 
