@@ -154,8 +154,7 @@ def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[
     """
     kernels = dict.fromkeys((e.spec, config) for e in table.everything for config in kernels_of(e))
     known = _known(log)
-    children = Children(jobs or cpu_count())
-    try:
+    with contextlib.closing(Children(jobs or cpu_count())) as children:
         pending = {
             (spec, config): children.submit(
                 task(
@@ -180,8 +179,6 @@ def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[
                     with log.open("a") as file:
                         file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")
             yield spec.name, found
-    finally:
-        children.close()
     log.unlink(missing_ok=True)
 
 
