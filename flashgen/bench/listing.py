@@ -81,10 +81,9 @@ def _cell(line: Line | None) -> str:
     if line is None:
         return "-"
     floors = "" if line.floors is None else f" ({line.floors:.2f})"
-    rate = line.tflops if line.gbs is None else line.gbs
-    if rate is None:
+    if line.rate is None:
         return f"{line.status}{floors}"
-    return f"{rate:.0f}{floors}" if line.status == "ok" else f"~~{rate:.0f}~~{floors}"
+    return f"{line.rate:.0f}{floors}" if line.status == "ok" else f"~~{line.rate:.0f}~~{floors}"
 
 
 def summaries(cases: Iterable[Measured]) -> Iterator[str]:
