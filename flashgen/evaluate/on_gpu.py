@@ -37,7 +37,7 @@ from flashgen.evaluate.tasks import (
     Tasks,
     task,
 )
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, finite
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, finite
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -85,15 +85,16 @@ class GpuEvaluator(BaseEvaluator):
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
-        self._closes = pools is None
+        self._own: tuple[Pool, ...] = ()
         if pools is None:
             # One core is for the child that launches: a late launch would show in short kernels'
             # times.
             cores = Children(jobs or max(1, cpu_count() - 1))
-            pools = Pools(cpu=cores, device=Crew([Device(index, self._tasks.answers)]))
+            gpus = Crew([Device(index, self._tasks.answers)])
+            self._own, pools = (cores, gpus), Pools(cpu=cores, device=gpus)
         assert pools.device is not None
-        self._cpu, self._gpus = pools.cpu, pools.device
-        self._builder = Builder(gpu, cache, self._cpu, self._tasks, measures=True)
+        self._gpus = pools.device
+        self._builder = Builder(gpu, cache, pools.cpu, self._tasks, measures=True)
         self._clock = Clock(clock_mhz)
         self._ranks = Ranks()
 
@@ -283,6 +284,5 @@ class GpuEvaluator(BaseEvaluator):
 
     def close(self) -> None:
         """As Evaluator.close."""
-        if self._closes:
-            self._cpu.close()
-            self._gpus.close()
+        for pool in self._own:
+            pool.close()
