@@ -108,7 +108,7 @@ class Clock:
                 future.set_result(answer)
 
     def _still(self, line: Line, counts: dict[str, int]) -> bool:
-        live = line.running - (counts["ended"] - counts["taken"])
+        live = len(line.running) - (counts["ended"] - counts["taken"])
         return bool(self._events) and live > 0 and self.waiting == live
 
 
@@ -200,7 +200,7 @@ def simulate(workers: int, count: int, at_once: int | None, folder: Path) -> str
         def has_room(self) -> bool:
             counts["looks"] += 1
             if at_once is not None:
-                return self.running < at_once
+                return len(self.running) < at_once
             return Line.has_room.fget(self)  # type: ignore[attr-defined,no-any-return]
 
     evaluator = Simulated(

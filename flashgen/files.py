@@ -7,7 +7,7 @@ import gzip
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -104,11 +104,17 @@ def open_own(path: Path, flags: int = os.O_RDWR) -> int:
     return os.open(path, flags | os.O_CREAT | OWN, 0o644)
 
 
-def whole_content(descriptor: int) -> bytes:
-    """The content of an open file."""
+def records_of(descriptor: int, path: Path, notice: Callable[[str], None]) -> Iterator[bytes]:
+    """The lines of an open file. Once all are read, an incomplete last one is cut off."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, "rb", closefd=False) as file:
-        return file.read()
+        content = file.read()
+    lines, whole = whole_lines(content)
+    yield from lines
+    if whole < len(content):
+        os.ftruncate(descriptor, whole)
+        os.fsync(descriptor)
+        notice(f"{path}: the last record was torn when a run was killed; it is dropped")
 
 
 def append_whole(descriptor: int, content: bytes) -> None:

@@ -66,14 +66,11 @@ def markdown(cases: Iterable[Measured], head: Iterable[str]) -> str:
 
 
 def _title(case: Measured) -> str:
-    spec, p = case.spec, case.problem
-    batch = f", batch {p['batch']}" if case.direction == "decode" else ""
-    mask = "" if case.direction == "decode" else f", {_mask(case)}"
-    return f"{case.direction}, {spec['dtype']}, head dim {spec['head_dim']}{mask}{batch}"
-
-
-def _mask(case: Measured) -> str:
-    return "causal" if case.spec["mask"] == "causal" else "no mask"
+    spec = case.spec
+    last = "causal" if spec["mask"] == "causal" else "no mask"
+    if case.direction == "decode":
+        last = f"batch {case.problem['batch']}"
+    return f"{case.direction}, {spec['dtype']}, head dim {spec['head_dim']}, {last}"
 
 
 def _of(case: Measured, name: str) -> Line | None:
@@ -84,10 +81,9 @@ def _cell(line: Line | None) -> str:
     if line is None:
         return "-"
     floors = "" if line.floors is None else f" ({line.floors:.2f})"
-    rate = line.tflops if line.gbs is None else line.gbs
-    if rate is None:
+    if line.rate is None:
         return f"{line.status}{floors}"
-    return f"{rate:.0f}{floors}" if line.status == "ok" else f"~~{rate:.0f}~~{floors}"
+    return f"{line.rate:.0f}{floors}" if line.status == "ok" else f"~~{line.rate:.0f}~~{floors}"
 
 
 def summaries(cases: Iterable[Measured]) -> Iterator[str]:

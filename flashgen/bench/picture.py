@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashgen.bench.race import Line
 from flashgen.bench.record import Measured
 from flashgen.report.charts import COLOURS, MARKERS, panels, plain_numbers, save
 
@@ -118,7 +117,7 @@ def _panel(
             (int(case.problem["seq_k"]), rate)
             for case in cases
             for line in case.lines
-            if line.name == name and (rate := _rate(line)) is not None
+            if line.name == name and line.status == "ok" and (rate := line.rate) is not None
         )
         if not points:
             continue
@@ -172,9 +171,3 @@ def _legend(figure: Figure, panels_: Sequence[Axes], footer: str) -> None:
             shown.values(), shown, loc="outside lower center", ncols=columns, edgecolor="none",
             fontsize=LEGEND_POINTS, borderaxespad=72 * below / LEGEND_POINTS,
         )  # fmt: skip
-
-
-def _rate(line: Line) -> float | None:
-    if line.status != "ok":
-        return None
-    return line.tflops if line.gbs is None else line.gbs

@@ -124,6 +124,11 @@ class Line:
     share: float | None = None
     floors: float | None = None
 
+    @property
+    def rate(self) -> float | None:
+        """GB/s of a decode, TFLOP/s of all else."""
+        return self.tflops if self.gbs is None else self.gbs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.bounds import cycles_a_score
-from flashgen.compile.compiler import Compiled, judge, recall, residents
+from flashgen.compile.compiler import Compiled, judge, recall, residents, shortcomings
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay
@@ -85,16 +85,6 @@ def estimated(result: BuildResult, request: Request, config: KernelConfig, gpu: 
     return estimate(built.replay, request.spec, config, request.problem, gpu)
 
 
-def estimate_or_none(
-    result: BuildResult, request: Request, config: KernelConfig, gpu: Gpu
-) -> Timing | None:
-    """The estimate of a kernel, if there is one."""
-    try:
-        return estimated(result, request, config, gpu)
-    except NoEstimate:
-        return None
-
-
 def outcome_of(
     result: BuildResult,
     request: Request,
@@ -108,9 +98,13 @@ def outcome_of(
     if result.built is not None:
         compiled = result.built.compiled
         found |= {
-            "compiled": compiled,
+            "registers": compiled.registers,
+            "shared_bytes": compiled.shared_bytes,
+            "spill_bytes": compiled.spill_bytes,
+            "tensor_columns": compiled.tensor_columns,
+            "shortcomings": shortcomings(compiled, request.spec, config),
             "residents": residents(compiled, gpu),
-            "cycles": cycles_a_score(compiled, request.spec, config, gpu),
+            "cycles": cycles_a_score(compiled, request.spec, config, gpu) or (),
         }
     return request.outcome(config, status, detail, digest=result.digest, **found)
 

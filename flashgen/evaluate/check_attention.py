@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.evaluate.check_sampled import SampledCase, sampled_cases, sampled_trial
+from flashgen.evaluate.check_sampled import SampledCase, operands, sampled_cases, sampled_trial
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_forward import Forward, order_limits
 from flashgen.reference import attention as reference
@@ -130,7 +130,7 @@ def block_mask_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCa
 
 
 SPARE_PAGES = 3
-"""Pages of a random pool that no sequence uses."""
+"""Pages of a drawn pool that no sequence has: NaN, as is what lies beyond a length."""
 
 Lengths = tuple[tuple[int, int], ...]
 
@@ -281,17 +281,7 @@ def attention_trial(
             call=Delta(o=o, do=inputs.do, dlse=inputs.dlse),
             compare=partial(gradients.judge_delta, o=o, do=inputs.do, dlse=inputs.dlse),
         )
-    call = Backward(
-        q=inputs.q,
-        k=inputs.k,
-        v=inputs.v,
-        do=inputs.do,
-        lse=lse,
-        delta=delta,
-        scale=inputs.scale,
-        diagonal=inputs.diagonal,
-        features=inputs.features,
-    )
+    call = Backward(**operands(inputs), do=inputs.do, lse=lse, delta=delta)
     return Trial(call=call, compare=partial(gradients.judge, spec.direction, inputs=inputs))
 
 

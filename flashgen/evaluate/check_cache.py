@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.evaluate.check_attention import SPARE_PAGES
 from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts, Rotation
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
@@ -28,9 +29,6 @@ from flashgen.spec.features import Features
 from flashgen.spec.from_call import check_scale
 from flashgen.spec.numeric_class import SEGMENT
 from flashgen.spec.problem import Problem
-
-SPARE_PAGES = 3
-"""Pages of a drawn pool that no sequence has: NaN, as is what lies beyond a length."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,10 +53,7 @@ def sampled_trial(
 ) -> Trial:
     """As check_attention.attention_trial makes it."""
     x = gradients.make_inputs(spec, case, seed, device)
-    given: dict[str, Any] = {
-        "q": x.q, "k": x.k, "v": x.v,
-        "scale": x.scale, "diagonal": x.diagonal, "features": x.features,
-    }  # fmt: skip
+    given = operands(x)
     if spec.direction == "forward":
         return Trial(
             call=Forward(**given),
@@ -75,6 +72,11 @@ def sampled_trial(
             _judge_backward(spec, found, x, *head) for head in case.heads()
         ),
     )
+
+
+def operands(x: GradientInputs) -> dict[str, Any]:
+    """What every launch of a forward and a backward kernel is given, by its name there."""
+    return {name: getattr(x, name) for name in ("q", "k", "v", "scale", "diagonal", "features")}
 
 
 def of_head(x: GradientInputs, batch: int, head: int) -> GradientInputs:

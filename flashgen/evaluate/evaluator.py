@@ -8,17 +8,16 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from flashgen.compile import compiler
-from flashgen.compile.compiler import Compiled, shortcomings
 from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.known_bugs import installed_triton
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
 
 SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)
@@ -87,15 +86,10 @@ class Request:
         detail: str = "",
         *,
         digest: str,
-        compiled: Compiled | None = None,
-        timing: Timing | None = None,
-        check: CheckResult | None = None,
-        estimate: Timing | None = None,
-        residents: int | None = None,
-        cycles: tuple[float, float] | None = None,
+        **found: Any,
     ) -> Outcome:
-        """A new Outcome of one config. digest is "" if no kernel was rendered; residents are the
-        blocks of the kernel on an SM, cycles those of bounds.cycles_a_score.
+        """A new Outcome of one config. digest is "" if no kernel was rendered; found: those of its
+        other fields that are known.
         """
         untimed = status is Status.NO_ESTIMATE
         return Outcome(
@@ -109,18 +103,9 @@ class Request:
             triton=triton_version(),
             digest=digest,
             protocol=protocol_of(self.stage, self.source),
-            timing=timing,
-            check=check,
-            registers=compiled.registers if compiled else None,
-            shared_bytes=compiled.shared_bytes if compiled else None,
-            spill_bytes=compiled.spill_bytes if compiled else None,
-            tensor_columns=compiled.tensor_columns if compiled else None,
-            shortcomings=shortcomings(compiled, self.spec, config) if compiled else None,
-            residents=residents,
-            cycles=cycles or (),
-            estimate=estimate,
             detail=detail,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            **found,
         )
 
 
@@ -175,12 +160,12 @@ class WrappingEvaluator(BaseEvaluator):
         """
         rest = [config for config in configs if config not in known]
         answers = self._inner.evaluate(request.stage, request.spec, request.problem, rest)
-        with closing(_closable(answers)) as outcomes:
+        with closing(closable(answers)) as outcomes:
             for config in configs:
                 yield known[config] if config in known else next(outcomes)
 
 
-def _closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+def closable(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
     """The same as a generator, which can be closed and then closes `outcomes`."""
     yield from outcomes
 

@@ -61,8 +61,8 @@ class OfflineEvaluator(BaseEvaluator):
         self.gpu = gpu
         self._cache = cache
         self._tasks = tasks or Tasks()
-        self._own = None if pools else Pools(cpu=Children(jobs or cpu_count()))
-        self._cpu = (pools or self._own).cpu  # type: ignore[union-attr]  # one is there
+        self._closes = pools is None
+        self._cpu = pools.cpu if pools else Children(jobs or cpu_count())
         self._builder = Builder(gpu, cache, self._cpu, self._tasks)
         self._interpreted = Once()
         self._ranks = Ranks()
@@ -166,8 +166,8 @@ class OfflineEvaluator(BaseEvaluator):
 
     def close(self) -> None:
         """As Evaluator.close."""
-        if self._own is not None:
-            self._own.close()
+        if self._closes:
+            self._cpu.close()
 
 
 def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple[Status, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flashgen.errors import NoEstimate
 from flashgen.evaluate.build import (
     Build,
     Builder,
     BuildResult,
     cpu_count,
-    estimate_or_none,
+    estimated,
     kept,
     outcome_of,
 )
@@ -35,7 +37,7 @@ from flashgen.evaluate.tasks import (
     Tasks,
     task,
 )
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, finite
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, finite
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -52,13 +54,6 @@ class _Candidate:
     request: Request
     config: KernelConfig
     built: BuildResult
-
-
-def _pools_here(index: int, jobs: int | None, tasks: Tasks) -> Pools:
-    """The cores of this machine and one GPU."""
-    # One core is for the child that launches: a late launch would show in short kernels' times.
-    jobs = jobs or max(1, cpu_count() - 1)
-    return Pools(cpu=Children(jobs), device=Crew([Device(index, tasks.answers)]))
 
 
 class GpuEvaluator(BaseEvaluator):
@@ -90,12 +85,16 @@ class GpuEvaluator(BaseEvaluator):
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
-        self._own = None if pools else _pools_here(index, jobs, self._tasks)
-        used = pools or self._own
-        assert used is not None
-        assert used.device is not None
-        self._gpus = used.device
-        self._builder = Builder(gpu, cache, used.cpu, self._tasks, measures=True)
+        self._own: tuple[Pool, ...] = ()
+        if pools is None:
+            # One core is for the child that launches: a late launch would show in short kernels'
+            # times.
+            cores = Children(jobs or max(1, cpu_count() - 1))
+            gpus = Crew([Device(index, self._tasks.answers)])
+            self._own, pools = (cores, gpus), Pools(cpu=cores, device=gpus)
+        assert pools.device is not None
+        self._gpus = pools.device
+        self._builder = Builder(gpu, cache, pools.cpu, self._tasks, measures=True)
         self._clock = Clock(clock_mhz)
         self._ranks = Ranks()
 
@@ -276,12 +275,14 @@ class GpuEvaluator(BaseEvaluator):
         self, one: _Candidate, status: Status = Status.OK, detail: str = "", **found: Any
     ) -> Outcome:
         """An outcome with all known facts of the kernel, including its estimate."""
-        estimate = estimate_or_none(one.built, one.request, one.config, self.gpu)
+        estimate = None
+        with contextlib.suppress(NoEstimate):
+            estimate = estimated(one.built, one.request, one.config, self.gpu)
         return outcome_of(
             one.built, one.request, one.config, self.gpu, status, detail, estimate=estimate, **found
         )
 
     def close(self) -> None:
         """As Evaluator.close."""
-        if self._own is not None:
-            self._own.close()
+        for pool in self._own:
+            pool.close()

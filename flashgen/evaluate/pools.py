@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from flashgen.evaluate.gpu_state import DeviceLost
 from flashgen.evaluate.tasks import (
@@ -21,6 +23,8 @@ from flashgen.evaluate.tasks import (
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Pool, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Turns, Workers
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pools:
@@ -31,11 +35,24 @@ class Pools:
     cpu: Pool
     device: Pool | None = None
 
-    def close(self) -> None:
-        """Close both."""
-        self.cpu.close()
-        if self.device is not None:
-            self.device.close()
+
+def in_thread(run: Callable[[], T]) -> Future[T]:
+    """What `run` returns or raises; it is called in a thread, which does not keep the process
+    alive.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            result = run()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 class Children:
@@ -79,19 +96,7 @@ class Device:
 
     def submit(self, task: Task) -> Future[Answer]:
         """As Pool.submit; also raises DeviceLost. One task at a time."""
-        future: Future[Answer] = Future()
-        future.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                answer = self._answer(task)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(answer)
-
-        threading.Thread(target=run, daemon=True).start()
-        return future
+        return in_thread(partial(self._answer, task))
 
     def _answer(self, task: Task) -> Answer:
         for last in (False, True):

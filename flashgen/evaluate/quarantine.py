@@ -24,7 +24,7 @@ from filelock import FileLock
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
 from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
-from flashgen.files import append_whole, disk_errors, open_own, whole_content, whole_lines
+from flashgen.files import append_whole, disk_errors, open_own, records_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
@@ -147,20 +147,13 @@ class Quarantine:
         self._take(record)
 
     def _read(self, notice: Callable[[str], None]) -> Iterator[QuarantineRecord]:
-        """The records; an incomplete last line is cut off."""
+        """The records of a file that exists."""
         if not os.path.lexists(self.path):
             return
         with _locked(self.path) as descriptor:
-            content = whole_content(descriptor)
-            lines, whole = whole_lines(content)
+            lines = records_of(descriptor, self.path, notice)
             for number, line in enumerate(lines, start=1):
                 yield self._parse(line, number)
-            if whole < len(content):
-                os.ftruncate(descriptor, whole)
-                os.fsync(descriptor)
-                notice(
-                    f"{self.path}: the last record was torn when a run was killed; it is dropped"
-                )
 
     def _parse(self, line: bytes, number: int) -> QuarantineRecord:
         try:

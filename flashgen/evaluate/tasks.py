@@ -85,8 +85,10 @@ class Compile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precompile:
-    """Compile a kernel into Triton's own cache."""
+class ForArch:
+    """A kernel as it is compiled for `arch`: into Triton's own cache, or to be executed with all
+    checks of flashgen.ptx.
+    """
 
     spec: AttentionSpec
     config: KernelConfig
@@ -104,15 +106,6 @@ class Check:
     device: str
     arch: str = ""
     seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execute:
-    """Execute a kernel as it is compiled for `arch`, with all checks of flashgen.ptx."""
-
-    spec: AttentionSpec
-    config: KernelConfig
-    arch: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +145,7 @@ class Answers:
     device: str
 
 
-Asked = Compile | Precompile | Check | Execute | Measure | Final | Answers
+Asked = Compile | ForArch | Check | Measure | Final | Answers
 Payload = dict[str, Any]
 
 
@@ -164,7 +157,7 @@ def _executed(asked: Asked) -> bool:
 def task(function: str, asked: Asked, limit_s: float, rank: int = 0) -> Task:
     """The task for a worker to call this function with what is asked; rank as Task has it."""
     kind: Kind = "device"
-    if isinstance(asked, Compile | Precompile | Execute) or _executed(asked):
+    if isinstance(asked, Compile | ForArch) or _executed(asked):
         kind = "compile"
     elif isinstance(asked, Check) and asked.device == "cpu":
         kind = "interpret"
@@ -221,7 +214,7 @@ def precompile_one(payload: Payload) -> Payload:
     from flashgen.kernels.render import render
     from flashgen.kernels.signature import variants
 
-    asked = record_of(Precompile, payload, "the task")
+    asked = record_of(ForArch, payload, "the task")
     spec, config = asked.spec, asked.config
     rendered = render(spec, config)
     kernel = load_text(rendered)
@@ -255,7 +248,7 @@ def execute_one(payload: Payload) -> Payload:
     """The fields of a Sanitized."""
     from flashgen.evaluate.sanitize import sanitize
 
-    asked = record_of(Execute, payload, "the task")
+    asked = record_of(ForArch, payload, "the task")
     return asdict(sanitize(asked.spec, asked.config, asked.arch))
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flashgen.evaluate.evaluator import SLOW, Evaluator
+from flashgen.evaluate.evaluator import SLOW, Evaluator, closable
 from flashgen.evaluate.gpu_state import WAITS_S
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
@@ -39,7 +39,7 @@ def steadily(
     """
     rest, waits = list(configs), list(WAITS_S)
     while rest:
-        with closing(_generator(evaluate(rest))) as outcomes:
+        with closing(closable(evaluate(rest))) as outcomes:
             for batch in [list(outcomes)] if whole else ([each] for each in outcomes):
                 unsteady = [each for each in batch if each.status is Status.UNSTEADY]
                 if unsteady and waits:
@@ -52,11 +52,6 @@ def steadily(
         wait_s = waits.pop(0)
         _logger.warning("%s: measured again in %.0f s", unsteady[0].detail, wait_s)
         time.sleep(wait_s)
-
-
-def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
-    """The same as a generator, which can be closed and then closes `outcomes`."""
-    yield from outcomes
 
 
 DROP_ABOVE = 1.5

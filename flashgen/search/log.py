@@ -22,14 +22,7 @@ from filelock import FileLock, Timeout
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
-from flashgen.files import (
-    append_whole,
-    disk_errors,
-    open_own,
-    whole_content,
-    whole_lines,
-    write_whole,
-)
+from flashgen.files import append_whole, disk_errors, open_own, records_of, write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
@@ -103,16 +96,19 @@ class Log:
         self.clock_mhz: float | None = None
         self._gpu = gpu
         self._triton = triton
-        self._notice = notice
         self._known: dict[Key, tuple[int, Outcome]] = {}
         self._count = 0
         self._waiting: deque[_Records] = deque()
         self._writing = threading.Lock()
-        with contextlib.ExitStack() as opened, disk_errors(path):
+        with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open(path, os.O_RDWR | os.O_APPEND, opened)
-            self._read()
-            opened.pop_all()
+            self._file = open_own(path, os.O_RDWR | os.O_APPEND)
+            try:
+                for line in records_of(self._file, path, notice):
+                    self._remember(self._parse(line, self._count + 1))
+            except BaseException:
+                self.close()
+                raise
 
     def recall(
         self,
@@ -204,19 +200,6 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self) -> None:
-        """Read the records; an incomplete last line is cut off."""
-        content = whole_content(self._file)
-        lines, whole = whole_lines(content)
-        for line in lines:
-            self._remember(self._parse(line, self._count + 1))
-        if whole < len(content):
-            os.ftruncate(self._file, whole)
-            os.fsync(self._file)
-            self._notice(
-                f"{self.path}: the last record was torn when a run was killed; it is dropped"
-            )
-
     def _parse(self, line: bytes, number: int) -> Outcome:
         where = f"{self.path}, line {number}"
         try:
@@ -287,13 +270,6 @@ def _lacks_estimate(outcome: Outcome, problem: Problem) -> bool:
     if outcome.estimate is None:
         return outcome.source == "estimated"
     return outcome.problem != problem
-
-
-def _open(path: Path, flags: int, opened: contextlib.ExitStack) -> int:
-    """An open descriptor that `opened` closes. Children of this process do not inherit it."""
-    descriptor = open_own(path, flags)
-    opened.callback(os.close, descriptor)
-    return descriptor
 
 
 def _line(outcome: Outcome) -> bytes:

@@ -8,17 +8,16 @@ workers busy. Tasks of earlier jobs go first (crew.py), so jobs end one after th
 from __future__ import annotations
 
 import contextlib
-import queue
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
-from flashgen.evaluate.pools import Pools
+from flashgen.evaluate.pools import Pools, in_thread
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome
@@ -113,7 +112,7 @@ class Line:
 
     def __init__(self, jobs: Sequence[Job], pools: Pools) -> None:
         self.waiting = deque(jobs)
-        self.running = 0
+        self.running: dict[Future[Any], Job] = {}
         self._pools = pools
 
     @property
@@ -124,10 +123,7 @@ class Line:
         pool = self._pools.device or self._pools.cpu
         most = pool.size if self._pools.device else -(-pool.size // SEATS_OF_SEARCH)
         idle = pool.idle if isinstance(pool, Crew) else 0
-        return self.running < most and idle > 0
-
-
-Result = tuple["Line", Job, Any, BaseException | None]
+        return len(self.running) < most and idle > 0
 
 
 def drive(lines: Sequence[Line], stop: Stop) -> None:
@@ -137,41 +133,26 @@ def drive(lines: Sequence[Line], stop: Stop) -> None:
     a second one, KeyboardInterrupt is raised. Also raises whatever a job raises, at once: others
     that are under way are lost.
     """
-    results: queue.SimpleQueue[Result] = queue.SimpleQueue()
     with stop.heeded():
         while any(line.running or (line.waiting and not stop.asked) for line in lines):
             for line in lines:
                 if line.waiting and line.has_room and not stop.asked:
-                    line.running += 1
-                    _start(line, line.waiting.popleft(), results)
-            with contextlib.suppress(queue.Empty):
-                _take(*results.get(timeout=LOOK_S), stop)
+                    job = line.waiting.popleft()
+                    line.running[in_thread(job.run)] = job
+            wait([each for line in lines for each in line.running], LOOK_S, FIRST_COMPLETED)
+            for line in lines:
+                for ended in [each for each in line.running if each.done()]:
+                    _take(line, ended, stop)
     if stop.asked:
         raise KeyboardInterrupt
 
 
-def _take(line: Line, job: Job, result: Any, error: BaseException | None, stop: Stop) -> None:
+def _take(line: Line, ended: Future[Any], stop: Stop) -> None:
     """Take in the end of a job."""
-    line.running -= 1
+    job, error = line.running.pop(ended), ended.exception()
     if isinstance(error, FlashgenError):
         line.waiting.extendleft(reversed(job.failed(error)))
     elif isinstance(error, KeyboardInterrupt):
         stop.ask()
-    elif error is not None:
-        raise error
     else:
-        line.waiting.extendleft(reversed(job.done(result)))
-
-
-def _start(line: Line, job: Job, results: queue.SimpleQueue[Result]) -> None:
-    """Run a job in a thread, which does not keep the process alive."""
-
-    def run() -> None:
-        try:
-            result = job.run()
-        except BaseException as error:
-            results.put((line, job, None, error))
-        else:
-            results.put((line, job, result, None))
-
-    threading.Thread(target=run, daemon=True).start()
+        line.waiting.extendleft(reversed(job.done(ended.result())))

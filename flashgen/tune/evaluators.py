@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from flashgen import paths
 from flashgen.evaluate.evaluator import Evaluator, triton_version
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
 from flashgen.search.log import Log
 from flashgen.tune.places import Place
@@ -21,20 +19,11 @@ if TYPE_CHECKING:
     from flashgen.tune.tune import TuneOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workplace:
-    """The log of a product, its evaluator, and the pools that this uses."""
-
-    log: Log
-    evaluator: Evaluator
-    pools: Pools
-
-
 @contextlib.contextmanager
 def opened(
     place: Place, options: TuneOptions, notice: Callable[[str], None]
-) -> Iterator[Workplace]:
-    """The workplace of a product, closed at the end. Raises FlashgenError where it has none."""
+) -> Iterator[tuple[Log, Evaluator]]:
+    """The log of a product and its evaluator, closed at the end. Raises FlashgenError."""
     slug, out = place.gpu.slug, options.out
     with Log(paths.log_file(out, slug), gpu=slug, triton=triton_version(), notice=notice) as log:
         quarantine = Quarantine(
@@ -44,8 +33,7 @@ def opened(
             notice=notice,
         )
         with make_evaluator(place, out, log) as evaluator:
-            evaluator = QuarantiningEvaluator(evaluator, quarantine)
-            yield Workplace(log=log, evaluator=evaluator, pools=place.pools)
+            yield log, QuarantiningEvaluator(evaluator, quarantine)
 
 
 def make_evaluator(

@@ -19,7 +19,7 @@ from pathlib import Path
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Precompile, task
+from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, ForArch, task
 from flashgen.evaluate.workers.answers import Done
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
@@ -145,7 +145,7 @@ def precompile(
             workers.submit(
                 task(
                     "flashgen.evaluate.tasks:precompile_one",
-                    Precompile(spec=spec, config=config, arch=gpu.arch),
+                    ForArch(spec=spec, config=config, arch=gpu.arch),
                     COMPILE_LIMIT_S,
                 )
             )

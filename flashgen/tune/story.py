@@ -15,9 +15,10 @@ from rich.console import Console
 
 from flashgen import paths
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.evaluator import triton_version
+from flashgen.evaluate.evaluator import Evaluator, triton_version
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Goal, NothingRight, goal_for
+from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -30,7 +31,6 @@ from flashgen.table.show import entries_grid
 from flashgen.table.table import Table, save
 from flashgen.tune.donors import DEFAULT, CheckedByDonors, Donors, derived_run
 from flashgen.tune.driver import Interruptible, Job, Stop
-from flashgen.tune.evaluators import Workplace
 from flashgen.tune.optuna_journal import OptunaJournal, SeenLog
 from flashgen.tune.progress import (
     Screen,
@@ -65,11 +65,12 @@ class Story:
     Jobs run in threads; all that changes the story is done in the driver's.
     """
 
-    def __init__(self, options: TuneOptions, screen: Screen, place: Workplace, stop: Stop) -> None:
+    def __init__(
+        self, options: TuneOptions, screen: Screen, log: Log, evaluator: Evaluator, stop: Stop
+    ) -> None:
         self.options = options
-        self.log = place.log
-        self.pools = place.pools
-        self.evaluator = evaluator = place.evaluator
+        self.log = log
+        self.evaluator = evaluator
         self.slug = evaluator.gpu.slug
         self.unbegun = 0
         self.outcomes: list[Outcome] = []
@@ -334,7 +335,7 @@ class Story:
             self.log,
             max_regret=self.options.max_regret,
             run=self._run.id,
-            rivals=executed if self.evaluator.source == "measured" else (),
+            rivals=executed if self._on_gpu else (),
         )
 
     def _shared(self, entries: Sequence[Entry], shared: Sequence[Entry]) -> list[Job]:
@@ -368,7 +369,7 @@ class Story:
         option = elsewhere and f" --out {elsewhere}"
         shipped = paths.generated_dir(out).resolve() == paths.shipped_generated_dir().resolve()
         served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
-        proof = "--gpu" if self.evaluator.source == "measured" else f"--target {slug}"
+        proof = "--gpu" if self._on_gpu else f"--target {slug}"
         keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.searches]
         order = sorted(self.found, key=lambda key: keys.index(key) if key in keys else len(keys))
         console.print()

@@ -101,12 +101,13 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         stop = Stop(lambda: screen.say(WINDING_DOWN))
         stories = []
         for place in found:
-            work = stack.enter_context(evaluators.opened(place, options, console.print))
-            stories.append(Story(options, screen, work, stop))
+            held = stack.enter_context(evaluators.opened(place, options, console.print))
+            stories.append(Story(options, screen, *held, stop))
         _tell_of_others(stories, options)
         try:
             with screen:
-                drive([Line(story.jobs(), story.pools) for story in stories], stop)
+                pairs = zip(stories, found, strict=True)
+                drive([Line(story.jobs(), place.pools) for story, place in pairs], stop)
         except (KeyboardInterrupt, FlashgenError):
             _emit_what_there_is(stories, options, console)
             raise

@@ -19,11 +19,10 @@ from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
 from flashgen.evaluate.pools import Children
 from flashgen.evaluate.sanitize import Sanitized
-from flashgen.evaluate.tasks import Execute, task
-from flashgen.evaluate.workers.answers import Done, Task, TimedOut
+from flashgen.evaluate.tasks import ForArch, task
+from flashgen.evaluate.workers.answers import Done, TimedOut
 from flashgen.files import content_of
 from flashgen.kernels.render import render
-from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome
@@ -155,10 +154,15 @@ def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[
     """
     kernels = dict.fromkeys((e.spec, config) for e in table.everything for config in kernels_of(e))
     known = _known(log)
-    children = Children(jobs or cpu_count())
-    try:
+    with contextlib.closing(Children(jobs or cpu_count())) as children:
         pending = {
-            (spec, config): children.submit(_execution(spec, config, table.gpu.arch))
+            (spec, config): children.submit(
+                task(
+                    "flashgen.evaluate.tasks:execute_one",
+                    ForArch(spec=spec, config=config, arch=table.gpu.arch),
+                    EXECUTE_LIMIT_S,
+                )
+            )
             for spec, config in kernels
             if render(spec, config).digest not in known
         }
@@ -175,14 +179,7 @@ def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[
                     with log.open("a") as file:
                         file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")
             yield spec.name, found
-    finally:
-        children.close()
     log.unlink(missing_ok=True)
-
-
-def _execution(spec: AttentionSpec, config: KernelConfig, arch: str) -> Task:
-    asked = Execute(spec=spec, config=config, arch=arch)
-    return task("flashgen.evaluate.tasks:execute_one", asked, EXECUTE_LIMIT_S)
 
 
 def _known(log: Path) -> dict[str, Sanitized]:

@@ -80,33 +80,21 @@ class Turns:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def among_others(self) -> Iterator[None]:
-        """Context of a task, which begins while none runs alone or waits for that."""
+    def taken(self, *, alone: bool = False) -> Iterator[None]:
+        """Context of a task. It begins while none runs alone or waits for that; one that runs
+        alone, once the others have ended.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting)
+            self._waiting += alone
+            self._changed.wait_for(lambda: not (self._running if alone else self._waiting))
             self._running += 1
         try:
             yield
         finally:
-            self._end()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Context of a task that runs by itself, once the others have ended."""
-        with self._changed:
-            self._waiting += 1
-            self._changed.wait_for(lambda: not self._running)
-            self._running += 1
-        try:
-            yield
-        finally:
-            self._end(was_alone=True)
-
-    def _end(self, *, was_alone: bool = False) -> None:
-        with self._changed:
-            self._running -= 1
-            self._waiting -= was_alone
-            self._changed.notify_all()
+            with self._changed:
+                self._running -= 1
+                self._waiting -= alone
+                self._changed.notify_all()
 
 
 class Workers:
@@ -191,7 +179,7 @@ class Workers:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                with self._turns.among_others() if self._turns else contextlib.nullcontext():
+                with self._turns.taken() if self._turns else contextlib.nullcontext():
                     child = self._usable(child)
                     answer = self._answer(child, task)
                     if child.answered > 1 and _out_of_memory(answer):
@@ -199,7 +187,7 @@ class Workers:
                         child = self._usable(child)
                         answer = self._answer(child, task)
                 if self._turns and isinstance(answer, TimedOut):
-                    with self._turns.alone():
+                    with self._turns.taken(alone=True):
                         if not self._closed:
                             logger.warning("%s: %s; once more, alone", task.function, answer)
                             child = self._usable(child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashgen.search.space import Method
 
@@ -18,6 +18,7 @@ class Proposer(ABC):
     def __init__(self, space: Space) -> None:
         self._space = space
         self._learnt: dict[int, float | None] = {}
+        self._pending: dict[int, Any] = {}  # proposed and not learnt; with what a sampler keeps
         self._excluded: set[int] = set()
 
     @abstractmethod
@@ -25,6 +26,10 @@ class Proposer(ABC):
         """Up to `count` numbers of points that were neither proposed nor learnt; fewer if none are
         left.
         """
+
+    def _is_new(self, number: int) -> bool:
+        """Whether a point was neither proposed nor learnt."""
+        return not any(number in each for each in (self._learnt, self._pending, self._excluded))
 
     def exclude(self, numbers: Iterable[int]) -> None:
         """Never propose these points."""

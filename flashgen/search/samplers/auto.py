@@ -110,7 +110,6 @@ class AutoProposer(Proposer):
         self._sample: list[int] = drawn.tolist()
         for number in sorted(self._sample):
             self._logarithm(number)  # a guess that is none is refused before anything is evaluated
-        self._pending: dict[int, float | None] = {}  # with the heights that are expected
         self._turn = 0
 
     def propose(self, count: int) -> list[int]:
@@ -136,10 +135,6 @@ class AutoProposer(Proposer):
             rest = next(filter(self._is_new, self._space), None)
             found = None if rest is None else (rest, None)
         return found
-
-    def _is_new(self, number: int) -> bool:
-        """Whether a point was neither proposed nor learnt."""
-        return not any(number in each for each in (self._learnt, self._pending, self._excluded))
 
     def _new(self, numbers: Iterable[int]) -> list[int]:
         """The new points among these, in the order of the space."""

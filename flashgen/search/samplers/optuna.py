@@ -6,7 +6,7 @@ The only module that imports optuna here.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +46,6 @@ class OptunaProposer(Proposer):
         self._parameters = space.parameters
         self._study = optuna.create_study(sampler=self._sampler(optuna, method))
         self._distributions = {each.name: self._distribution(each) for each in self._parameters}
-        self._pending: dict[int, Trial] = {}
         self._by_chance = self._drawn(RandomState(method.seed))
 
     def propose(self, count: int) -> list[int]:
@@ -72,15 +71,9 @@ class OptunaProposer(Proposer):
 
     def _drawn(self, random: RandomState) -> Iterator[int]:
         """New points by chance; if none is found, in their order."""
-        while new := self._new(self._space.draw(random, DRAWN).tolist()):
-            yield from (number for number in new if self._new([number]))
-        for number in self._space:
-            yield from self._new([number])
-
-    def _new(self, numbers: Sequence[int]) -> list[int]:
-        """Those that were neither proposed nor learnt."""
-        known = (self._learnt, self._pending, self._excluded)
-        return [number for number in numbers if not any(number in each for each in known)]
+        while new := list(filter(self._is_new, self._space.draw(random, DRAWN).tolist())):
+            yield from filter(self._is_new, new)
+        yield from filter(self._is_new, self._space)
 
     def _ask(self) -> list[int]:
         """One proposal: a new point, or none if it was answered at once."""
