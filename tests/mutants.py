@@ -395,7 +395,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *of("flashgen/bench/listing.py", "tests/cpu/bench/test_bench.py -k Telling",
         ("if line.name in PEERS and line.status == \"ok\" and line.timing", "if line.name in PEERS and line.timing"),
         ("if case.problem[\"seq_k\"] >= LONG:", "if True:"),
-        ("return f\"{rate:.0f}{floors}\" if line.status == \"ok\" else f\"~~{rate:.0f}~~{floors}\"", "return f\"{rate:.0f}{floors}\""),
+        ("return f\"{line.rate:.0f}{floors}\" if line.status == \"ok\" else f\"~~{line.rate:.0f}~~{floors}\"", "return f\"{line.rate:.0f}{floors}\""),
     ),
     # ------------------------------------------------------------------ report
     *of("flashgen/report/calibrate.py", "tests/cpu/report/test_calibrate.py",
