@@ -16,11 +16,11 @@ fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d64_causal_dropout 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d128 4096 br128_bc64_w8_s3_s_ahead_ptr -
 fwd_bf16_d128_causal 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt -
-fwd_bf16_d192v128_causal 4096 br32_bc32_w8_s2_fa2_ptr -
+fwd_bf16_d192v128_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d256_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d256_causal_softcap 4096 br32_bc32_w8_s2_fa2_ptr -
-fwd_bf16_d256_causal_window 4096 br32_bc32_w8_s2_fa2_ptr -
-fwd_bf16_d256_causal_window_softcap 4096 br32_bc32_w8_s2_fa2_ptr -
+fwd_bf16_d256_causal_softcap 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d256_causal_window 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d256_causal_window_softcap 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d512_causal 4096 br32_bc32_w4_s2_fa2_ptr -
 fwd_fp16_d64 4096 br128_bc64_w4_s3_fa2_ptr -
 fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
