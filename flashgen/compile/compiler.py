@@ -33,7 +33,7 @@ from flashgen.spec.known_bugs import may_be_wrong
 from flashgen.spec.outcome import Status
 from flashgen.spec.records import Record, parsed, value_of
 
-FACTS = 5
+FACTS = 6
 """Version of the facts in a cache file; raise it whenever their computation changes."""
 
 LEAST_OVERLAP = 0.85

@@ -20,7 +20,7 @@ _ARCH = re.compile(r'^\s*\.amdgcn_target\s+"[\w.-]*?(gfx[0-9a-f]+)', re.MULTILIN
 _RESOURCE = re.compile(
     r"^\s*\.(vgpr_count|private_segment_fixed_size|wavefront_size):\s*(\d+)", re.MULTILINE
 )
-_SHAPE = re.compile(r"_(\d+)x(\d+)x(\d+)_")
+_SHAPE = re.compile(r"_(\d+)x(\d+)x(\d+)")
 _MATRIX = ("v_mfma", "v_smfmac", "v_wmma", "v_swmmac")
 _FP32 = re.compile(r"v_(?:dual_|pk_)?(?:add|sub|subrev|mul|fma|fmac)_f32")
 

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GPUS = {
     TARGETS[slug].arch: TARGETS[slug]
     for slug in (
+        "amd_instinct_mi210",
         "amd_instinct_mi300x",
         "amd_instinct_mi355x",
         "amd_radeon_rx_7900_xtx",

@@ -63,7 +63,11 @@ def test_a_relative_serves_a_gpu_without_a_table() -> None:
 
 @pytest.mark.parametrize(
     ("slug", "lender"),
-    [("nvidia_b300_sxm6_ac", "nvidia_b200"), ("nvidia_gb10", "nvidia_geforce_rtx_5090")],
+    [
+        ("nvidia_b300_sxm6_ac", "nvidia_b200"),
+        ("nvidia_gb10", "nvidia_geforce_rtx_5090"),
+        ("amd_instinct_mi210", "amd_instinct_mi300x"),
+    ],
 )
 def test_a_gpu_of_the_same_family_serves_where_the_architecture_has_none(
     slug: str, lender: str
