@@ -134,7 +134,17 @@ def test_the_counts_of_tests_are_those_of_the_files() -> None:
     assert found == campaign_clock.TESTS
 
 
-@pytest.mark.parametrize("slug", ["nvidia_geforce_rtx_3090", "nvidia_l40s", "nvidia_h200"])
+OTHERS = pytest.mark.slow("make test has the RTX 3090")
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "nvidia_geforce_rtx_3090",
+        pytest.param("nvidia_l40s", marks=OTHERS),
+        pytest.param("nvidia_h200", marks=OTHERS),
+    ],
+)
 def test_the_twenty_most_used_specs_are_measured_in_ten_minutes(slug: str) -> None:
     """On a GPU without a table, with two compile workers too."""
     _, _, *rows = campaign_clock.from_tables(TARGETS[slug], (5, 10))

@@ -167,6 +167,9 @@ def backward_default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[
     return jobs
 
 
+@pytest.mark.slow(
+    "three kernels; make test has the forward's defaults, and make check kernels of the backward"
+)
 def test_one_backward_default_of_each_kind_fits_everywhere() -> None:
     """The architectures take turns."""
     jobs = backward_default_jobs((128,), ["sm_80"]) + backward_default_jobs((64,), ["gfx942"])
@@ -429,6 +432,7 @@ def test_the_shared_bound_holds_of_every_kind_of_loop_on_amd(stages: int) -> Non
         assert shared_bound_bytes(spec, config, AMD) <= compiled.shared_bytes, compiled.name
 
 
+@pytest.mark.slow("two kernels for sm_80")
 def test_a_mask_of_the_default_spills_in_no_loop() -> None:
     """64 x 64 elements of a mask did, on sm_80: 108 bytes in the forward, 272 in dQ."""
     spec = make_spec("bfloat16", 64, "causal", bias="boolean")

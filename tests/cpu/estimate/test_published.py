@@ -49,8 +49,12 @@ HALVES = [{**landscape, "rows_ms": landscape["rows_ms"][1::2]} for landscape in 
 """Every other config, the best one of each landscape among them."""
 SHARED = pytest.mark.slow("make test has every other config")
 DRAWN = pytest.mark.slow("make test has one draw")
+OTHER = pytest.mark.slow("make test has the other landscape")
 BOTH_SIZES = [
-    *(pytest.param(half, id=f"half of {half['id']}") for half in HALVES),
+    *(
+        pytest.param(half, id=f"half of {half['id']}", marks=OTHER if place else ())
+        for place, half in enumerate(HALVES)
+    ),
     *(pytest.param(landscape, id=landscape["id"], marks=SHARED) for landscape in LANDSCAPES),
 ]
 

@@ -63,7 +63,6 @@ def test_every_variant_is_right(
             for config in (hopper(), hopper(192, 32, 3, "plain"), hopper(128, 32, 2))
             for mask in (("causal", "top_left"), ("causal", "bottom_right"), ("none", ""))
         ],
-        9,
     ),
 )
 def test_one_to_five_tiles_of_keys(config: KernelConfig, mask: str, alignment: str) -> None:

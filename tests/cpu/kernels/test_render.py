@@ -428,6 +428,7 @@ def shipped_and_in_the_spaces() -> Iterator[tuple[AttentionSpec, KernelConfig]]:
         yield from ((spec, config) for config in legal_configs(spec, TARGETS[slug]))
 
 
+@pytest.mark.slow("renders the kernels of ten spaces")
 def test_kernels_have_one_name_where_they_have_one_text() -> None:
     of_name: dict[str, dict[AttentionSpec, KernelConfig]] = {}
     for spec, config in shipped_and_in_the_spaces():

@@ -11,7 +11,11 @@ from flashgen import ptx
 from flashgen.errors import InvalidArgument
 from tests.tutorials import TUTORIALS, USES_TMA, vector_sum
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+ARCHITECTURES = (
+    "sm_80",
+    "sm_90",
+    pytest.param("sm_100", marks=pytest.mark.slow("make test has two architectures")),
+)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

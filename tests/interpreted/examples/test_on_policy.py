@@ -86,6 +86,7 @@ def paged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     "slug",
     [SLUG, pytest.param("", marks=pytest.mark.slow("CPU tensors, which torch serves, as here"))],
 )
+@pytest.mark.slow("make test has it without pages")
 def test_no_logit_differs_where_sampling_reads_pages(
     monkeypatch: pytest.MonkeyPatch, example: dict[str, Any], paged: list[int], slug: str
 ) -> None:
