@@ -80,8 +80,10 @@ def tuned(slug: str, pieces: Sequence[Piece], out: Path, budget: Budget, *, lent
     console = Console(file=sys.stderr, width=160)
     try:
         tune(options, console)
-    except FlashgenError as error:  # that some of the searches found nothing right
-        console.print(str(error))
+    except FlashgenError as error:
+        if not lent:
+            raise
+        console.print(str(error))  # of what is lent, some may be wrong or spill: see lacking()
     return load_with_evidence(paths.table_file(out, slug))
 
 
