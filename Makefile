@@ -18,8 +18,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 # make test compares those of Hopper's forward with head dim 128 in bfloat16 without features, and make test-all of all.
 CHECKED := bwd_d*_bf16_d64_causal_br* bwd_fused_bf16_d64_causal_br64_bc128_* bwd_*_bf16_d128_br*_tma* bwd_delta_bf16_d128_br128_*
 
-# One thread a process: there are as many processes as cores. --dist says that tests/conftest.py deals the tests out.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+# One thread a process: there are as many processes as cores, and one runs all tests of a file.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Processes that the tests start import bytecode, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE

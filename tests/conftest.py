@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sys
@@ -125,24 +124,12 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker runs all tests of a file that says xdist_group: what its fixtures compile is
-    compiled once. --dist loadgroup of xdist 3.8 does not group under pytest 9.2.
-    """
-    from xdist.scheduler import LoadScopeScheduling
+    """One worker runs all tests of a file: what one compiles, others find."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if file not in groups:
-                text = (config.rootpath / file).read_text()
-                found = re.search(
-                    r"^pytestmark = pytest\.mark\.xdist_group\(\"(\w+)\"\)", text, re.M
-                )
-                groups[file] = found and found[1]
-            return groups[file] or nodeid
-
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def remove_node(self, node: Any) -> str | None:
-            """As in LoadScopeScheduling, but the test that lost its worker is not run again: it
+            """As in LoadFileScheduling, but the test that lost its worker is not run again: it
             would cost every other worker, and each time as long as its timeout.
             """
             workload = self.assigned_work.pop(node)
@@ -161,8 +148,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 self._reschedule(other)
             return str(crashed)
 
-    groups: dict[str, str | None] = {}
-    return ByGroup(config, log)
+    return ByFile(config, log)
 
 
 @pytest.fixture

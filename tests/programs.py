@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 INTERPRET = "TRITON_INTERPRET"
 """Triton reads it when it is imported: a program with another value has a process of its own."""
+ONE_SERVER = threading.Lock()
 RUNNING = contextlib.ExitStack()
 """Closed at the end of a session: the server ends, and its CPU time becomes that of this process."""
 CLIENT = """#!{python} -SE
@@ -76,9 +78,14 @@ def _text(file: Any) -> str:
     return str(file.read().decode(errors="replace"))
 
 
-@functools.cache
 def _address() -> str:
     """Of the server of this process, started when first needed, which ends with this process."""
+    with ONE_SERVER:
+        return _started()
+
+
+@functools.cache
+def _started() -> str:
     folder = tempfile.TemporaryDirectory(prefix="flashgen-programs-")
     address = str(Path(folder.name) / "socket")
     left_out = ("FLASHGEN_", "PYTHONPATH")

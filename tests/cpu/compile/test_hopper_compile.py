@@ -36,8 +36,6 @@ from flashgen.spec.space import legal_configs
 from tests.compiled import compile_one, cubin_of
 from tests.makers import make_config, make_spec
 
-pytestmark = pytest.mark.xdist_group("hopper")  # each kernel is compiled once, by one worker
-
 H200 = TARGETS["nvidia_h200"]
 Pair = tuple[AttentionSpec, KernelConfig]
 Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]

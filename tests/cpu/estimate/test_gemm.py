@@ -32,8 +32,6 @@ H100 = TARGETS["nvidia_h100_80gb_hbm3"]
 LEAST_CORRELATION, FIRST_PICK, IN_BAND, IN_WIDE_BAND = 0.93, 1.04, 0.88, 0.98
 Config = tuple[int, ...]
 
-pytestmark = pytest.mark.xdist_group("published")  # numba compiles the clock once, for one worker
-
 
 @dataclass(frozen=True)
 class Landscape:

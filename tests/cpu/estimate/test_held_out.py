@@ -39,8 +39,6 @@ GROUPS = {
 HEADS = {"forward grouped": (2, 32, 8, 128)}
 """Batch, query heads, key heads and head dim, where they are not 4, 12, 12, 64."""
 
-pytestmark = pytest.mark.xdist_group("published")  # numba compiles the clock once, for one worker
-
 
 def rows(name: str) -> Iterator[dict[str, str]]:
     lines = (FOLDER / name).read_text().splitlines()

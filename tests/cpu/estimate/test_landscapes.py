@@ -51,8 +51,6 @@ APART = {"noeris_full_d64_n512_b4h32": 1.45}
 WON = 20 / 24
 """The share of the H100's landscapes whose winner comes first; 23 were seen."""
 
-pytestmark = pytest.mark.xdist_group("published")  # numba compiles the clock once, for one worker
-
 
 @dataclass(frozen=True)
 class Landscape:

@@ -39,8 +39,6 @@ LANDSCAPES: list[dict[str, Any]] = PUBLISHED["landscapes"]
 A100 = TARGETS["nvidia_a100_sxm4_40gb"]
 Tile = tuple[int, int, int, int]
 
-pytestmark = pytest.mark.xdist_group("published")  # the kernels are compiled once, by one worker
-
 LEAST_CORRELATION, TOP = 0.80, 0.20
 DRAWS, OFF = 20, 0.3
 

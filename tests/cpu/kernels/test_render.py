@@ -38,8 +38,6 @@ from flashgen.table.table import load
 from tests.makers import make_config, make_spec
 from tests.pairs import alone, in_pairs
 
-pytestmark = pytest.mark.xdist_group("render")  # the variants are rendered once, by one worker
-
 GOLDEN = Path(__file__).parents[2] / "golden"
 H200, B200 = TARGETS["nvidia_h200"], TARGETS["nvidia_b200"]
 

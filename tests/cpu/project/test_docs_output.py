@@ -25,7 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.timeout(docs_output.TIMEOUT_S)
-@pytest.mark.xdist_group("docs_output")
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_an_output_is_what_the_program_prints_today(output: Output, folder: Path) -> None:
     made = docs_output.normal(docs_output.make(output, folder))

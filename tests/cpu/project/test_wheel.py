@@ -24,7 +24,6 @@ SOURCES = (
 )
 
 # One worker builds the wheel for all tests of this file.
-pytestmark = pytest.mark.xdist_group("wheel")
 
 
 @pytest.fixture(scope="module")

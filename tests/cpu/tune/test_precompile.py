@@ -53,8 +53,6 @@ KERNELS: tuple[tuple[AttentionSpec, KernelConfig], ...] = (
 NAMES = [kernel_name(*pair) for pair in KERNELS]
 KEY = "ab" * 32
 
-pytestmark = pytest.mark.xdist_group("precompile")  # KERNELS are packaged once, by one worker
-
 
 @pytest.fixture(autouse=True)
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
