@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 
 # Compiled anew by make check, for their facts: every direction and schedule of the backward, one head dim with
 # a mask and, of descriptors, one without. make facts FACTS=--check compares those of all kernels.
-# make test compares those of Hopper's forward with head dim 128 in bfloat16 without features, and make test-all of all.
+# make test compares those of Hopper's forward with head dim 128, causal, in bfloat16 without features, and make test-all of all.
 CHECKED := bwd_d*_bf16_d64_causal_br* bwd_fused_bf16_d64_causal_br64_bc128_* bwd_*_bf16_d128_br*_tma* bwd_delta_bf16_d128_br128_*
 
 # One thread a process: there are as many processes as cores, and one runs all tests of a file.

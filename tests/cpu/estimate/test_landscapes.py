@@ -211,7 +211,10 @@ def judge(which: str, kernels: Kernels, shuffled: int | None = None) -> list[str
 
 @pytest.mark.parametrize(
     "which",
-    ["quick", pytest.param("all", marks=pytest.mark.slow("make test proves a sample of it"))],
+    [
+        pytest.param("quick", marks=pytest.mark.slow("make test has half a landscape of an A100")),
+        pytest.param("all", marks=pytest.mark.slow("make test has half a landscape of an A100")),
+    ],
 )
 class TestBars:
     def test_are_met(self, which: str, kernels: Kernels) -> None:

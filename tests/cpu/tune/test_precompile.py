@@ -51,6 +51,7 @@ KERNELS: tuple[tuple[AttentionSpec, KernelConfig], ...] = (
     (SPEC.for_direction("backward_dq"), make_config(32, 32, loads="descriptor")),
 )
 NAMES = [kernel_name(*pair) for pair in KERNELS]
+EVERY_OTHER = pytest.mark.slow("make test has every other kernel")
 KEY = "ab" * 32
 
 
@@ -112,7 +113,13 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         yield hits  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("pair", KERNELS, ids=NAMES)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, id=name, marks=() if place % 2 else EVERY_OTHER)
+        for place, (pair, name) in enumerate(zip(KERNELS, NAMES, strict=True))
+    ],
+)
 def test_a_launch_finds_what_was_compiled_ahead(
     packaged: Path,
     pair: tuple[AttentionSpec, KernelConfig],
