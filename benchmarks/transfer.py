@@ -39,9 +39,10 @@ from flashgen.spec.problem import bucket_of
 from flashgen.table import emit
 from flashgen.table.table import Table, load_with_evidence
 from flashgen.tune import workloads
+from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Wanted
 from flashgen.tune.story import Piece
-from flashgen.tune.tune import TuneOptions, tune
+from flashgen.tune.tune import tune
 
 PIECES = (
     ("fwd_bf16_d128_causal", 8192),

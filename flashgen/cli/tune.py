@@ -143,8 +143,8 @@ def tune(
         named_specs = _specs(direction, dtype, head_dim, causal, features)
         specs = tuple(with_cache(spec, cache) for spec in named_specs)
     from flashgen.table.show import console
+    from flashgen.tune.options import DEFAULT_SEQ, TuneOptions
     from flashgen.tune.places import Wanted
-    from flashgen.tune.tune import DEFAULT_SEQ, TuneOptions
     from flashgen.tune.tune import tune as run
 
     screen = console()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flashgen import paths
 from flashgen.evaluate.evaluator import Evaluator, triton_version
@@ -13,10 +12,8 @@ from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
 from flashgen.search.log import Log
+from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Place
-
-if TYPE_CHECKING:
-    from flashgen.tune.tune import TuneOptions
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import flashgen
 from flashgen import paths
@@ -27,9 +27,7 @@ from flashgen.spec.records import parsed, record_of
 from flashgen.table.entry import Entry, Run
 from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.table import Table, dump, load_with_evidence, parse
-
-if TYPE_CHECKING:
-    from flashgen.tune.tune import TuneOptions
+from flashgen.tune.options import TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)

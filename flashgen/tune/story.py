@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -31,6 +30,7 @@ from flashgen.table.show import entries_grid
 from flashgen.table.table import Table, save
 from flashgen.tune.donors import DEFAULT, CheckedByDonors, Donors, derived_run
 from flashgen.tune.driver import Interruptible, Job, Stop
+from flashgen.tune.options import Piece, TuneOptions
 from flashgen.tune.optuna_journal import OptunaJournal, SeenLog
 from flashgen.tune.progress import (
     Screen,
@@ -51,11 +51,6 @@ from flashgen.tune.run_files import (
 )
 from flashgen.tune.share_kernels import consolidate
 from flashgen.tune.transfer import Key, measured_on_chip, neighbours
-
-if TYPE_CHECKING:
-    from flashgen.tune.tune import TuneOptions
-
-Piece = tuple[AttentionSpec, Problem]
 
 
 class Story:

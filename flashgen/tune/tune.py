@@ -4,86 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 
 from flashgen import paths
-from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.search.goal import Budget, Method
+from flashgen.errors import FlashgenError
 from flashgen.search.log import alone_in
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.problem import bucket_of, workload
 from flashgen.table import emit as generate
 from flashgen.table.table import Table
 from flashgen.tune import evaluators, places
 from flashgen.tune.driver import Line, Stop, drive
-from flashgen.tune.places import Place, Wanted
+from flashgen.tune.options import TuneOptions
+from flashgen.tune.places import Place
 from flashgen.tune.progress import Screen
-from flashgen.tune.share_kernels import MAX_REGRET
-from flashgen.tune.story import Piece, Story
+from flashgen.tune.story import Story
 
 WINDING_DOWN = "Interrupted: saving the best results so far. Press Ctrl-C again to end at once."
-
-DEFAULT_SEQ = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """The options of `flashgen tune`. Raises InvalidArgument.
-
-    where: the GPUs; cluster: the Ray that has them, as cluster.connected has it. seqs: lengths to
-    run, at most one per bucket; pieces: those of a workload instead. budget.seconds is for all
-    specs together. restate: without a GPU, write an entry anew whose config stays.
-    shard: (i, n) for the i-th of n parts of the specs, from 1.
-    """
-
-    specs: tuple[AttentionSpec, ...] = ()
-    seqs: tuple[int, ...] = (DEFAULT_SEQ,)
-    where: Wanted = field(default_factory=Wanted)
-    cluster: str | None = None
-    budget: Budget = field(default_factory=Budget)
-    method: Method = field(default_factory=lambda: Method(likely_first=True))
-    out: Path = Path()
-    from_tables: bool = False
-    improve_only: bool = False
-    restate: bool = False
-    retry_quarantined: bool = False
-    max_regret: float = MAX_REGRET
-    shard: tuple[int, int] = (1, 1)
-    pieces: tuple[Piece, ...] = ()
-
-    def __post_init__(self) -> None:
-        for number, seq in enumerate(self.seqs):
-            for other in self.seqs[:number]:
-                if bucket_of(seq) == bucket_of(other):
-                    raise InvalidArgument(
-                        f"seq must name at most one length a bucket: "
-                        f"got {other} and {seq} of {bucket_of(seq)}"
-                    )
-        specs = len({spec for spec, _ in self.work})  # raises for a length that cannot be
-        part, parts = self.shard
-        if not 1 <= part <= parts <= specs:
-            raise InvalidArgument(
-                f"shard must be i/n, i from 1 to n, and n at most the number of specs, "
-                f"{specs}: got {part}/{parts}"
-            )
-
-    @property
-    def work(self) -> tuple[Piece, ...]:
-        """What all shards search together, in order."""
-        if self.pieces:
-            return self.pieces
-        specs = dict.fromkeys(self.specs)
-        return tuple((spec, workload(spec, seq)) for spec in specs for seq in sorted(self.seqs))
-
-    @property
-    def searches(self) -> tuple[Piece, ...]:
-        """What this shard searches, in order: specs are dealt out, with all their lengths."""
-        part, parts = self.shard
-        mine = tuple(dict.fromkeys(spec for spec, _ in self.work))[part - 1 :: parts]
-        return tuple(piece for piece in self.work if piece[0] in mine)
 
 
 def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:

@@ -34,9 +34,9 @@ from flashgen.table import show as showing
 from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import invariance, precompile, workloads
 from flashgen.tune import verify as verifying
+from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Wanted
 from flashgen.tune.progress import explain_options
-from flashgen.tune.tune import TuneOptions
 from tests import programs
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table

@@ -44,7 +44,8 @@ from flashgen.table.emit import (
     write,
 )
 from flashgen.table.table import Table, save
-from flashgen.tune.tune import TuneOptions, tune
+from flashgen.tune.options import TuneOptions
+from flashgen.tune.tune import tune
 from tests import programs
 from tests.makers import make_spec
 from tests.tables import AHEAD, FA2, SPEC, made_entry, made_table

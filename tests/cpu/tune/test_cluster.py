@@ -33,7 +33,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.table import emit
 from flashgen.tune import cluster, evaluators, tune, worker
 from flashgen.tune.cluster import Cluster, Seat
-from flashgen.tune.tune import TuneOptions
+from flashgen.tune.options import TuneOptions
 from tests.makers import make_spec
 
 ray = pytest.importorskip("ray")

@@ -38,7 +38,7 @@ from flashgen.search.goal import Budget
 from flashgen.table import emit
 from flashgen.evaluate.workers import crew
 from flashgen.tune import cluster, devices, evaluators, tune
-from flashgen.tune.tune import TuneOptions
+from flashgen.tune.options import TuneOptions
 from tests.cpu.tune.test_cluster import FAKES, SPECS
 
 out = pathlib.Path(sys.argv[1])

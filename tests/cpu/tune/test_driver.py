@@ -33,9 +33,9 @@ from flashgen.table.diff import merge
 from flashgen.table.table import load_with_evidence
 from flashgen.tune import evaluators, places, tune
 from flashgen.tune.driver import Job, Line, Stop, drive
+from flashgen.tune.options import TuneOptions
 from flashgen.tune.optuna_journal import OptunaJournal
 from flashgen.tune.places import Place
-from flashgen.tune.tune import TuneOptions
 from tests.cpu.tune.test_tune import Served, us
 from tests.makers import make_spec
 from tests.tables import with_evidence

@@ -31,7 +31,7 @@ from flashgen.spec.problem import Problem, workload
 from flashgen.spec.space import legal_configs
 from flashgen.table import emit
 from flashgen.tune import evaluators, places, story, tune
-from flashgen.tune.tune import TuneOptions
+from flashgen.tune.options import TuneOptions
 from tests.fakes import FakeEvaluator
 from tests.makers import make_spec
 from tests.replayed import ReplayEvaluator

@@ -30,8 +30,8 @@ from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import evaluators, places, story, tune
+from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Wanted
-from flashgen.tune.tune import TuneOptions
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_run, named, with_evidence
