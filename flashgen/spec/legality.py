@@ -37,6 +37,8 @@ BLACKWELL = ("sm_100", "sm_103")
 """Architectures with tcgen05 and tensor memory that Triton compiles for."""
 AMPERE_WARPS = (4, 8)
 """Warps of schedule ampere, 16 rows each."""
+ROLES_BYTES = 512
+"""Shared memory that Triton 3.7.1 takes for warps with roles; each barrier takes 8 bytes more."""
 
 REGISTERS_PER_THREAD = {"sm_": 255, "gfx9": 512, "gfx1": 256}
 """The most 32-bit registers a thread can name: of NVIDIA, CDNA and RDNA."""
@@ -78,11 +80,13 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         return of_q + config.num_stages * of_k + of_do * o_apart(spec, config)
     if config.schedule == "blackwell":
         of_ds = config.br * config.bc * spec.element_bytes
-        beside = of_ds if spec.direction == "backward_fused" else 0
+        beside = ROLES_BYTES + (of_ds if spec.direction == "backward_fused" else 0)
+        if spec.direction in BY_KEYS:  # LSE and delta of a tile of rows, in float32
+            beside += config.num_stages * 2 * config.br * 4
         if walked_side(spec) == 64 and spec.direction == "backward_dq":  # V has one place
-            return held + config.num_stages * of_k + of_v
+            return held + beside + config.num_stages * of_k + of_v
         if sums_one(spec):  # dO has one place
-            return held + config.num_stages * of_q + of_do
+            return held + beside + config.num_stages * of_q + of_do
         return held + beside + config.num_stages * sum(walked)
     if config.schedule == "hopper":
         beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0

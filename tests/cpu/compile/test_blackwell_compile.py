@@ -12,6 +12,7 @@ from flashgen.compile.sass import disassemble
 from flashgen.kernels.render import render
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import shared_bound_bytes
 from flashgen.spec.outcome import Status
 from flashgen.spec.vocabulary import Direction, Mask
 from tests.cpu.kernels import test_blackwell_backward as backward
@@ -110,6 +111,7 @@ def test_instructions_of_gradients(
     built = compile_kernel(render(spec, config), spec, config, "sm_100", cache=tmp_path)
     assert judge(built, spec, config, B200)[0] is Status.OK
     assert built.tensor_columns == 512
+    assert 0 < built.shared_bytes - shared_bound_bytes(spec, config, B200) < 256  # the barriers
     code = cache_file(built.digest, "sm_100", built.triton, tmp_path, "cubin").read_bytes()
     listing = disassemble(code)
     found = roles(listing, main_bodies(listing))

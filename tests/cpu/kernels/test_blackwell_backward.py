@@ -76,7 +76,7 @@ VARIANTS = [
     ("backward_fused", "bfloat16", (128, 128), "none", blackwell()),
     ("backward_fused", "float16", (96, 96), "causal", blackwell(by_fma=8)),
     ("backward_fused", "float16", (64, 64), "none", blackwell(3)),
-    ("backward_fused", "bfloat16", (40, 72), "none", blackwell(3)),
+    ("backward_fused", "bfloat16", (40, 72), "none", blackwell()),
     ("backward_fused", "bfloat16", (128, 128), "causal", blackwell()),
 ]
 
