@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.runtime import cpu, torch_modes
+from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
-from flashgen.runtime.eager.gradients import sink_gradient
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
 from flashgen.spec.features import BIAS, SINKS
@@ -185,6 +184,8 @@ class Passes:
     ) -> tuple[Tensor, Tensor]:
         """O (B, H, Sq, d_v), laid out in memory as q is, and LSE (B, H, Sq)."""
         if self._resolver.left_to_torch(q.device):
+            from flashgen.runtime import cpu
+
             return cpu.forward_by_torch(call, q, k, v, tensors)
         launcher = self._resolver.launcher("forward", call, q, k, v, tensors)
         return launcher(forward_of(call, *self._resolver.all_addressed(q, k, v), tensors))
@@ -198,6 +199,8 @@ class Passes:
         """
         q, k, v, o, lse, tensors = saved
         if self._resolver.left_to_torch(q.device):
+            from flashgen.runtime import cpu
+
             return cpu.backward_by_torch(call, saved, do, dlse, wanted)
         from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 
@@ -227,6 +230,8 @@ class Passes:
             (dbias,) = kernel("backward_dbias")(backward)
             dbias = dbias.contiguous()
         if wanted.sinks and features.sinks is not None:
+            from flashgen.runtime.eager.gradients import sink_gradient
+
             dsinks = sink_gradient(features.sinks, lse, delta).to(features.sinks.dtype)
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 

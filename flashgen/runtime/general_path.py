@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import autograd, cpu, torch_modes
+from flashgen.runtime import autograd, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
     Call,
@@ -105,6 +105,8 @@ class GeneralPath:
         if launcher is None:
             spec_of_call(call, q, k, v)
             if self._resolver.left_to_torch(q.device):
+                from flashgen.runtime import cpu
+
                 return cpu.attention_by_torch(call, q, k, v, return_lse=return_lse)
             launcher = self._resolver.launcher("forward", call, q, k, v)
         near = self._resolver.all_addressed(q, k, v)

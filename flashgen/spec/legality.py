@@ -660,7 +660,7 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
         known = " or ".join(f"br {max(br)} at most on {arch}" for arch, br in AUTO_BR.items())
         return f"schedule auto needs {known}: got br={config.br}, and {gpu.slug} is {gpu.arch}"
-    if spec.precision == "tf32" and gpu.arch in ("gfx90a", "gfx950"):
+    if spec.precision == "tf32" and not gpu.is_nvidia and gpu.arch != "gfx942":
         return f"precision tf32 needs tf32 matrix instructions: {gpu.arch} has none"
     threads = config.block_warps(spec) * gpu.warp_size
     if threads > 1024:

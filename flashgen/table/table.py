@@ -380,6 +380,8 @@ class _Reader(Nodes):
             specs = tuple(map(spec_of, names.split()))
         except InvalidArgument as error:
             self.fail(line.start_mark, f"{error}; correct it or remove the block")
+        if not parts:
+            self.fail(line.start_mark, "a block must have a row below its specs; remove it")
         lows = sorted(parts, key=int)
         for low, after in zip(lows, [*lows[1:], None], strict=True):
             buckets = BUCKETS[_PLACE[low] : _PLACE[after] if after else None]

@@ -166,7 +166,8 @@ def test_every_default_is_legal_on_every_target(gpu: object) -> None:
                     if other.precision == "ieee":
                         assert why_illegal(other, default_config(other), gpu) is None  # type: ignore[arg-type]
                 reason = why_illegal(spec, default_config(spec), gpu)  # type: ignore[arg-type]
-                if precision == "tf32" and gpu.arch in ("gfx90a", "gfx950"):  # type: ignore[attr-defined]
+                without = ("gfx90a", "gfx950", "gfx1100", "gfx1201")
+                if precision == "tf32" and gpu.arch in without:  # type: ignore[attr-defined]
                     assert reason is not None  # served by the ieee default
                 else:
                     assert reason is None

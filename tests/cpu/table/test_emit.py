@@ -177,6 +177,8 @@ def test_the_defaults_are_legal_on_every_known_target() -> None:
     assert {(spec.precision, gpu.arch) for spec, gpu in refused if not spec.fp8} == {
         ("tf32", "gfx90a"),
         ("tf32", "gfx950"),
+        ("tf32", "gfx1100"),
+        ("tf32", "gfx1201"),
     }
     served = {gpu.arch for gpu in TARGETS.values()} - {g.arch for spec, g in refused if spec.fp8}
     assert served == {"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"}

@@ -330,6 +330,12 @@ ROW, RUNS = "  1024:  ", "  searched: "
             "a block must have one of me",
         ),
         (f"- estimated: {SPEC.name}\n", "-\n", ROW, "a block must have one of measured, .* exec"),
+        (
+            "- estimated",
+            "- estimated: fwd_fp16_d64\n- estimated",
+            "fp16_d64",
+            "a block must have a row",
+        ),
         ("_causal", "_causal triton 3.7", "- estimated", "a block `executed`, and no other, must"),
         ("812.3", "812.3 812.3", ROW, "got 4 numbers for 1 spec and buckets from 1024, 4096"),
         ("812.3", "812.3 812.3 1 1", ROW, "the floors of each spec: got 6 numbers for 1 spec"),
