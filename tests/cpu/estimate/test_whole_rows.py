@@ -173,6 +173,10 @@ def test_no_feature_spills_in_the_default(word: str, head_dim: int) -> None:
     spec = spec.with_features((word,))
     if spec.fp8:
         pytest.skip("fp8 has the default of all GPUs")
+    if spec.invariant:
+        pytest.skip(
+            "the sum of closed segments spills beside O; tables have schedule ampere for it"
+        )
     config = (
         ladder(Served(archs={}, choices={}), A100.slug, A100, spec, 4096).rungs[0].choice.config
     )
