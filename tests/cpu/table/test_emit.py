@@ -229,6 +229,18 @@ class TestTheEmittedTables:
         assert changed == [Path("tables", "nvidia_geforce_rtx_4090.py")]
         assert write(tables, out) == changed
 
+    @pytest.mark.parametrize("slug", ["nvidia_a100_sxm4_80gb", "nvidia_l4"])
+    def test_a_gpu_that_is_added_is_a_small_change(self, slug: str) -> None:
+        """A shipped one, taken away and added again: new files alone, its YAML counted."""
+        shipped = table.load_folders(paths.shipped_configs_dir())
+        files = plan(shipped)
+        before = plan({name: each for name, each in shipped.items() if name != slug})
+        assert {path: files.get(path) for path in before} == before
+        new = [text for path, text in files.items() if path not in before]
+        new.append(paths.shipped_table(slug).read_text())
+        assert len(new) < 12
+        assert sum(text.count("\n") for text in new) < 500
+
     @pytest.mark.parametrize("name", ["7 7 raw", "class", "specs", "estimated", "None", "tables"])
     def test_a_gpu_may_have_any_name(self, name: str, tmp_path: Path) -> None:
         table = made_table()
