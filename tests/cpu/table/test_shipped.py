@@ -404,13 +404,15 @@ def test_compiled_facts_of_every_shipped_kernel(
         and (all_of_them or is_common(kernel.spec))
     ]
     assert kernels
-    runs = {run.id: run for slug in SHIPPED for run in table_of(slug).runs}
     part = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
     recorded = sass_facts.tables_of(part)[arch]
     built = compile_all((spec, config, arch) for _, _, spec, config in kernels)
     for kernel, compiled in zip(kernels, built, strict=True):
         _, gpu, spec, config = kernel
-        entry = next(e for e in table_of(gpu.slug).entries if (e.spec, e.config) == (spec, config))
+        table = table_of(gpu.slug)
+        entry = next(e for e in table.entries if (e.spec, e.config) == (spec, config))
+        run = table.run_of(entry)
+        assert run is not None
         assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
         spills = sum(loop.spills for loop in compiled.loops)
         if arch == "sm_90":
@@ -420,7 +422,7 @@ def test_compiled_facts_of_every_shipped_kernel(
             least = 0.85 if direction == "forward" else 0.81  # a rank by now: docs/tuning.md
             assert (compiled.loop.exp2_under_matrix or 0) >= least
         # An entry of decode has the registers of the kernel that stores results, not parts.
-        if runs[entry.evidence.run].triton == triton.__version__ and direction != "decode":
+        if run.triton == triton.__version__ and direction != "decode":
             facts = (compiled.registers, compiled.shared_bytes)
             assert facts == (entry.evidence.registers, entry.evidence.shared_bytes), compiled.name
         line = sass_facts.line(compiled, kernel)
