@@ -10,10 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 KNOWN = {
     "bench/peers.py": "packages of others, by the names in its table",
-    "evaluate/workers/child.py": "a program: runs the task that its parent names, and itself",
+    "evaluate/workers/child.py": "a program: runs the task that its parent names",
     "kernels/loader.py": "kernels, from their files or texts",
     "paper/finding.py": "runs in a child process the claim that its parent names",
-    "ptx/instructions/__init__.py": "its own modules, each of which makes its instructions known",
     "runtime/folders.py": "a generated package, from its folder",
     "runtime/generated_tables.py": "the table of a GPU in a generated package",
     "runtime/kernel_files.py": "a kernel of a generated package",
