@@ -377,4 +377,6 @@ class Child:
 
 if __name__ == "__main__":
     # tasks import Unrecoverable from this module by name, so main must run in that copy of it
-    sys.exit(importlib.import_module("flashgen.evaluate.workers.child").main(sys.argv[1:]))
+    from flashgen.evaluate.workers.child import main as main_of_copy
+
+    sys.exit(main_of_copy(sys.argv[1:]))

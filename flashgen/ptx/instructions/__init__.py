@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 
 def load_all() -> None:
     """Import every module, so that decode.TABLE is complete."""
-    for module in iter_modules(__path__, f"{__name__}."):
-        import_module(module.name)
+    from flashgen.ptx.instructions import (  # noqa: F401
+        arithmetic,
+        atomics,
+        barrier,
+        bits,
+        compare,
+        control,
+        convert,
+        copy,
+        functions,
+        matrix,
+        mbarrier,
+        move,
+        tcgen05,
+        tensor_copy,
+        tensor_move,
+        tensor_product,
+        tensor_work,
+        warpwide,
+        wgmma,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashgen.ptx import instructions
 from flashgen.ptx.decode import TABLE
 from flashgen.ptx.instructions import load_all
 from flashgen.ptx.program import InvalidPtx
@@ -386,6 +387,12 @@ def test_what_is_not_known_is_an_error_that_names_it(text: str, named: str) -> N
 def test_bad_text_gets_one_sentence(text: str, said: str) -> None:
     with pytest.raises(InvalidPtx, match=said):
         run(text, [])
+
+
+def test_every_module_of_instructions_is_loaded() -> None:
+    """Its only variables are the modules that it imports."""
+    modules = {path.stem for path in Path(instructions.__path__[0]).glob("*.py")} - {"__init__"}
+    assert set(load_all.__code__.co_varnames) == modules
 
 
 def test_every_instruction_has_a_test() -> None:
