@@ -301,11 +301,15 @@ def panels(
 
 
 def save(figure: Figure, path: Path, option: str) -> None:
-    """Write a figure to `path`, which `option` has named. Raises FlashgenError if it cannot be
-    written.
+    """Write a figure to `path`, which `option` has named: the same SVG each time. Raises
+    FlashgenError if it cannot be written.
     """
+    from matplotlib import rc_context
+
+    undated: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
     try:
-        figure.savefig(path)
+        with rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(path, **undated)
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written ({error.strerror}): name another file with {option}"
