@@ -56,6 +56,7 @@ import triton
 from peer_kernels import DECODE, KERNELS, PEERS, PeerKernel, TemplateArguments, listing_of
 
 from benchmarks.given_roles import program_of
+from benchmarks.svg_file import standalone
 from flashgen import paths
 from flashgen.compile.compiler import cache_file, compile_kernel
 from flashgen.compile.loops import Body, facts, main_bodies, roles
@@ -615,7 +616,7 @@ def markdown(cells: Sequence[Sequence[Row]], published: Sequence[str]) -> str:
 def drawing(rows: Sequence[Row]) -> str:
     """The SVG file of the causal kernels: how busy each keeps the matrix units, over head dims."""
     made = [_chart(direction, rows) for direction in ("forward", "backward")]
-    return charts.standalone([charts.lines(chart) for chart in made])
+    return standalone([charts.lines(chart) for chart in made])
 
 
 def _chart(direction: str, rows: Sequence[Row]) -> Chart:

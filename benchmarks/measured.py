@@ -15,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flashgen.report.charts import panels
+from flashgen.report.charts import panels, save
 
 BARS = {
     "flashgen, schedule hopper": (
@@ -85,8 +83,7 @@ def draw(cases: Sequence[Mapping[str, Any]], run: Mapping[str, Any], file: Path)
         f"Triton {run['triton']}, torch {run['torch']}",
         fontsize=7,
     )
-    with matplotlib.rc_context({"svg.hashsalt": file.name}):  # the same file each time
-        figure.savefig(file, metadata={"Date": None})
+    save(figure, file, "bench")
 
 
 def main() -> int:

@@ -30,8 +30,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
-from flashgen.report.charts import standalone
 from tests import screenshots
 
 ROOT = Path(__file__).resolve().parents[1]

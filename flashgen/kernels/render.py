@@ -205,11 +205,6 @@ def digest_of(body: str) -> str:
     return "sha256:" + hashlib.sha256(body.encode()).hexdigest()
 
 
-def body_of(source: str) -> str:
-    """The text below the header of an emitted file."""
-    return "".join(source.splitlines(keepends=True)[HEADER_LINES:])
-
-
 def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     by_words = spec.dtype == "float32" and spec.products > 0
     precision = f", float32 ({spec.precision})" if by_words else ""

@@ -20,8 +20,23 @@ MOST_FINDINGS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fault of a program. block and warp: where it was seen first; lane: None if it is the
-    whole warp's. message holds the values.
+    """One fault of a program.
+
+    Args:
+        check: the check that found it.
+        message: what is wrong, with the values.
+        instruction: where it is in the PTX, and in the kernel's source if that is known.
+        block: the block in which it was seen first.
+        warp: the warp of that block.
+        lane: the lane of that warp; None if it is the whole warp's.
+
+    Examples:
+        >>> from flashgen.ptx import Finding
+        >>> from flashgen.ptx.text import parse
+        >>> text = ".version 8.8 .target sm_90 .entry k() .reqntid 32 { bar.sync 0; ret; }"
+        >>> where = {"instruction": parse(text).instructions[0], "block": (1, 0, 0), "warp": 2}
+        >>> print(Finding(check="synccheck", message="it waits for warp 3", **where))
+        synccheck: it waits for warp 3 (block 1, warp 2; PTX line 1: bar.sync 0)
     """
 
     check: Check
@@ -64,9 +79,24 @@ class FaultsFound(FlashgenError, RuntimeError):
 
 @dataclass(kw_only=True)
 class Report:
-    """What one launch, or several, did: the findings, each check and instruction once; how many
-    blocks ran, and how many instructions of warps. remarks: breaches of the PTX ISA that ptxas is
-    known to repair, at a cost in time, and loads of tensor memory that nobody has written.
+    """What one launch, or several, did.
+
+    A remark is no fault: a breach of the PTX ISA that ptxas is known to repair, at a cost in time,
+    or a load of tensor memory that nobody has written.
+
+    Args:
+        findings: the faults, each check and instruction once; the first 50.
+        remarks: what is no fault, each instruction once.
+        count: how many findings there are, with those that were not kept.
+        blocks: how many blocks ran.
+        steps: how many instructions warps ran.
+
+    Examples:
+        >>> from flashgen.ptx import Report
+        >>> report = Report(blocks=1, steps=20)
+        >>> report.merge(Report(blocks=2, steps=40))
+        >>> report.blocks, report.steps, report.checks()
+        (3, 60, frozenset())
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -74,7 +104,7 @@ class Report:
     count: int = 0
     blocks: int = 0
     steps: int = 0
-    _seen: set[tuple[str, Instruction, str]] = field(default_factory=set)
+    _seen: set[tuple[str, Instruction, str]] = field(default_factory=set, init=False)
 
     def add(self, finding: Finding, about: str = "") -> None:
         """Record a finding, unless the same check found the same at this instruction before."""

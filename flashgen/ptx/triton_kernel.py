@@ -38,14 +38,37 @@ def launch(
 ) -> Report:
     """Compile a kernel for a GPU, and execute its PTX on CPU tensors; no GPU is needed.
 
-    kernel: a function under @triton.jit or @gluon.jit. grid: up to three numbers, or a function of
-    the constants. args: tensors on the CPU, tensor descriptors of them, numbers. target: a GPU that
-    flashgen knows, or an architecture (sm_80 to sm_120). seed: draws the order of blocks, warps
-    and copies. options: the kernel's other arguments by name, and num_warps, num_stages, maxnreg.
+    The tensors hold what the kernel has written.
 
-    The tensors hold what the kernel has written. Returns what was executed. Raises FaultsFound if a
-    check found something: memcheck, racecheck, initcheck, synccheck. Raises InvalidArgument for an
-    argument that does not fit, InvalidPtx for an instruction that is not known.
+    Args:
+        kernel: a function under @triton.jit or @gluon.jit; of an autotuned one, its fn.
+        grid: up to three numbers, or a function of the kernel's arguments by name.
+        args: tensors on the CPU, tensor descriptors of them, numbers.
+        target: a GPU that flashgen knows, or an architecture (sm_80 to sm_120).
+        seed: draws the order of blocks, warps and asynchronous copies.
+        checks: of memcheck, racecheck, initcheck, synccheck those that run; memcheck always does.
+        options: further arguments of the kernel by name, and num_warps, num_stages, maxnreg.
+
+    Returns:
+        The Report of what was executed, without a finding.
+
+    Raises:
+        FaultsFound: if a check found something; its report has all of it.
+        InvalidArgument: naming the argument; it is a ValueError.
+        InvalidPtx: for an instruction that is not known.
+
+    Examples:
+        >>> import torch, triton, triton.language as tl
+        >>> from flashgen import ptx
+        >>> @triton.jit
+        ... def double(x, out, BLOCK: tl.constexpr):
+        ...     at = tl.arange(0, BLOCK)
+        ...     tl.store(out + at, 2 * tl.load(x + at))
+        >>> x, out = torch.ones(64), torch.zeros(64)
+        >>> ptx.launch(double, (1,), x, out, BLOCK=64, target="nvidia_h200").blocks
+        1
+        >>> out.eq(2).all().item()
+        True
     """
     report = run(kernel, grid, *args, target=target, seed=seed, checks=checks, **options)
     report.raise_if_any()
@@ -61,7 +84,35 @@ def run(
     checks: Collection[Check] = CHECKS,
     **options: Any,
 ) -> Report:
-    """launch() that returns its findings instead of raising the first."""
+    """launch() that returns what its checks found instead of raising it.
+
+    Args:
+        kernel: as launch() has it.
+        grid: as launch() has it.
+        args: as launch() has them.
+        target: as launch() has it.
+        seed: as launch() has it.
+        checks: as launch() has them.
+        options: as launch() has them.
+
+    Returns:
+        The Report of what was executed, with its findings.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+        InvalidPtx: for an instruction that is not known.
+
+    Examples:
+        >>> import torch, triton, triton.language as tl
+        >>> from flashgen import ptx
+        >>> @triton.jit
+        ... def copy(x, out, BLOCK: tl.constexpr):
+        ...     at = tl.arange(0, BLOCK)
+        ...     tl.store(out + at, tl.load(x + at))
+        >>> report = ptx.run(copy, (1,), torch.ones(32), torch.zeros(64), BLOCK=64)
+        >>> report.checks()
+        frozenset({'memcheck'})
+    """
     if not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):
         raise InvalidArgument(
             f"kernel must be a function under @triton.jit: got {type(kernel).__name__}; of an "

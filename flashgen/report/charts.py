@@ -205,29 +205,6 @@ def lines(chart: Chart) -> Markup:
     return _svg(draw, label, (WIDTH, HEIGHT + 14 * rows), columns=columns)
 
 
-def standalone(drawn: Sequence[str]) -> str:
-    """Charts of lines() and history() side by side, as the text of an SVG file: light and dark."""
-    style = Path(__file__).with_name("_style.css.jinja").read_text()
-    colours = style[style.index(":root") : style.index("* {")]
-    rules = [line for line in style.splitlines() if line.startswith((".chart *", ".chart text"))]
-    labels, placed, left, bottom = [], [], 0, 0
-    for chart in map(str, drawn):  # a Markup would escape what it joins
-        label, width, height = re.search(  # type: ignore[union-attr]  # of _svg()
-            r'aria-label="([^"]*)" viewBox="0 0 (\d+) (\d+)"', chart
-        ).groups()
-        size = f'<svg class="chart" x="{left}" width="{width}" height="{height}"'
-        placed.append(chart.replace('<svg class="chart" role="img"', size, 1))
-        labels.append(label)
-        left, bottom = left + int(width), max(bottom, int(height))
-    head = f'role="img" aria-label="{"; ".join(labels)}" viewBox="0 0 {left} {bottom}"'
-    text = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {head}><style>\n{colours}'
-        + "\n".join([*rules, "svg { background: var(--page); }"])
-        + f"\n</style>{''.join(placed)}</svg>\n"
-    )
-    return text.replace("><", ">\n<")
-
-
 def history(
     trace: SearchHistory, winner: KernelConfig, limits: Sequence[Limit], label: str
 ) -> Markup:
@@ -324,11 +301,15 @@ def panels(
 
 
 def save(figure: Figure, path: Path, option: str) -> None:
-    """Write a figure to `path`, which `option` has named. Raises FlashgenError if it cannot be
-    written.
+    """Write a figure to `path`, which `option` has named: the same SVG each time. Raises
+    FlashgenError if it cannot be written.
     """
+    from matplotlib import rc_context
+
+    undated: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
     try:
-        figure.savefig(path)
+        with rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(path, **undated)
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written ({error.strerror}): name another file with {option}"

@@ -20,7 +20,7 @@ from flashgen.evaluate.tasks import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.paths import install_command
-from flashgen.report.gpu_probe import CLOCKS_SET, SLOWED
+from flashgen.report.gpu_probe import CLOCKS_SET, SLOWED, Look
 from flashgen.report.machine import (
     Fact,
     driver,
@@ -53,9 +53,8 @@ Opened = AbstractContextManager["Evaluator"]
 
 def look(index: int) -> Answer:
     """gpu_probe.look in a child process; Died if none can start."""
-    task = Task(
-        function="flashgen.report.gpu_probe:look", payload={"index": index}, limit_s=LOOK_LIMIT_S
-    )
+    asked = asdict(Look(index=index))
+    task = Task(function="flashgen.report.gpu_probe:look", payload=asked, limit_s=LOOK_LIMIT_S)
     try:
         with Workers(1, env=DEVICE_ENV) as workers:
             return workers.submit(task).result()

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from flashgen.spec.records import record_of
 
 CLOCKS_SET = 0x2
 """nvmlClocksEventReasonApplicationsClocksSetting."""
@@ -23,10 +25,20 @@ SLOWED = {
 NvmlClocksEventReasons)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Look at the CUDA device of an index."""
+
+    index: int
+
+
 def look(payload: dict[str, Any]) -> dict[str, Any]:
-    """{index} -> {torch, gpu, conditions, nvml}: gpu null without a GPU, and torch says why."""
+    """The task of a child process: the fields of a Look -> what doctor.py shows. gpu is null
+    where there is none or Triton cannot use it, and `why` says the reason.
+    """
     import torch
 
+    index = record_of(Look, payload, "the task").index
     found: dict[str, Any] = {"cuda": torch.version.cuda, "hip": torch.version.hip}
     found |= {"gpu": None, "why": "", "conditions": None, "memory_gb": None, "nvml": {}}
     if not torch.cuda.is_available():
@@ -35,7 +47,6 @@ def look(payload: dict[str, Any]) -> dict[str, Any]:
     from flashgen.evaluate.gpu_state import clocks_and_power
     from flashgen.kernels.launch import device_gpu
 
-    index = payload["index"]
     properties = torch.cuda.get_device_properties(index)
     found["name"] = properties.name
     found["memory_gb"] = round(properties.total_memory / 1e9, 1)

@@ -162,7 +162,24 @@ def from_boolean(mask: Tensor) -> BlockMask:
 
 
 def dense(mask: BlockMask) -> Tensor:
-    """The mask as elements: bool (Bm, Hm, seq_q, seq_k)."""
+    """The elements of a block mask, to look at or to compare; they have the size of S.
+
+    Args:
+        mask: a BlockMask that a function of this module made.
+
+    Returns:
+        bool (batch, heads, seq_q, seq_k), True may attend; batch and heads are 1 where all are
+        alike.
+
+    Raises:
+        Nothing: the mask was checked when it was made.
+
+    Examples:
+        >>> import torch, flashgen
+        >>> mask = flashgen.block_mask.document(torch.tensor([0, 0, 1]))
+        >>> flashgen.block_mask.dense(mask)[0, 0].int().tolist()
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
     batch, heads, rows, keys = mask.shape
     found = torch.zeros(
         (batch, heads, rows, BLOCK, keys, BLOCK), dtype=torch.bool, device=mask.tiles.device

@@ -19,7 +19,7 @@ import pytest
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.kernels import render
-from flashgen.kernels.render import HEADER_LINES, body_of, digest_of
+from flashgen.kernels.render import HEADER_LINES, digest_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import (
@@ -382,6 +382,11 @@ def test_no_flag_survives_into_the_kernel(trees: dict[str, ast.Module]) -> None:
         assert len(branches) == varlen, name
         for branch in branches:
             assert ast.unparse(branch).splitlines()[1:] == ["    return"], name
+
+
+def body_of(source: str) -> str:
+    """The text below the header of an emitted file."""
+    return "".join(source.splitlines(keepends=True)[HEADER_LINES:])
 
 
 def test_header_is_five_lines_with_the_digest_of_the_rest() -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LISTED = re.findall(r"^\| `([\w.]+)` \| \S", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
 FACES = (
     "flashgen",
-    *(f"flashgen.{name}" for name in "estimate report runtime search spec table".split()),
+    *(f"flashgen.{name}" for name in "estimate ptx report runtime search spec table".split()),
 )
 LIGHT = f"""
 import importlib, sys

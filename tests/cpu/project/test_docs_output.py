@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
-from flashgen.report.charts import standalone
 from tests import docs_output, screenshots
 from tests.docs_output import Output
 
