@@ -40,8 +40,7 @@ fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 325.41 953.09 3408.4 6483.4
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 299.5
-fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 991.44 3678.7
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 299.5 991.44 3678.7
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.33 919.98
 fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2521.3 2918.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 300.96 992.71 2653.0

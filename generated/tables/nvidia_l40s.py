@@ -42,8 +42,7 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 354.36 681.94 2343.6 4507.2
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 275.47
-fwd_bf16_d256_causal_softcap 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 662.77 2437.8
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 275.47 662.77 2437.8
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5 1847.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 366.99 635.37 1696.3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import get_args
 
@@ -246,6 +246,17 @@ def test_tables_are_short_enough_to_be_read() -> None:
         assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.everything)
         total += len(lines)
     assert total < 5800
+
+
+def test_neighbours_with_one_config_are_one_row() -> None:
+    """Floors of one kernel are the largest that any run has seen, or they would part a row."""
+    for path in paths.shipped_configs_dir().glob("*.yaml"):
+        entries = sorted(table_of(path.stem).entries, key=lambda e: (e.spec.name, e.bucket.low))
+        for before, after in pairwise(entries):
+            same = (before.spec, before.config) == (after.spec, after.config)
+            if same and before.result.source == after.result.source:
+                floors = before.result.max_abs_err_floors
+                assert floors == after.result.max_abs_err_floors, (path.stem, before.spec.name)
 
 
 def test_generated_agrees_with_tables_and_templates() -> None:
