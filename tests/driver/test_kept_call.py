@@ -58,14 +58,14 @@ def test_tensor_maps_are_encoded_once_for_an_address(
 
 def test_a_map_of_freed_memory_serves_the_next_tensor_there(recording: Recording) -> None:
     """It holds address and layout, which are the new tensor's, too."""
-    addresses = set()
-    for _ in range(4):
+    addresses, calls = set(), 16  # the allocator has other free blocks, too
+    for _ in range(calls):
         q, k, v = (
             torch.empty(2, 8, 512, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)
         )
         addresses.add(q.data_ptr())
         flashgen.attention(q, k, v, causal=True)
-    assert len(addresses) < 4
+    assert len(addresses) < calls
     for launch in recording.of(Launch):
         assert launch.broken == ""
 

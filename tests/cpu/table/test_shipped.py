@@ -16,6 +16,7 @@ from benchmarks import sass_facts
 from flashgen import paths
 from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimable
+from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Selection, ladder
 from flashgen.spec.attention import AttentionSpec
@@ -382,9 +383,10 @@ def is_common(spec: AttentionSpec) -> bool:
 
 
 SPILLS = {
-    ("backward_dkv", 96, "causal"): 2,
-    ("backward_dkv", 512, "causal"): 5,
-    ("backward_fused", 96, "none"): 4,
+    "bwd_dkv_bf16_d96_causal": 2,
+    "bwd_dkv_bf16_d128_causal_invariant": 2,
+    "bwd_dkv_bf16_d512_causal": 5,
+    "bwd_fused_bf16_d96": 4,
 }
 """Loads and stores of spilled registers in the main loops of shipped kernels for Hopper, of which all
 others have none. They cost what the replay says (docs/tuning.md). The facts have those of other
@@ -421,13 +423,18 @@ def test_compiled_facts_of_every_shipped_kernel(
     for kernel, compiled in zip(kernels, built, strict=True):
         _, gpu, spec, config = kernel
         table = table_of(gpu.slug)
-        entry = next(e for e in table.entries if (e.spec, e.config) == (spec, config))
+        entry, *more = (e for e in table.entries if (e.spec, e.config) == (spec, config))
         run = table.run_of(entry)
         assert run is not None
-        assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
+        # What is compiled here stores parts: a decode of one split runs another variant.
+        runs = direction != "decode" or any(
+            tuned_splits(spec, config, e.problem, gpu.sms) > 1 for e in (entry, *more)
+        )
+        if runs:
+            assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
         spills = sum(loop.spills for loop in compiled.loops)
-        if arch == "sm_90":
-            assert spills == SPILLS.get((direction, spec.head_dim, spec.mask), 0), compiled.name
+        if arch == "sm_90" and runs:
+            assert spills == SPILLS.get(spec.name.replace("fp16", "bf16"), 0), compiled.name
         if config.schedule == "s_ahead" and arch == "sm_90":
             assert compiled.loop is not None
             least = 0.85 if direction == "forward" else 0.81  # a rank by now: docs/tuning.md
