@@ -21,3 +21,7 @@ def __getattr__(name: str) -> Any:
     from flashgen.spec.outcome import Outcome
 
     return Outcome
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
