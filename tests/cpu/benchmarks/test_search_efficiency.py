@@ -62,6 +62,7 @@ def thinned(landscape: Landscape) -> Landscape:
 BARS = ("auto", "tpe", "random", "exhaustive")
 
 
+@pytest.mark.slow("searches three landscapes by four ways: four seconds")
 def test_auto_meets_its_bars_on_what_was_measured_and_on_a_thinned_space(
     program: ModuleType,
 ) -> None:

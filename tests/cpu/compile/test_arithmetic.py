@@ -135,10 +135,11 @@ def test_products_with_the_padding_of_a_head_dim_count() -> None:
     assert 16 in proof.arithmetic.chains
 
 
-LONG = pytest.mark.slow("three and ten seconds of compilation; make test has head dim 64")
+LONG = pytest.mark.slow("two to ten seconds of compilation; make test compares pairs of a class")
 
 
-@pytest.mark.parametrize("head_dim", [64, *(pytest.param(dim, marks=LONG) for dim in (128, 256))])
+@LONG
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_decode_in_parts_is_of_the_class(head_dim: int) -> None:
     """Its scores are one chain of products over all parts of K, as those of a whole tile."""
     spec = spec_of(f"decode_bf16_d{head_dim}_paged_invariant")

@@ -89,7 +89,7 @@ def test_offline_its_program_is_executed_and_found_at_fault(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("gpu", "config"),
-    each([(H200, CONFIG), (B200, make_config(64, 128, **AUTO))], 2),
+    each([(H200, CONFIG), (B200, make_config(64, 128, **AUTO))]),
     ids=["sm_90", "sm_100"],
 )
 @pytest.mark.parametrize(

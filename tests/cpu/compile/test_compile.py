@@ -78,6 +78,7 @@ def test_a_causal_kernel_has_a_steady_and_a_masked_loop(build: Build) -> None:
     assert (compiled.arch, compiled.triton) == ("sm_80", triton.__version__)
 
 
+@pytest.mark.slow("ptxas takes seconds where registers are too few")
 def test_a_tile_too_large_spills_and_is_serialized(build: Build) -> None:
     spec, config = make_spec("float16", head_dim=64), make_config(256, 128)
     compiled = build(spec, config, "sm_90")

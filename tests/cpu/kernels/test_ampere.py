@@ -60,7 +60,7 @@ INVARIANT = [
 ]
 
 
-@pytest.mark.parametrize(("dims", "config", "mask", "whole_rows"), each(INVARIANT, 4))
+@pytest.mark.parametrize(("dims", "config", "mask", "whole_rows"), each(INVARIANT))
 def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(
     dims: tuple[int, int], config: KernelConfig, mask: str, whole_rows: bool
 ) -> None:

@@ -415,7 +415,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("kernel", "mutant"),
-    each([(name, mutant) for name, row in BROKEN.items() for mutant in row[3]], 60),
+    each([(name, mutant) for name, row in BROKEN.items() for mutant in row[3]], 120),
 )
 def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
     direction, dim, config, mutants = BROKEN[kernel]

@@ -19,6 +19,7 @@ TINY = "--layers 2 --heads 2 --width 32 --vocabulary 256 --length 32 --batch 1 -
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow("trains three models: three seconds")
 def test_the_three_loss_curves_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     launched = record_directions(monkeypatch)
     serve(monkeypatch)
