@@ -46,25 +46,29 @@ def assert_defaults_fit(jobs: list[Job]) -> None:
             key=lambda gpu: gpu.shared_per_block,
         )
         status, why = judge(compiled, spec, config, smallest)
-        # RDNA has 256 registers a thread and no table in float32: its defaults may spill.
-        may_spill = arch.startswith("gfx1") and status is Status.SPILLS
-        assert status is Status.OK or may_spill, (compiled.name, arch, why)
+        assert status is Status.OK, (compiled.name, arch, why)
+
+
+RDNA = [arch for arch in ONE_OF_EACH_ARCH if arch.startswith("gfx1")]
+OTHERS = [arch for arch in ONE_OF_EACH_ARCH if arch not in RDNA]
+SPILLING = pytest.mark.xfail(reason="some spill: in float32 at head dims 64 and 128", strict=True)
 
 
 @pytest.mark.slow("sixteen seconds of compilation")
 def test_one_default_of_each_kind_fits_everywhere() -> None:
     """One an architecture; the dtypes take turns."""
-    jobs = [job for job in default_jobs((64,), list(ONE_OF_EACH_ARCH)) if job[0].causal]
+    jobs = [job for job in default_jobs((64,), OTHERS) if job[0].causal]
     chosen = []
-    for turn, arch in enumerate(ONE_OF_EACH_ARCH):
+    for turn, arch in enumerate(OTHERS):
         of_arch = [job for job in jobs if job[2] == arch]
         chosen.append(of_arch[turn % len(of_arch)])
     assert_defaults_fit(chosen)
 
 
 @pytest.mark.slow("make test proves a sample of it")
-def test_every_default_fits_everywhere() -> None:
-    assert_defaults_fit(default_jobs((16, 32, 64, 128, 256), list(ONE_OF_EACH_ARCH)))
+@pytest.mark.parametrize("archs", [OTHERS, pytest.param(RDNA, marks=SPILLING)], ids=["", "RDNA"])
+def test_every_default_fits_everywhere(archs: list[str]) -> None:
+    assert_defaults_fit(default_jobs((16, 32, 64, 128, 256), archs))
 
 
 @pytest.mark.slow("three kernels; the facts of shipped kernels are of most ways")

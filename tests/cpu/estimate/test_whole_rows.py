@@ -168,15 +168,16 @@ def test_the_default_has_them_where_mma_sync_multiplies(head_dim: int) -> None:
 @pytest.mark.slow("40 kernels; the tables' tuning compiles some of them")
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("word", FEATURE_WORDS)
-def test_no_feature_spills_in_the_default(word: str, head_dim: int) -> None:
+def test_no_feature_spills_in_the_default(
+    word: str, head_dim: int, request: pytest.FixtureRequest
+) -> None:
     spec = make_spec("bfloat16", head_dim, "causal" if "causal" in masks_of((word,)) else "none")
     spec = spec.with_features((word,))
     if spec.fp8:
         pytest.skip("fp8 has the default of all GPUs")
-    if spec.invariant:
-        pytest.skip(
-            "the sum of closed segments spills beside O; tables have schedule ampere for it"
-        )
+    if spec.invariant:  # fails for now; a run in which it does not fails, too
+        why = "the sum of closed segments spills beside O; tables have schedule ampere"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     config = (
         ladder(Served(archs={}, choices={}), A100.slug, A100, spec, 4096).rungs[0].choice.config
     )
