@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.sm import NUMBA_MISSING, Replay, clock, replay_cubin
-from flashgen.estimate.trip_counts import grid, tuned_splits
+from flashgen.estimate.trip_counts import empty_programs, grid, tuned_splits
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
@@ -47,6 +47,10 @@ LAUNCH_US = 3.0
 BLOCK_CYCLES = 2500.0
 """Start and end of a block: loading Q, filling the pipeline, storing O (some four trips to
 memory)."""
+
+EMPTY_CYCLES = 1500.0
+"""A program of packed sequences that finds no row of its own: its start and two trips to memory in
+turn. A round figure."""
 
 TRIP_CYCLES = 25.0
 """What a trip of each block on an SM takes beyond its replay: a round figure, chosen among 0 to 40
@@ -161,12 +165,14 @@ def time_of(
     *,
     least_bytes: float = 0.0,
     least_flops: float = 0.0,
+    empty: int = 0,
     firm: bool = False,
 ) -> Timing:
     """The time of a grid of blocks, in microseconds; blocks as for estimate_cubin.
 
     least_bytes: lower bound of the memory traffic; least_flops: lower bound of the computation at
-    the 16-bit matrix rate. firm: kernels of this type were validated; all others get the wide band.
+    the 16-bit matrix rate. empty: more blocks, which end at once. firm: kernels of this type were
+    validated; all others get the wide band.
     Of the loads, those of the first wave come from memory, since its blocks run side by side and
     wait for the same tiles; or the first load of each byte, if those are more. Others find L2.
     Raises InvalidArgument if a block has another number of trip counts than the kernel has main
@@ -196,6 +202,7 @@ def time_of(
         waves = len(kind_of) / (gpu.sms * replayed.residents)
         far = max(1.0 / max(waves, 1.0), first)
         cycles, idle = _grid_cycles(replayed, trips, kind_of, gpu, far)
+        cycles += EMPTY_CYCLES * empty / (gpu.sms * replayed.residents)
     multiplied = _total(kinds, counts, replayed.block_flops)
     clock_mhz = held_clock_mhz(machine, gpu, multiplied / cycles if cycles else 0.0)
     least_moved_us = least_bytes / (gpu.bandwidth_gbs * 1e3)
@@ -297,6 +304,7 @@ def estimate(
         gpu,
         least_bytes=bytes_moved(spec, problem),
         least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),
+        empty=empty_programs(spec, config, problem),
         firm=spec.direction == "forward",
     )
     if spec.direction != "decode":

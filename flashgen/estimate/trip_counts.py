@@ -24,6 +24,7 @@ from flashgen.spec.problem import (
     Problem,
     end_of_rows,
     first_key,
+    sequences_of,
     tuned_reach,
 )
 from flashgen.spec.vocabulary import DECODING
@@ -56,8 +57,28 @@ def grid(
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
-    blocks = _blocks(spec, config, problem, gpu, loops)
+    blocks = [
+        trips
+        for sequence in sequences_of(spec, problem)
+        for trips in _blocks(spec, config, sequence, gpu, loops)
+    ]
     return [trips for trips in blocks for _ in range(config.v_parts)]
+
+
+def empty_programs(spec: AttentionSpec, config: KernelConfig, problem: Problem) -> int:
+    """How many programs of a packed launch end at once: each sequence has as many as the longest,
+    and grid() lists those that have a tile.
+    """
+    if not spec.varlen:
+        return 0
+    by_keys = spec.direction in BY_KEYS
+    side, heads = (config.bc, problem.kv_heads) if by_keys else (config.br, problem.heads)
+
+    def tiles(of: Problem) -> int:
+        return math.ceil((of.seq_k if by_keys else of.seq_q) / side)
+
+    have = sum(tiles(sequence) for sequence in sequences_of(spec, problem))
+    return (problem.batch * tiles(problem) - have) * heads * config.v_parts
 
 
 def _blocks(

@@ -8,6 +8,7 @@ in random order.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import Features, Fp8
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences, from_bounds
-from flashgen.spec.problem import TUNED_DOCUMENT, Problem, tuned_limits
+from flashgen.spec.problem import TUNED_DOCUMENT, Problem, sequences_of, tuned_limits
 from flashgen.spec.space import tuned_default
 from flashgen.spec.vocabulary import DECODING
 
@@ -52,36 +53,47 @@ def make_inputs(
     spec: AttentionSpec, problem: Problem, seed: int, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), the same for the
-    same seed. For a spec with varlen packed, B sequences of equal lengths: (1, H, B * Sq, d) and so
-    on, heads inside the sequence as projections leave them; keys in pages, (pages, Hkv, PAGE_SIZE,
-    d) and so on.
+    same seed. For a spec with varlen packed, the sequences of sequences_of(): (1, H, places, d) and
+    so on, heads inside the sequence as projections leave them; keys in pages, (pages, Hkv,
+    PAGE_SIZE, d) and so on.
     """
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def normal(heads: int, seq: int, dim: int, pages: bool = False) -> Tensor:
-        shape = (problem.batch, heads, seq, dim)
-        if spec.varlen:
-            shape = (1, problem.batch * seq, heads, dim)
-        if pages:
-            shape = (problem.batch * -(-seq // PAGE_SIZE), PAGE_SIZE, heads, dim)
+    def normal(*shape: int) -> Tensor:
         drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        drawn = drawn.to(getattr(torch, spec.operand_dtype))
-        return drawn.transpose(1, 2) if spec.varlen else drawn
+        return drawn.to(getattr(torch, spec.operand_dtype))
 
-    pages = spec.varlen and spec.paged
-    return (
-        normal(problem.heads, problem.seq_q, spec.head_dim),
-        normal(problem.kv_heads, problem.seq_k, spec.head_dim, pages),
-        normal(problem.kv_heads, problem.seq_k, spec.head_dim_v, pages),
+    if not spec.varlen:
+        of_keys = (problem.batch, problem.kv_heads, problem.seq_k)
+        return (
+            normal(problem.batch, problem.heads, problem.seq_q, spec.head_dim),
+            normal(*of_keys, spec.head_dim),
+            normal(*of_keys, spec.head_dim_v),
+        )
+    sequences = sequences_of(spec, problem)
+    places: tuple[int, ...] = (1, sum(each.seq_k for each in sequences))
+    if spec.paged:
+        places = problem.batch * _pages_of_a_row(problem), PAGE_SIZE
+    drawn = (
+        normal(1, sum(each.seq_q for each in sequences), problem.heads, spec.head_dim),
+        normal(*places, problem.kv_heads, spec.head_dim),
+        normal(*places, problem.kv_heads, spec.head_dim_v),
     )
+    q, k, v = (each.transpose(1, 2) for each in drawn)
+    return q, k, v
+
+
+def _pages_of_a_row(problem: Problem) -> int:
+    """The pages of each sequence: the longest fits."""
+    return -(-problem.seq_k // PAGE_SIZE)
 
 
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
-    dropped, the limits of tuned_limits, Gemma 2's cap of 50, sinks by head; packed sequences of
-    equal lengths; documents of TUNED_DOCUMENT tokens under a causal mask.
+    dropped, the limits of tuned_limits, Gemma 2's cap of 50, sinks by head; the packed sequences of
+    sequences_of(); documents of TUNED_DOCUMENT tokens under a causal mask.
     """
     import torch
 
@@ -102,7 +114,7 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
         fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,
-        sequences=_equal_sequences(spec, problem, seed, device) if spec.varlen else None,
+        sequences=_packed(spec, problem, seed, device) if spec.varlen else None,
         block_mask=_documents(problem, device) if spec.block_mask else None,
     )
 
@@ -119,20 +131,25 @@ def _documents(problem: Problem, device: str) -> BlockMask:
     return document(of_q, of_k, causal=True)
 
 
-def _equal_sequences(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Sequences:
-    """As many as the problem has batches, each of its lengths; their pages in a random order."""
+def _packed(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Sequences:
+    """The bounds of the sequences of sequences_of(); their pages in a random order."""
     import torch
 
-    number = torch.arange(problem.batch + 1, dtype=torch.int32, device=device)
+    sequences = sequences_of(spec, problem)
+
+    def bounds(lengths: list[int]) -> Tensor:
+        ends = [0, *itertools.accumulate(lengths)]
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+
     table = None
     if spec.paged:
-        each = -(-problem.seq_k // PAGE_SIZE)
+        each = _pages_of_a_row(problem)
         generator = torch.Generator().manual_seed(seed)
         table = torch.randperm(problem.batch * each, generator=generator).int().to(device)
         table = table.view(problem.batch, each)
     return from_bounds(
-        number * problem.seq_q,
-        number * problem.seq_k,
+        bounds([each.seq_q for each in sequences]),
+        bounds([each.seq_k for each in sequences]),
         problem.seq_q,
         problem.seq_k,
         block_table=table,

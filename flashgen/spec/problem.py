@@ -7,8 +7,9 @@ They decide how long a kernel runs, never which kernels are possible.
 from __future__ import annotations
 
 import functools
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flashgen.errors import InvalidArgument
@@ -24,8 +25,8 @@ class Problem:
         batch: sequences.
         heads: of Q.
         kv_heads: of K and V; they divide heads.
-        seq_q: queries of a sequence.
-        seq_k: keys of a sequence.
+        seq_q: queries of a sequence; of packed sequences, of the longest (sequences_of).
+        seq_k: keys likewise.
 
     Raises:
         InvalidArgument: naming the field.
@@ -134,19 +135,62 @@ LONGEST_SEQ = 1 << 24
 """Of what is tuned. An estimate counts every tile of a head, and one of so many takes seconds."""
 
 
+TUNED_TOKENS = 16384
+"""Of all sequences together."""
+
+PREFILL_CHUNK = 2048
+"""Queries of a sequence, at most, that a paged forward is measured and estimated with: servers
+prefill a long prompt in chunks, each over all keys before it. 2,048 is a default of vLLM."""
+
+LEAST_PACKED = 4
+"""Packed sequences, at least, of a packed spec as it is measured and estimated."""
+
+SHORTEST_SHARE = 1 / 16
+GOLDEN_SHARE = (math.sqrt(5) - 1) / 2
+
+
 def workload(spec: AttentionSpec, seq: int) -> Problem:
     """The problem that tuning runs at length `seq`: 16384 tokens and a model width of 2048.
 
     That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a
     GPU at every length up to 16384; longer sequences run with a batch of one. Packed sequences
-    (varlen) are as many, all of length `seq`: ragged ones would favour the tiles that fit theirs.
+    (varlen) have mixed lengths, of which `seq` is the longest (sequences_of): twice as many, so
+    about as many tokens. Over a paged cache the queries are the last PREFILL_CHUNK.
     """
     if not 1 <= seq <= LONGEST_SEQ:
         raise InvalidArgument(f"seq must be from 1 to {LONGEST_SEQ}: got {seq}")
     if spec.direction in DECODING:
         return _decoding_workload(spec, seq)
     heads = max(1, 2048 // spec.head_dim)
-    return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
+    batch = max(1, TUNED_TOKENS // seq)
+    if spec.varlen:
+        batch = max(LEAST_PACKED, 2 * TUNED_TOKENS // seq)
+    seq_q = min(seq, PREFILL_CHUNK) if spec.paged else seq
+    return Problem(batch=batch, heads=heads, kv_heads=heads, seq_q=seq_q, seq_k=seq)
+
+
+@functools.lru_cache(256)
+def sequences_of(spec: AttentionSpec, problem: Problem) -> tuple[Problem, ...]:
+    """What a run consists of: the problem itself or, of packed sequences, a problem of batch 1 for
+    each of them, in the order in which they are packed.
+
+    Packed lengths are mixed, as in traffic: the first sequence is the longest, and the share of
+    its length that sequence i has falls from 1 to SHORTEST_SHARE with the fractional part of
+    i * GOLDEN_SHARE. So any number of neighbours covers all lengths evenly, the mean is about half
+    of the longest, and tile sizes divide no more of the lengths than chance would have it.
+    """
+    if not spec.varlen:
+        return (problem,)
+    shares = [1 - (1 - SHORTEST_SHARE) * (i * GOLDEN_SHARE % 1) for i in range(problem.batch)]
+    return tuple(
+        replace(
+            problem,
+            batch=1,
+            seq_q=math.ceil(share * problem.seq_q),
+            seq_k=math.ceil(share * problem.seq_k),
+        )
+        for share in shares
+    )
 
 
 def _decoding_workload(spec: AttentionSpec, seq: int) -> Problem:
@@ -203,14 +247,20 @@ def end_of_rows(spec: AttentionSpec, key: int) -> int:
 
 
 def flops(spec: AttentionSpec, problem: Problem) -> float:
-    """Floating-point operations of the kernel's matrix products, halved for a causal mask; of a
-    windowed spec those inside a window of TUNED_WINDOW, of chunks those of TUNED_CHUNK, of a block
-    mask those inside documents of TUNED_DOCUMENT.
+    """Floating-point operations of the kernel's matrix products; under a causal mask those up to
+    the diagonal, half for as many keys as queries; of a windowed spec those inside a window of
+    TUNED_WINDOW, of chunks those of TUNED_CHUNK, of a block mask those inside documents of
+    TUNED_DOCUMENT.
 
     Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
     backward kernels count every product they make, recomputed ones too: S and dP in each, so the
     sum over a pass of two kernels is 3.5 forwards where the papers count 2.5.
     """
+    return sum(_flops(spec, each) for each in sequences_of(spec, problem))
+
+
+def _flops(spec: AttentionSpec, problem: Problem) -> float:
+    """flops() of sequences of one length."""
     rows = 2.0 * problem.batch * problem.heads * problem.seq_q
     if spec.direction == "backward_delta":
         return rows * spec.head_dim_v
@@ -223,10 +273,18 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
     if spec.chunk:
         return full * _share_in_chunks(problem)
     if spec.window:
-        full *= 1 - _share_outside(spec, problem)
-    # The few queries of a decode stand at the end, and see nearly all keys.
-    halved = spec.causal and not spec.window and spec.direction != "decode"
-    return full / 2 if halved else full
+        return full * (1 - _share_outside(spec, problem))
+    return full * (1 - _share_behind(problem)) if spec.causal else full
+
+
+def _share_behind(problem: Problem) -> float:
+    """The share of all pairs of a query and a key that lie behind a bottom-right causal diagonal,
+    half of it counted in: 0.5 where there are as many keys as queries.
+    """
+    seq_q, seq_k = problem.seq_q, problem.seq_k
+    if seq_q <= seq_k:
+        return seq_q / (2 * seq_k) if seq_k else 0.0
+    return 1 - seq_k / (2 * seq_q)
 
 
 def _share_in_chunks(problem: Problem) -> float:
@@ -243,10 +301,7 @@ def _share_in_chunks(problem: Problem) -> float:
 
 
 def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
-    """The share of all pairs of a query and a key that lie outside the tuned window: triangles, the
-    upper one under a causal mask being half, as flops counts it, but of the few queries of a decode
-    nothing.
-    """
+    """The share of all pairs of a query and a key that lie outside the tuned window: triangles."""
     seq_q, seq_k = problem.seq_q, problem.seq_k
     if 0 in (seq_q, seq_k):
         return 0.0
@@ -258,7 +313,7 @@ def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
     behind = triangle(seq_q - TUNED_WINDOW) - triangle(seq_q - seq_k - TUNED_WINDOW)
     before, behind = before / (seq_q * seq_k), behind / (seq_q * seq_k)
     if spec.causal:
-        behind = 0.0 if spec.direction == "decode" else 0.5
+        behind = _share_behind(problem)
     return before + behind
 
 
@@ -267,6 +322,11 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
 
     A bias is taken to be the same for all batches and heads.
     """
+    return sum(_bytes_moved(spec, each) for each in sequences_of(spec, problem))
+
+
+def _bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
+    """bytes_moved() of sequences of one length."""
     rows = problem.batch * problem.heads * problem.seq_q
     keys = problem.batch * problem.kv_heads * problem.seq_k
     if spec.direction == "decode" and spec.hides_first_keys:
