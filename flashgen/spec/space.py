@@ -204,6 +204,13 @@ KNOWN_GOOD = (
 )
 """Where programs own keys and walk the rows (BY_KEYS), br and bc change places here and above."""
 
+MEASURED_TILES: Mapping[str, Mapping[int, Tile]] = {
+    "sm_90": {64: (128, 64, 4, 3), 128: (64, 64, 4, 3)},
+}
+"""By architecture and padded head dim, the fastest tile of schedule fa2 in the forward that a GPU
+measured, by descriptor: on an H200 on 26 November 2026, at 4,096 keys
+(benchmarks/results/nvidia_h200). Features have fa2 alone, so there it is tried first."""
+
 RDNA_TILES = ((64, 16, 4, 1), (32, 16, 4, 1), (32, 16, 8, 1))
 """br, bc, num_warps, num_stages of what is tried first where a thread of AMD has 256 registers:
 larger tiles spill there. Compiled with Triton 3.7.1 for gfx1100 and gfx1201; most entries of the
@@ -366,6 +373,16 @@ def _blackwell_grid(direction: str) -> tuple[KernelConfig, ...]:
     )
 
 
+def measured_seeds(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
+    """The tile of MEASURED_TILES, by descriptor and by pointer, where it is legal."""
+    tile = MEASURED_TILES.get(gpu.arch, {}).get(padded(spec.head_dim))
+    if tile is None or spec.direction != "forward":
+        return ()
+    order: Order = "longest_first" if spec.causal else "plain"
+    found = _configs([tile], reversed(_WAYS[:2]), _ordered([order]))
+    return tuple(config for config in found if why_illegal(spec, config, gpu) is None)
+
+
 def seed_configs(
     spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
 ) -> tuple[KernelConfig, ...]:
@@ -400,7 +417,7 @@ def seed_configs(
         seeds = [each for seed in seeds for each in (seed, *_few_registers((seed,)))]
         seeds.append(block_rule(spec, gpu))
     ampere = [config for config in _ampere_grid() if config.order == order]
-    seeds = [*ampere, *_row_seeds(spec, gpu, order), *seeds]
+    seeds = [*measured_seeds(spec, gpu), *ampere, *_row_seeds(spec, gpu, order), *seeds]
     seeds = [in_whole_rows(spec, seed, gpu) for seed in seeds]
     seeds.append(tuned_default(spec, gpu))
     seeds = list(in_parts(spec, tuple(seeds)))

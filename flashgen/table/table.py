@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Source
 from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.spec.vocabulary import Direction
 from flashgen.table import rows
 from flashgen.table.entry import (
     NO_EVIDENCE,
@@ -57,6 +59,9 @@ SCHEMA = 5
 
 COLUMNS = 120
 """Of a line at most."""
+
+APART: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
+"""The kernels that a fused backward replaces."""
 
 KEPT = 32
 """Tables that a process keeps, by their text: all shipped ones and some versions of its own."""
@@ -139,6 +144,26 @@ class Table:
         ]
         runs = [other for other in self.runs if other.id != name] + ([run] if run else [])
         return replace(self.of([*stay, entry]), runs=tuple(runs)).in_order()
+
+    def without_idle(self) -> Table:
+        """The table without fused backwards that no call gets: in their bucket dK/dV and dQ are no
+        slower together, by times of the same source, or there is none.
+        """
+        held = {entry.key: entry.result for entry in self.entries}
+
+        def idle(entry: Entry) -> bool:
+            apart = [held.get((entry.spec.for_direction(each), entry.bucket)) for each in APART]
+            results = [entry.result, *filter(None, apart)]
+            if len(results) < 3 or len({result.source for result in results}) > 1:
+                return False
+            fused, *two = (result.median_us or math.inf for result in results)
+            return fused >= sum(two)
+
+        return self.of(
+            entry
+            for entry in self.everything
+            if entry.spec.direction != "backward_fused" or not idle(entry)
+        )
 
     def in_order(self) -> Table:
         """The table as files have it: sorted, without runs that no entry can come from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +12,17 @@ from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_spec
+from flashgen.spec.defaults import default_spec, other_half, plainer_specs
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Status
 from flashgen.spec.problem import Bucket
+from flashgen.spec.vocabulary import DECODING
 from flashgen.table.entry import Entry, Run, must_have_run, short_digest
 from flashgen.table.table import Table
+
+ALIKE = 12
+"""Configs that were chosen for specs that are alike, at most, of which each is compiled."""
 
 DEFAULT = "default"
 """The donor of an entry whose config is the default, which no table had for its spec."""
@@ -56,39 +61,46 @@ class Donors:
     ) -> dict[KernelConfig, str]:
         """What tables chose that is legal here, and the donor of each: for this bucket first, then
         for the others; GPUs of the same architecture before others, measured entries before others.
-        For an invariant spec, after that what they chose without invariant, and for head dims that
-        are padded what they chose for the padded one. Last, without a GPU, the same tiles in the
-        other order where blocks have about the same work.
+        Then up to ALIKE configs that they chose for specs that are alike. Last, without a GPU, the
+        same tiles in the other order where blocks have about the same work.
 
         on_gpu: also kernels that only an entry may have that ran. Without a GPU the runners-up of
         their entries stand in for them.
         """
-        found = [
-            (config, each)
-            for each in self._sorted(spec, bucket)
-            for config in _lending(each.entry, on_gpu=on_gpu)
+        own = [
+            (config, donor)
+            for donor in self._sorted(spec, bucket)
+            for config in _lending(donor.entry, on_gpu=on_gpu)
+        ]
+        others = [
+            (config, donor)
+            for one in _alike(spec)
+            for donor in self._sorted(one, bucket)
+            for lent in _lending(donor.entry, on_gpu=on_gpu)
+            for config in _plainer(lent, spec)
         ]
         if not on_gpu and (spec.window or spec.chunk):
-            found += [(_in_other_order(config), donor) for config, donor in found]
-        return self._legal(spec, found, on_gpu=on_gpu)
+            own += [(_in_other_order(config), donor) for config, donor in own]
+        found = self._legal(spec, own, on_gpu=on_gpu)
+        alike = self._legal(spec, others, on_gpu=on_gpu)
+        new = (item for item in alike.items() if item[0] not in found)
+        return found | dict(itertools.islice(new, ALIKE))
 
     def runners_up(
         self, spec: AttentionSpec, bucket: Bucket, *, on_gpu: bool
     ) -> tuple[KernelConfig, ...]:
-        """The runners-up of these entries, in the same order."""
+        """The runners-up of the entries of this spec, in the same order."""
         found = [
-            (other.config, each)
-            for each in self._sorted(spec, bucket)
-            for other in each.entry.evidence.runners_up
+            (other.config, donor)
+            for donor in self._sorted(spec, bucket)
+            for other in donor.entry.evidence.runners_up
         ]
         return tuple(self._legal(spec, found, on_gpu=on_gpu))
 
     def _sorted(self, spec: AttentionSpec, bucket: Bucket) -> list[Donor]:
-        alike = dict.fromkeys((spec, replace(spec, invariant=False), default_spec(spec)))
         return sorted(
-            (each for one in alike for each in self._of[one]),
+            self._of[spec],
             key=lambda each: (
-                each.entry.spec != spec,
                 each.entry.bucket != bucket,
                 each.gpu.arch != self._gpu.arch,
                 -STRENGTH[each.entry.result.source],
@@ -151,6 +163,26 @@ class CheckedByDonors(WrappingEvaluator):
             if short_digest(digest) in floors
         }
         yield from self._beside(known, request, configs)
+
+
+def _alike(spec: AttentionSpec) -> tuple[AttentionSpec, ...]:
+    """Specs that do the same work with less, nearest first: without invariant, with padded head
+    dims, in the other 16-bit type, without packing, without features.
+    """
+    near = (
+        replace(spec, invariant=False),
+        default_spec(spec),
+        other_half(spec),
+        replace(spec, varlen=False, paged=spec.paged and spec.direction in DECODING),
+    )
+    found = dict.fromkeys((*filter(None, near), *plainer_specs(spec)))
+    return tuple(one for one in found if one != spec)
+
+
+def _plainer(config: KernelConfig, spec: AttentionSpec) -> tuple[KernelConfig, ...]:
+    """A config that another spec was given, and the forms of its tile that more specs can have."""
+    textbook = config.textbook(spec)
+    return tuple(dict.fromkeys((config, textbook, textbook.pointer_twin(spec))))
 
 
 def _lending(entry: Entry, *, on_gpu: bool) -> tuple[KernelConfig, ...]:

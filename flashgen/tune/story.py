@@ -24,8 +24,8 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Problem, bucket_of
-from flashgen.spec.space import legal_configs, tuned_default
-from flashgen.table.entry import Entry, Run
+from flashgen.spec.space import legal_configs, measured_seeds, tuned_default
+from flashgen.table.entry import Entry, Run, must_have_run
 from flashgen.table.show import entries_grid
 from flashgen.table.table import Table, save
 from flashgen.tune.donors import DEFAULT, CheckedByDonors, Donors, derived_run
@@ -50,7 +50,7 @@ from flashgen.tune.run_files import (
     with_conditions,
 )
 from flashgen.tune.share_kernels import consolidate
-from flashgen.tune.transfer import Key, measured_on_chip, neighbours
+from flashgen.tune.transfer import Key, measured_for, measured_on_chip, neighbours
 
 
 class Story:
@@ -152,15 +152,17 @@ class Story:
             return None
         default = tuned_default(spec, gpu)
         lent = self._donors.chosen(spec, bucket, on_gpu=on_gpu)
+        trusted = self._trusted(piece)
+        known = (*self._likely(piece), *((trusted,) if trusted else ()), *lent)
         goal = Goal(
             spec=spec,
             problem=problem,
-            legal=(*self._likely(piece), *lent, default),
+            legal=(*known, *measured_seeds(spec, gpu), default),
             seeds=(),
             default=default,
             incumbent=self._incumbent(piece),
             derived=True,
-            trusted=self._measured.get((spec, bucket)),
+            trusted=trusted,
         )
         found = self._found(piece, goal, replace(budget, trials=len(goal.order)), log)
         return replace(found, legal=_count_legal(spec, gpu, on_gpu), exhaustive=False)
@@ -226,6 +228,14 @@ class Story:
         executed = self.began_with.executed_for(spec, bucket) if self._on_gpu else None
         return (executed.config,) if executed else ()
 
+    def _trusted(self, piece: Piece) -> KernelConfig | None:
+        """What the same chip was measured with for a like piece, if it may be chosen here."""
+        spec, gpu = piece[0], self.evaluator.gpu
+        config = measured_for(self._measured, spec, bucket_of(piece[1].seq_k))
+        if config is None or must_have_run(config) or why_illegal(spec, config, gpu) is not None:
+            return None
+        return config
+
     def _took(self, piece: Piece, log: SeenLog, found: Found | None) -> list[Job]:
         """Put what another table lent into the table, with a run that names the donor."""
         if found is None:
@@ -263,6 +273,8 @@ class Story:
             self._screen.say(f"  the table's entry stays: {stays}")
         else:
             self._put(entry, run)
+            if self.table.find(*entry.key) is None:
+                self._screen.say("  not written: dK/dV and dQ of the table take no longer together")
         if found.interrupted:
             self._stop.ask()
 
@@ -350,7 +362,7 @@ class Story:
         """Put an entry of a run into the table and save it."""
         self._written.add(entry.key)
         self._walked = self._walked.with_entry(entry, run)
-        self.table = self.table.with_entry(entry, run)
+        self.table = self.table.with_entry(entry, run).without_idle()
         save(self.table, paths.table_file(self.options.out, self.slug))
 
     def end(self) -> None:

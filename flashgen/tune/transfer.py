@@ -4,14 +4,15 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import other_half
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.problem import Bucket
+from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 
@@ -55,6 +56,18 @@ def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfi
         for entry in table.entries
         if entry.result.source == "measured"
     }
+
+
+def measured_for(
+    measured: Mapping[Key, KernelConfig], spec: AttentionSpec, bucket: Bucket
+) -> KernelConfig | None:
+    """What the chip was measured with for this spec and bucket, if not for those then for the other
+    16-bit type, if not in this bucket then in the nearest; None if nothing like it was measured.
+    """
+    half = other_half(spec)
+    nearest = sorted(BUCKETS, key=lambda each: abs(BUCKETS.index(each) - BUCKETS.index(bucket)))
+    keys = [(one, each) for one in (spec, half) if one for each in nearest]
+    return next((measured[key] for key in keys if key in measured), None)
 
 
 def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:

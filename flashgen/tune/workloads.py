@@ -114,30 +114,44 @@ def one_token_step(spec: AttentionSpec, cache: Mapping[str, Any]) -> AttentionSp
     return replace(step, mask=needed, dropout=False, **cache)
 
 
+PACKED_WORDS = "packed_forward", "packed_backward", "paged_prefill"
+
+
 def kernels_of(
     spec: AttentionSpec, words: Iterable[str], cache: Mapping[str, Any] | None = None
 ) -> list[AttentionSpec]:
     """The specs of all kernels that these words name for the attention of a forward spec.
 
-    A word is forward, backward, one of the backward kernels, or decode: a one-token step over a
-    cache, which has the fields of CACHE that are given. Raises InvalidArgument.
+    A word is forward; backward, all kernels of the gradients, or one of them; packed_forward and
+    packed_backward, the same of packed sequences; paged_prefill, packed queries over keys in pages;
+    or decode: a one-token step over a cache, which has the fields of CACHE that are given. Raises
+    InvalidArgument.
     """
     words = tuple(words)
     if cache and "decode" not in words:
         raise InvalidArgument(f"{', '.join(cache)} needs direction decode: add it")
     found: list[AttentionSpec] = []
     for word in words:
-        if word == "backward":
-            bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
-            found += [spec.for_direction(direction) for direction in (*BACKWARD, *bias)]
-        elif word == "decode":
+        if word == "decode":
             found.append(one_token_step(spec, cache or {}))
-        elif word in get_args(Direction):
-            found.append(spec.for_direction(word))  # type: ignore[arg-type]  # one of them
+        elif word == "paged_prefill":
+            found.append(replace(spec, varlen=True, paged=True, dropout=False))
+        elif word in ("packed_forward", "packed_backward"):
+            found += _kernels(replace(spec, varlen=True), word.removeprefix("packed_"))
+        elif word in ("backward", *get_args(Direction)):
+            found += _kernels(spec, word)
         else:
-            known = ", ".join(("backward", *get_args(Direction)))
+            known = ", ".join((*PACKED_WORDS, "backward", *get_args(Direction)))
             raise InvalidArgument(f"directions must be some of {known}: got {word!r}")
     return list(dict.fromkeys(found))
+
+
+def _kernels(spec: AttentionSpec, word: str) -> list[AttentionSpec]:
+    """The kernels of a direction, or of the whole backward."""
+    if word != "backward":
+        return [spec.for_direction(word)]  # type: ignore[arg-type]  # a direction
+    bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
+    return [spec.for_direction(direction) for direction in (*BACKWARD, *bias)]
 
 
 MOST_USED = BUCKETS[2]
