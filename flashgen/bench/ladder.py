@@ -1,15 +1,17 @@
 """The ladder: flashgen's kernels with one more optimization at each step, which shows the gain of
 each.
 
-A step fixes schedule, loads and order of the forward kernel, or of those of the backward. The tile
-of each is the best known one for the step: the table's if the table chose such a config, else the
-best estimate, else the first that compiles well. The evaluator checks each against float64 in a
-child process, which may hang, before it is called here.
+A step fixes schedule, loads and order of the forward kernel, or of those of the backward, and runs
+at a tile of its own. On a GPU, TILES of its tiles are timed and the fastest is taken: the table's
+choice, if it is one of this step, and the best by estimate. So two steps compare what each can do,
+and the listing says with which tile. The evaluator checks each against float64 in a child process,
+which may hang, before it is called here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
+from flashgen.search.decide import median_us
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
     AUTO_WARPS,
@@ -100,6 +103,9 @@ class Step:
             return [(walked, owned, *rest) for owned, walked, *rest in KNOWN_GOOD]  # type: ignore[misc]
         return list(KNOWN_GOOD)
 
+
+TILES = 3
+"""Of a step that are checked and timed on a GPU; without a GPU the first that is right serves."""
 
 STEPS = (
     Step(name="fa1", schedule="fa1", loads="pointer"),
@@ -222,13 +228,29 @@ class LadderSteps:
         known = [config for config in self._known(spec, problem) if step.holds(config, spec)]
         compiled = [o for o in self._ask("compile", spec, problem, [*known, *legal]) if o.ok]
         ranked = sorted(compiled, key=lambda outcome: _rank(outcome, known))
+        most = TILES if self.evaluator.source == "measured" else 1
+        right = list(itertools.islice(self._right(spec, problem, ranked), most))
+        if not right:
+            raise FlashgenError(
+                f"no config of step {step.name} compiles well and is correct here, for {spec.name}"
+            )
+        configs = [outcome.config for outcome in right]
+        timed = self._ask("rough", spec, problem, configs) if len(right) > 1 else []
+        fastest = min(
+            (o for o in timed if o.timing), key=lambda o: median_us(o.timing), default=None
+        )
+        if fastest is not None:
+            return fastest.config, f"the fastest of {len(right)} tiles"
+        return right[0].config, _why(right[0], known)
+
+    def _right(
+        self, spec: AttentionSpec, problem: Problem, ranked: Iterable[Outcome]
+    ) -> Iterator[Outcome]:
+        """Those that are correct, each checked when it is asked for."""
         for outcome in ranked:
             (checked,) = self._ask("check", spec, problem, [outcome.config])
             if checked.ok:
-                return outcome.config, _why(outcome, known)
-        raise FlashgenError(
-            f"no config of step {step.name} compiles well and is correct here, for {spec.name}"
-        )
+                yield outcome
 
     def _legal(self, step: Step, spec: AttentionSpec) -> list[KernelConfig]:
         return [c for c in step.candidates(spec) if why_illegal(spec, c, self.gpu) is None]

@@ -61,8 +61,19 @@ def markdown(cases: Iterable[Measured], head: Iterable[str]) -> str:
         for name in names:
             cells = [_cell(_of(case, name)) for case in members]
             out.append(f"| {name} | {' | '.join(cells)} |")
-        out.append("")
+        out += ["", *_kernels_of_steps(members)]
     return "\n".join(out)
+
+
+def _kernels_of_steps(cases: Iterable[Measured]) -> Iterator[str]:
+    """Which kernel each step of the ladder ran, and an empty line."""
+    steps = [
+        f"- {line.name}, {case.problem['seq_k']} keys: {line.detail}"
+        for case in cases
+        for line in case.lines
+        if line.name.startswith("ladder") and line.detail
+    ]
+    yield from (*steps, "") if steps else ()
 
 
 def _title(case: Measured) -> str:

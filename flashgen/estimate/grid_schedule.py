@@ -21,9 +21,10 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
     """Cycles until the last block of a grid ends.
 
     kind_of: the kind of each block, in launch order. trips: (kind, phase), how often a block of
-    that kind runs each phase. cycles: (blocks on the SM - 1, phase), the duration of a trip. Each
-    block goes to an SM with a free slot, of those that have one at the same time to the one with
-    the fewest blocks. Blocks on one SM slow one another, so a thin last wave runs faster.
+    that kind runs each phase. overhead: (kind,), cycles before and after. cycles: (blocks on the
+    SM - 1, phase), the duration of a trip. Each block goes to an SM with a free slot, of those that
+    have one at the same time to the one with the fewest blocks. Blocks on one SM slow one another,
+    so a thin last wave runs faster.
     """
     blocks, phases = kind_of.shape[0], trips.shape[1]
     left = np.zeros((sms, residents, phases))
@@ -43,7 +44,7 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
             for m in free:
                 if held[m] == level and launched < blocks:
                     left[m, level] = trips[kind_of[launched]]
-                    start[m, level] = overhead
+                    start[m, level] = overhead[kind_of[launched]]
                     held[m] += 1
                     launched += 1
         for m in free:

@@ -9,6 +9,7 @@ TUNED_DOCUMENT.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from flashgen.errors import NoEstimate
@@ -33,17 +34,13 @@ from flashgen.spec.vocabulary import DECODING
 def grid(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, *, loops: int
 ) -> list[tuple[int, ...]]:
-    """Trip counts of the main loops, in order of address, for each block in launch order. The GPU's
-    SMs decide how a decode is split, its L2 how order grouped runs.
+    """Trip counts of the main loops, in order of address, for each tile in launch order: one a
+    block, unless the grid is persistent (dealt_out). The GPU's SMs decide how a decode is split,
+    its L2 how order grouped runs.
 
-    Raises NoEstimate for a number of loops that the template does not have, for directions whose
-    trip counts depend on the tensors, and for persistent kernels.
+    Raises NoEstimate for a number of loops that the template does not have, and for directions
+    whose trip counts depend on the tensors.
     """
-    if config.persistent:
-        raise NoEstimate(
-            "a persistent program begins and ends a tile within its loop over tiles, which the "
-            "replay of main loops does not count"
-        )
     if spec.direction in DECODING and spec.direction != "decode":
         raise NoEstimate(f"direction {spec.direction} has no main loop")
     if spec.fp8:
@@ -63,6 +60,14 @@ def grid(
         for trips in _blocks(spec, config, sequence, gpu, loops)
     ]
     return [trips for trips in blocks for _ in range(config.v_parts)]
+
+
+def dealt_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[tuple[int, ...]]:
+    """The trip counts of the programs of a persistent grid, of which each takes every n-th tile."""
+    return [
+        tuple(map(sum, zip(*tiles[first::programs], strict=True)))
+        for first in range(min(programs, len(tiles)))
+    ]
 
 
 def empty_programs(spec: AttentionSpec, config: KernelConfig, problem: Problem) -> int:

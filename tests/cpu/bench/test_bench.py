@@ -438,10 +438,16 @@ class TestTelling:
 
 
 class FakeEvaluator:
-    """Answers by label: statuses of each stage and estimates in microseconds."""
+    """Answers by label: statuses of each stage, estimates and rough times in microseconds."""
 
-    def __init__(self, bad: dict[tuple[str, str], Status], estimates: dict[str, float]) -> None:
+    def __init__(
+        self,
+        bad: dict[tuple[str, str], Status],
+        estimates: dict[str, float],
+        rough: dict[str, float] | None = None,
+    ) -> None:
         self.bad, self.estimates, self.asked = bad, estimates, []  # type: ignore[var-annotated]
+        self.rough, self.source = rough or {}, "measured" if rough else "estimated"
 
     def evaluate(self, stage: str, spec: Any, problem: Any, configs: Sequence[KernelConfig]) -> Any:
         for config in configs:
@@ -450,8 +456,12 @@ class FakeEvaluator:
             yield Outcome(
                 spec=spec, problem=problem, config=config, stage=stage, gpu="nvidia_h200", triton="3",  # type: ignore[arg-type]
                 status=self.bad.get((stage, config.label), Status.OK), source="measured", digest="", protocol=1,
-                estimate=us and Timing(median_us=us, low_us=us, high_us=us),
+                estimate=us and Timing(median_us=us, low_us=us, high_us=us), timing=self.timing(stage, config),
             )  # fmt: skip
+
+    def timing(self, stage: str, config: KernelConfig) -> Timing | None:
+        us = self.rough.get(config.label) if stage == "rough" else None
+        return None if us is None else Timing(median_us=us, low_us=us, high_us=us)
 
 
 class TestLadder:
@@ -486,6 +496,19 @@ class TestLadder:
         evaluator = FakeEvaluator({}, {self.labels(case)[0]: 1.0, tabled.label: 900.0})
         found = self.ladder_of(evaluator, tmp_path, {"nvidia_h200": by_spec([bucket])})
         assert found.pick(self.STEP, case.spec, case.problem) == (tabled, "the table's choice")
+
+    def test_a_gpu_times_three_tiles_of_a_step_and_the_fastest_is_taken(
+        self, tmp_path: Path
+    ) -> None:
+        case, _ = case_of(head_dims=[128])
+        first, second, third, fourth = self.labels(case)[:4]
+        evaluator = FakeEvaluator(
+            {("check", first): Status.WRONG},
+            {first: 1.0, second: 2.0, third: 3.0, fourth: 4.0},
+            {second: 90.0, third: 70.0, fourth: 80.0},
+        )
+        config, why = self.ladder_of(evaluator, tmp_path).pick(self.STEP, case.spec, case.problem)
+        assert (config.label, why) == (third, "the fastest of 3 tiles")
 
     def test_none_right_is_said(self, tmp_path: Path) -> None:
         case, _ = case_of(head_dims=[128])

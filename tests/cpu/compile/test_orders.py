@@ -11,8 +11,10 @@ import pytest
 import triton
 
 from flashgen.compile.compiler import judge
-from flashgen.errors import InvalidArgument, NoEstimate
-from flashgen.estimate.trip_counts import grid
+from flashgen.errors import InvalidArgument
+from flashgen.estimate.estimate import estimate, time_of
+from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.trip_counts import dealt_out, grid
 from flashgen.kernels.render import render
 from flashgen.spec import space
 from flashgen.spec.attention import AttentionSpec
@@ -21,9 +23,9 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.grid_rules import heads_together, launched_blocks
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
-from flashgen.spec.problem import Problem
+from flashgen.spec.problem import Problem, workload
 from flashgen.table.table import dump, parse
-from tests.compiled import compile_one
+from tests.compiled import cache, compile_one
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 
@@ -155,9 +157,26 @@ class TestBlocksOfAnEstimate:
             long, middle, short,
         ]  # fmt: skip
 
-    def test_a_persistent_kernel_has_no_estimate(self) -> None:
-        with pytest.raises(NoEstimate, match="within its loop over tiles"):
-            grid(FULL, make_config(32, 32, persistent=True), self.PROBLEM, H200, loops=2)
+    def test_a_persistent_program_has_every_nth_tile(self) -> None:
+        short, middle, long = self.TRIPS
+        tiles = self.blocks("plain")
+        assert tiles == grid(
+            CAUSAL, make_config(32, 32, persistent=True), self.PROBLEM, H200, loops=2
+        )
+        assert dealt_out(tiles, 2) == [(8, 8), (7, 7)]
+        assert dealt_out([short, middle, long], 2) == [(2, 2), (1, 1)]
+        assert dealt_out(tiles, 100) == tiles  # a program a tile at most
+
+
+def test_a_persistent_program_pays_the_start_of_a_block_once_and_the_rest_by_tile() -> None:
+    spec, config = make_spec("bfloat16", 128), make_config(128, 64, num_warps=8)
+    replayed = cached_replay(compile_one(spec, config, "sm_90"), H200, cache())
+    programs = [(64,) * len(replayed.block_flops)] * H200.sms
+    one, two = (time_of(replayed, programs, H200, tiles=[n] * H200.sms).median_us for n in (1, 2))
+    assert one == time_of(replayed, programs, H200).median_us
+    assert 0 < (two - one) * H200.clock_mhz <= 1.3 * replayed.outside  # the clock drops
+    persistent = replace(config, persistent=True)
+    assert estimate(replayed, spec, persistent, workload(spec, 2048), H200).median_us > 0
 
 
 def test_they_are_searched_where_a_gpu_measures_and_nowhere_else() -> None:
