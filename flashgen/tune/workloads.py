@@ -141,7 +141,7 @@ def kernels_of(
         elif word in ("backward", *get_args(Direction)):
             found += _kernels(spec, word)
         else:
-            known = ", ".join((*PACKED_WORDS, "backward", *get_args(Direction)))
+            known = ", ".join(("backward", *get_args(Direction), *PACKED_WORDS))
             raise InvalidArgument(f"directions must be some of {known}: got {word!r}")
     return list(dict.fromkeys(found))
 

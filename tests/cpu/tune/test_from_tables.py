@@ -22,7 +22,7 @@ from flashgen.tune import workloads
 from flashgen.tune.donors import DEFAULT, is_derived
 from tests.cpu.tune.test_tune import Served, emitted, no_shipped_tables, run  # noqa: F401
 from tests.fakes import Killed
-from tests.tables import AHEAD, FA2, SPEC, made_entry, made_run, with_evidence
+from tests.tables import AHEAD, FA2, SPEC, made_entry, made_run, made_table, with_evidence
 
 pytestmark = pytest.mark.usefixtures("emitted")
 
@@ -230,6 +230,47 @@ class TestWhatIsChosen:
         found, _ = derived(monkeypatch, tmp_path, fake, held)
         assert {entry.spec: entry.config for entry in found.entries} == {SPEC: SMALL, narrow: SMALL}
 
+    @pytest.mark.parametrize(
+        ("lacking", "lent_as"),
+        [
+            ({"varlen": True}, FA2),
+            ({"varlen": True, "dtype": "float16"}, FA2),
+            ({"window": True}, replace(FA2, loads="descriptor", num_stages=3)),
+            ({"dtype": "float16"}, replace(FA2, loads="descriptor", num_stages=3)),
+        ],
+    )
+    def test_a_spec_that_no_table_has_is_lent_what_like_ones_have(
+        self, tmp_path: Path, monkeypatch: Patch, lacking: dict[str, Any], lent_as: KernelConfig
+    ) -> None:
+        """In the form that it can have: packed sequences have pointers and two stages."""
+        wanted = replace(SPEC, **lacking)
+        described = replace(FA2, loads="descriptor", num_stages=3)
+        donor = table(H100.slug, lent(described))
+        save(donor, tmp_path / "configs" / f"{H100.slug}.yaml")
+        fake = evaluator({lent_as: 1.0}, gpu=H200)
+        found, printed = run(
+            monkeypatch, tmp_path, fake, specs=(), pieces=((wanted, workload(wanted, 2048)),),
+            from_tables=True, budget=ONLY,
+        )  # fmt: skip
+        assert [(entry.spec, entry.config) for entry in found.entries] == [(wanted, lent_as)]
+        assert "lent by nvidia_h100_80gb_hbm3" in printed
+
+    @pytest.mark.parametrize(("dtype", "bucket"), [("float16", 1), (SPEC.dtype, 2), ("float16", 3)])
+    def test_what_a_chip_was_measured_with_serves_the_other_half_and_other_buckets(
+        self, tmp_path: Path, monkeypatch: Patch, dtype: Any, bucket: int
+    ) -> None:
+        spec = replace(SPEC, dtype=dtype)
+        held = table(H200.slug, lent(SMALL, source="measured"), source="measured")
+        save(held, tmp_path / "configs" / f"{H200.slug}.yaml")
+        fake = evaluator({SMALL: 100.0, DEFAULTS: 90.0}, gpu=H200)
+        piece = (spec, workload(spec, (512, 2048, 8192, 16384)[bucket]))
+        found, _ = run(
+            monkeypatch, tmp_path, fake, specs=(), pieces=(piece,), from_tables=True, budget=ONLY
+        )
+        entry = found.find(spec, BUCKETS[bucket])
+        assert entry
+        assert (entry.config, entry.result.source) == (SMALL, "estimated")
+
     def test_what_the_table_has_is_a_rival(self, tmp_path: Path, monkeypatch: Patch) -> None:
         held = table(L40S.slug, lent(LARGE, source="untimed"))
         for us, chosen in ((80.0, LARGE), (120.0, SMALL)):
@@ -246,6 +287,39 @@ class TestWhatIsChosen:
         text = dump(found)
         assert "  from nvidia_l4: 20" in text
         assert dump(parse(text, Path("nvidia_l40s.yaml"))) == text
+
+
+FUSED = SPEC.for_direction("backward_fused")
+
+
+@pytest.mark.parametrize(
+    ("fused", "dkv", "source", "kept"),
+    [(10.0, 4.0, "estimated", False), (8.0, 4.0, "estimated", False), (7.9, 4.0, "estimated", True),
+     (10.0, 4.0, "untimed", True), (10.0, None, "estimated", True)],
+)  # fmt: skip
+def test_a_fused_backward_that_no_call_gets_is_not_written(
+    fused: float, dkv: float | None, source: Any, kept: bool
+) -> None:
+    """It serves where dK/dV and dQ take longer together, by times of one source."""
+    entries = [made_entry(FUSED, config=FA2, median_us=fused)]
+    entries.append(made_entry(SPEC.for_direction("backward_dq"), config=FA2, median_us=4.0))
+    if dkv is not None:
+        spec = SPEC.for_direction("backward_dkv")
+        entries.append(made_entry(spec, config=FA2, median_us=dkv, source=source))
+    found = made_table(*entries)
+    assert (FUSED in {entry.spec for entry in found.without_idle().entries}) == kept
+
+
+def test_a_run_does_not_write_a_fused_backward_that_is_slower_than_two_kernels(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    directions = ("backward_dkv", "backward_dq", "backward_fused")
+    specs = tuple(SPEC.for_direction(each) for each in directions)  # type: ignore[arg-type]
+    fake = evaluator({})
+    found, printed = run(monkeypatch, tmp_path, fake, specs=specs, seqs=(2048,), budget=ONLY)
+    assert {entry.spec for entry in found.entries} == set(specs)  # 1000 us, where two are 2000
+    fake.us = lambda config: 1.0 if config.br < 64 else 1000.0
+    assert "not written" not in printed
 
 
 class TestTheSearchThatFollows:

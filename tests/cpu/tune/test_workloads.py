@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flashgen.runtime.call import Call
 from flashgen.runtime.decode import CacheArguments
 from flashgen.spec.features import Features, fields_of
 from flashgen.spec.problem import Problem, workload
+from flashgen.spec.vocabulary import BACKWARD
 from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import Piece, Workload, kernels_of, load, parse, problem_of
 from tests.makers import make_spec
@@ -172,10 +174,31 @@ def test_weights_and_words_are_checked_in_python_too() -> None:
         kernels_of(make_spec(), ["up"])
 
 
+def test_packed_words_name_the_kernels_of_packed_sequences() -> None:
+    spec = make_spec("bfloat16", 64, "causal", sink=True)
+    packed = replace(spec, varlen=True)
+    assert kernels_of(spec, ["packed_forward"]) == [packed]
+    assert kernels_of(spec, ["paged_prefill"]) == [replace(packed, paged=True)]
+    gradients = kernels_of(spec, ["packed_backward"])
+    assert [each.direction for each in gradients] == list(BACKWARD)
+    assert all(each.varlen for each in gradients if each.direction != "backward_delta")
+    dropped = replace(spec, dropout=True)
+    assert not kernels_of(dropped, ["paged_prefill"])[0].dropout  # pages are for inference
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("vit-l", [(f"{kernel}_bf16_d64", 197, 32, 32) for kernel in ("fwd", *BACKWARD_OF)]),
+        (
+            "vit-l",
+            [
+                *((f"{kernel}_bf16_d64", 197, 32, 32) for kernel in ("fwd", *BACKWARD_OF)),
+                *(
+                    (f"{kernel}_bf16_d64_varlen", 197, 32, 32)
+                    for kernel in ("fwd", "bwd_dkv", "bwd_dq", "bwd_fused")
+                ),
+            ],
+        ),
         (
             "gpt-2",
             [
@@ -184,8 +207,16 @@ def test_weights_and_words_are_checked_in_python_too() -> None:
                 ("bwd_dkv_bf16_d64_causal_dropout", 1024, 32, 32),
                 ("bwd_dq_bf16_d64_causal_dropout", 1024, 32, 32),
                 ("bwd_fused_bf16_d64_causal_dropout", 1024, 32, 32),
-                ("fwd_bf16_d64_causal", 512, 32, 32),
-                ("fwd_bf16_d64_causal", 1024, 32, 32),
+                *(
+                    (f"{kernel}_bf16_d64{more}", seq, 32, 32)
+                    for seq in (512, 1024)
+                    for kernel, more in (
+                        ("fwd", "_causal"),
+                        ("fwd", "_causal_varlen"),
+                        *([("bwd_delta", "")] if seq == 512 else ()),  # that of 1024 is above
+                        *((f"bwd_{each}", "_causal_varlen") for each in ("dkv", "dq", "fused")),
+                    )
+                ),
             ],
         ),
     ],
@@ -241,10 +272,12 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("file", MODELS)
 def test_an_example_tunes_what_its_models_configuration_says(tmp_path: Path, file: str) -> None:
-    """Prompts, and generation over pages: the same specs at the same ratio of heads."""
-    directions = ("forward", "decode")
-    model = read(tmp_path, MODELS[file] | _OF_16_BITS, directions=directions, cache={"paged": True})
-    written = [p for p in load(EXAMPLES / f"{file}.yaml").pieces if p.spec.direction in directions]
+    """Prompts, packed and over pages, generation over pages, and training: the same specs at the
+    same ratio of heads.
+    """
+    words = ("forward", "packed_forward", "paged_prefill", "decode", "backward", "packed_backward")
+    model = read(tmp_path, MODELS[file] | _OF_16_BITS, directions=words, cache={"paged": True})
+    written = load(EXAMPLES / f"{file}.yaml").pieces
     found = {(p.spec, p.problem.heads, p.problem.kv_heads) for p in model.pieces}
     assert {(p.spec, p.problem.heads, p.problem.kv_heads) for p in written} == found
 
