@@ -222,16 +222,16 @@ $(BIN)/python:
 	"flashgen needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(FOR_TUNING): pyproject.toml constraints.txt | $(BIN)/python
+$(FOR_TUNING): pyproject.toml setup.py constraints.txt | $(BIN)/python
 	@echo 'Installing flashgen and what tuning needs into $(VENV): some minutes, most of them for torch'
 	$(PIP_INSTALL) -e '.[tune,offline]'
 	@touch $@
 
-$(FOR_DOCS): pyproject.toml constraints.txt | $(BIN)/python
+$(FOR_DOCS): pyproject.toml setup.py constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
-$(FOR_ALL): pyproject.toml constraints.txt | $(BIN)/python
+$(FOR_ALL): pyproject.toml setup.py constraints.txt | $(BIN)/python
 	@echo 'Installing flashgen and what development needs into $(VENV): some minutes, most of them for torch'
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(FOR_TUNING) $@

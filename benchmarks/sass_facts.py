@@ -65,6 +65,7 @@ from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask
 from flashgen.table.table import load
+from tests.tables import SHIPPED
 
 H200 = TARGETS["nvidia_h200"]
 RESULT = ROOT / "benchmarks" / "results" / "sass_facts.md"
@@ -109,14 +110,13 @@ class Kernel(NamedTuple):
 
 
 def shipped() -> list[Kernel]:
-    """The kernels of all tables of NVIDIA that were searched, in the order of architectures and
+    """The kernels of shipped tables of NVIDIA that were searched, in the order of architectures and
     specs. Where GPUs of one architecture share a kernel, it is there once.
     """
-    nvidia = (slug for slug, gpu in TARGETS.items() if gpu.is_nvidia)
-    files = [path for slug in nvidia if (path := paths.shipped_table(slug)).exists()]
+    nvidia = (slug for slug, gpu in TARGETS.items() if gpu.is_nvidia and slug in SHIPPED)
     tables = [
         table
-        for table in map(load, files)
+        for table in map(load, map(paths.shipped_table, nvidia))
         if any(run.donor in (None, table.gpu.slug) for run in table.runs)
     ]
     found: dict[tuple[str, AttentionSpec, KernelConfig], Kernel] = {}

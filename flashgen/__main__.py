@@ -9,15 +9,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line, by default with sys.argv, and exit with its code."""
     try:
         from flashgen import cli
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "flashgen":
-            raise
-        from flashgen.paths import install_command
+    except ModuleNotFoundError as error:  # in a clone that is not installed
+        from flashgen.paths import install_command_for
 
-        sys.exit(
-            f"flashgen: the command line needs {error.name}, of the extra `tune`: "
-            + install_command("tune")
-        )
+        if (command := install_command_for(error.name)) is None:
+            raise
+        sys.exit(f"flashgen: the command line needs {error.name}: {command}")
     cli.main(sys.argv[1:] if arguments is None else arguments)
 
 

@@ -8,28 +8,75 @@ directory and sys.path change nothing.
 
 from __future__ import annotations
 
-import shlex
+import importlib.util
+import re
+import shutil
+import sys
 from pathlib import Path
 
-from flashgen import __version__, settings
+from flashgen import settings
 from flashgen.errors import InvalidArgument
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
 
-ON_INDEX = False
-"""Whether pip finds flashgen by its name. Until a release it installs a clone or a built wheel."""
 
+def install_command(extra: str = "") -> str:
+    """The command that installs the packages of an extra, or those that flashgen always needs.
 
-def install_command(extra: str) -> str:
-    """The command that installs an extra of flashgen: of this clone, or of the wheel that was
-    installed, which `make release` builds.
+    It names the packages and this Python's pip, so it works as printed wherever flashgen came from:
+    a clone, a wheel, an index.
     """
-    if ON_INDEX:
-        return f"pip install 'flashgen[{extra}]'"
+    return " ".join([_pip_install(), *map(_quoted, _requirements(extra))])
+
+
+def install_command_for(module: str | None) -> str | None:
+    """The command that installs a module that an import did not find; None if it is not of a
+    package that flashgen names.
+    """
+    name = (module or "?").partition(".")[0]
+    for extra in ("", "tune", "offline", "cluster"):
+        if any(name in need for need in _requirements(extra)):
+            return install_command(extra)
+    return None
+
+
+def _requirements(extra: str) -> list[str]:
+    """Of a clone from its pyproject.toml, else from the metadata beside flashgen. What reads them
+    is imported here: the runtime imports this module.
+    """
+    import importlib.metadata
+    import tomllib
+
     if (ROOT / "pyproject.toml").is_file():
-        return f"pip install -e {shlex.quote(f'{ROOT}[{extra}]')}"
-    return f"pip install 'flashgen-{__version__}-py3-none-any.whl[{extra}]'"
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
+    beside = next(iter(importlib.metadata.distributions(name="flashgen", path=[str(ROOT)])))
+    of_extra = f'; extra == "{extra}"' if extra else ""
+    return [
+        need.removesuffix(of_extra)
+        for need in beside.requires or ()
+        if (need.endswith(of_extra) if extra else "extra ==" not in need)
+    ]
+
+
+def _pip_install() -> str:
+    """By pip's name only in an active environment: elsewhere it may be another Python's. In an
+    environment that uv made, by uv.
+    """
+    python = Path(sys.executable)
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {_quoted(str(python))}"
+    active = (
+        sys.prefix != sys.base_prefix and Path(shutil.which("pip") or "").parent == python.parent
+    )
+    return "pip install" if active else f"{_quoted(str(python))} -m pip install"
+
+
+def _quoted(word: str) -> str:
+    """A word as the shells of POSIX and Windows take it: both know double quotes."""
+    inner = word.replace('"', "'")
+    return word if re.fullmatch(r"[\w./:\\-]+", word) else f'"{inner}"'
 
 
 def templates_dir() -> Path:

@@ -8,6 +8,7 @@ A comment in front of a block or picture says where it comes from:
 
     <!-- output of: COMMAND -->            the block, or the table, is the output of a command
     <!-- output of the python above -->    the block is what the last python block prints
+    <!-- count of: GPUs -->                the number that follows it in the same line: counts() has all
     <!-- picture of: COMMAND -->           an .svg is the first chart of report.html; NAME-WIDTH.png is
                                            the first screen of NAME.html (tests/screenshots.py)
 
@@ -26,12 +27,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
+from flashgen.spec.gpu import TARGETS
 from tests import screenshots
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +44,7 @@ MARKER = re.compile(
     re.MULTILINE,
 )
 BLOCK = re.compile(r"```text\n(.*?)```\n|((?:\|[^\n]*\n)+)", re.DOTALL)
+COUNT = re.compile(r"(<!-- count of: (\w+) -->)(\d+)")
 PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+\.(?:svg|png))\)")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VARYING = (
@@ -100,6 +103,21 @@ def outputs(page: Path) -> Iterator[Output]:
         start, end = found.span(found.lastindex or 0)
         source = marker["command"] or marker["picture"] or ""
         yield Output(page=page, line=line, source=source, start=start, end=end, file=file)
+
+
+def counts() -> dict[str, int]:
+    """What README and docs/ count: GPUs known by name, those of them with a table, example models."""
+    tables, models = ROOT / "configs", ROOT / "examples" / "workloads"
+    return {
+        "GPUs": len(TARGETS),
+        "tables": len(list(tables.glob("*.yaml"))),
+        "models": len(list(models.glob("*.yaml"))),
+    }
+
+
+def counted(text: str, numbers: Mapping[str, int]) -> str:
+    """A text with these numbers in the places of its own."""
+    return COUNT.sub(lambda found: f"{found[1]}{numbers[found[2]]}", text)
 
 
 def make(output: Output, folder: Path) -> str:
@@ -198,6 +216,12 @@ def main(arguments: Sequence[str]) -> int:
     pages = [page for page in PAGES if not wanted or page.name in wanted]
     with tempfile.TemporaryDirectory() as name:
         for page in pages:
+            if (text := counted(page.read_text(), counts())) != page.read_text():
+                differ = differ or check
+                print(f"{page.name}: a count {'is out of date: run make docs-output' if check else 'has changed'}",
+                      file=sys.stderr if check else sys.stdout)  # fmt: skip
+                if not check:
+                    page.write_text(text)
             for output in reversed(
                 list(outputs(page))
             ):  # from the end: earlier ones keep their place

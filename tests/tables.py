@@ -21,6 +21,35 @@ from flashgen.table.entry import (
 )
 from flashgen.table.table import Table
 
+SHIPPED = (
+    "amd_instinct_mi300x",
+    "amd_instinct_mi355x",
+    "amd_radeon_rx_7900_xtx",
+    "amd_radeon_rx_9070_xt",
+    "nvidia_a10",
+    "nvidia_a100_80gb_pcie",
+    "nvidia_a100_sxm4_40gb",
+    "nvidia_a100_sxm4_80gb",
+    "nvidia_a10g",
+    "nvidia_a30",
+    "nvidia_a40",
+    "nvidia_b200",
+    "nvidia_geforce_rtx_3080",
+    "nvidia_geforce_rtx_3090",
+    "nvidia_geforce_rtx_4070",
+    "nvidia_geforce_rtx_4080",
+    "nvidia_geforce_rtx_4090",
+    "nvidia_geforce_rtx_5090",
+    "nvidia_h100_80gb_hbm3",
+    "nvidia_h200",
+    "nvidia_l4",
+    "nvidia_l40",
+    "nvidia_l40s",
+    "nvidia_rtx_6000_ada_generation",
+    "nvidia_rtx_a6000",
+)
+"""The tables that ship. A clone may have more, of whoever tunes there: no test is about those."""
+
 H200 = TARGETS["nvidia_h200"]
 SPEC = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal")
 FA2 = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2)

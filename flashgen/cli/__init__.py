@@ -21,6 +21,7 @@ from flashgen import __version__
 from flashgen.cli import bench, build, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError, printable
+from flashgen.paths import install_command_for
 
 __all__ = ["app", "main"]
 
@@ -124,6 +125,8 @@ def main(arguments: list[str]) -> NoReturn:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and (command := install_command_for(error.name)):
+            _leave(f"this needs {error.name}: {command}", 1)
         _leave(f"a bug, {type(error).__name__}: {error}; see --debug", 1)
     sys.exit(0)
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
-from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
-from flashgen.estimate.sm import NUMBA_MISSING, Replay, clock, replay_cubin
+from flashgen.estimate.sm import Replay, clock, numba_missing, replay_cubin
 from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, tuned_splits
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -380,4 +380,4 @@ def estimable(arch: str) -> bool:
 def require_estimator() -> None:
     """Raise ToolchainError unless the packages for estimates (extra `offline`) are installed."""
     if find_spec("numba") is None:
-        raise ToolchainError(NUMBA_MISSING)
+        raise numba_missing()

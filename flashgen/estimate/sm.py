@@ -48,9 +48,11 @@ MEMORY = loop_program.HALF + 1
 STAGGER = 60.0
 """Cycles between the starts of the blocks of an SM."""
 
-NUMBA_MISSING = (
-    f"estimates need numba: {install_command('offline')} (or tune on the GPU itself with --gpu)"
-)
+
+def numba_missing() -> ToolchainError:
+    """The error of an estimate without numba."""
+    command = install_command("offline")
+    return ToolchainError(f"estimates need numba: {command} (or tune on the GPU itself with --gpu)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +307,7 @@ def clock() -> Any:
     try:
         from flashgen.estimate import sm_clock
     except ImportError:
-        raise ToolchainError(NUMBA_MISSING) from None
+        raise numba_missing() from None
     return sm_clock
 
 

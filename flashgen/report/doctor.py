@@ -304,7 +304,6 @@ def _worked(name: str, outcome: Outcome) -> Ability:
 _REMEDIES = (
     ("C compiler", "install gcc or clang, or set CC"),
     ("Python.h", "install the headers of Python (python3-dev)"),
-    ("No module named 'yaml'", f"install the tuner's packages: {install_command('tune')}"),
     (".yaml", "correct or delete this table, or unset FLASHGEN_CONFIGS"),
     ("FLASHGEN_CONFIGS", "let FLASHGEN_CONFIGS name a folder of tables, or unset it"),
     ("No module named 'torch'", "install torch: pip install torch"),

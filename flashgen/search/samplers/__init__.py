@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from flashgen.errors import ToolchainError
+from flashgen.paths import install_command
 from flashgen.search.space import Method
 
 if TYPE_CHECKING:
@@ -59,8 +61,11 @@ def proposer_for(
     is missing.
     """
     if method.sampler == "auto":
-        from flashgen.search.samplers.auto import AutoProposer
-
+        try:
+            from flashgen.search.samplers.auto import AutoProposer
+        except ModuleNotFoundError as error:
+            command = install_command("tune")
+            raise ToolchainError(f"this sampler needs {error.name}: {command}") from None
         return AutoProposer(space, method, guesses)
     from flashgen.search.samplers.optuna import OptunaProposer
 

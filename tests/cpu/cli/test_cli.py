@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -1009,12 +1010,28 @@ def test_the_list_of_commands_has_a_sentence_for_each() -> None:
         assert "\n" not in text, name
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
+def test_without_a_package_of_an_extra_it_says_what_to_install(run, monkeypatch) -> None:
+    """Where no module has a sentence of its own."""
+
+    def unfound(module: str) -> None:
+        def broken(_: object) -> None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+        monkeypatch.setattr(cli.tables, "tables_of", broken)
+
+    unfound("scipy.stats")
+    command = paths.install_command("tune")
+    assert run("targets")[::2] == (1, f"flashgen: this needs scipy.stats: {command}\n")
+    unfound("flashgen.gone")
+    assert run("targets")[2].startswith("flashgen: a bug, ModuleNotFoundError: ")
+
+
+def test_without_a_package_that_it_always_needs_it_says_what_to_install(monkeypatch) -> None:
     for module in [name for name in sys.modules if name.startswith("flashgen.cli")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("flashgen.cli")
     monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit, match=r"needs typer, .* pip install .*\[tune\]"):
+    with pytest.raises(SystemExit, match=re.escape(f"typer: {paths.install_command()}")):
         __main__.main(["--help"])
 
 

@@ -12,10 +12,11 @@ from flashgen import paths, ptx
 from flashgen.evaluate.sanitize import sanitize
 from flashgen.kernels.render import Rendered, render
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.gpu import known_target
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from flashgen.table.entry import Entry
 from flashgen.table.table import load
+from tests.tables import SHIPPED
 
 SQUARE = ("forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused")
 """Directions that run two small cases; the others run those of the check."""
@@ -27,9 +28,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 def texts(arch: str) -> dict[str, tuple[Rendered, Entry]]:
     """The first entry with each text, of the tables of an architecture."""
     found: dict[str, tuple[Rendered, Entry]] = {}
-    for table in sorted(paths.shipped_configs_dir().glob("*.yaml")):
-        if known_target(table.stem).arch == arch:
-            for entry in load(table).everything:
+    for slug in SHIPPED:
+        if TARGETS[slug].arch == arch:
+            for entry in load(paths.shipped_table(slug)).everything:
                 rendered = render(entry.spec, entry.config)
                 found.setdefault(rendered.text_name, (rendered, entry))
     return found

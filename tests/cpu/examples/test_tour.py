@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def test_it_is_a_notebook_with_the_outputs_of_its_cells() -> None:
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert all(cell["outputs"] for cell in code)
     told = json.dumps([cell["outputs"] for cell in code])
+    first, best = re.findall(r"configs, from ([\d.]+) to a best of ([\d.]+) microseconds", told)[0]
+    assert float(first) > 1.2 * float(best)  # the picture shows a search
     assert "image/svg+xml" in told
     assert "\\u2501" not in told  # no progress bar
 

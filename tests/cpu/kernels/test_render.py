@@ -37,6 +37,7 @@ from flashgen.table.emit import kernels_of
 from flashgen.table.table import load
 from tests.makers import make_config, make_spec
 from tests.pairs import alone, in_pairs
+from tests.tables import SHIPPED
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 H200, B200 = TARGETS["nvidia_h200"], TARGETS["nvidia_b200"]
@@ -410,8 +411,8 @@ def test_names_and_digests_are_distinct() -> None:
 
 def shipped_and_in_the_spaces() -> Iterator[tuple[AttentionSpec, KernelConfig]]:
     """What tables name, the defaults, what is proven, and what is searched for those on two GPUs."""
-    for file in sorted(paths.shipped_configs_dir().glob("*.yaml")):
-        for entry in load(file).entries:
+    for shipped in map(paths.shipped_table, SHIPPED):
+        for entry in load(shipped).entries:
             yield from ((entry.spec, config) for config in kernels_of(entry))
     yield from (*alone(), *in_pairs(), *variants(), *GOLDENS)
     for spec in specs_with_default():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,8 +12,11 @@ from PIL.PngImagePlugin import PngInfo
 
 from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
+from flashgen.spec.gpu import TARGETS
 from tests import docs_output, screenshots
+from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
 from tests.docs_output import Output
+from tests.tables import SHIPPED
 
 OUTPUTS = [output for page in docs_output.PAGES for output in docs_output.outputs(page)]
 
@@ -29,6 +33,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_output_is_what_the_program_prints_today(output: Output, folder: Path) -> None:
     made = docs_output.normal(docs_output.make(output, folder))
     assert made == docs_output.normal(output.text), "run make docs-output"
+
+
+def test_counts_are_of_what_ships() -> None:
+    """Not of what else somebody's clone has: make check counts that."""
+    made = docs_output.counts()
+    shipped = made | {"GPUs": len(PUBLISHED_TFLOPS), "tables": len(SHIPPED)}
+    for page in docs_output.PAGES:
+        assert docs_output.counted(page.read_text(), shipped) == page.read_text()
+    assert {
+        name
+        for page in docs_output.PAGES
+        for _, name, _ in docs_output.COUNT.findall(page.read_text())
+    } == set(shipped)
+    assert all(made[name] >= number for name, number in shipped.items())
+
+
+def test_a_count_is_rewritten_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("It knows <!-- count of: GPUs -->3 GPUs.\n")
+    monkeypatch.setattr(docs_output, "PAGES", [page])
+    assert docs_output.main(["--check"]) == 1
+    assert "page.md: a count is out of date: run make docs-output" in capsys.readouterr().err
+    assert docs_output.main([]) == 0
+    assert page.read_text() == f"It knows <!-- count of: GPUs -->{len(TARGETS)} GPUs.\n"
+    assert docs_output.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("page", docs_output.PAGES, ids=lambda page: page.name)
+def test_no_count_stands_without_its_command(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    counted = r"(?<!-->)\b(?:\d{2,}|ten|eleven|twelve) (?:known by name|products of NVIDIA|have a table|(?:example )?models)\b"
+    assert re.findall(counted, text) == []
 
 
 def test_outputs_are_found_and_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

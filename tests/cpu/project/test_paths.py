@@ -8,11 +8,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-import flashgen
 from flashgen import paths
 from flashgen.errors import InvalidArgument
 
@@ -87,20 +89,93 @@ def test_a_checkout_serves_its_own_folders_wherever_it_is_called_from(tmp_path: 
     assert named == [*of(one)[:3], two / "generated"]
 
 
-def test_the_command_that_installs_an_extra_works_where_flashgen_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_clone = shlex.quote(f"{ROOT}[tune]")
-    assert paths.install_command("tune") == f"pip install -e {of_clone}"
-    monkeypatch.setattr(paths, "ROOT", tmp_path / "site-packages")  # of a wheel
-    wheel = f"flashgen-{flashgen.__version__}-py3-none-any.whl"
-    assert paths.install_command("tune") == f"pip install '{wheel}[tune]'"
-    monkeypatch.setattr(paths, "ON_INDEX", True)
-    assert paths.install_command("tune") == "pip install 'flashgen[tune]'"
+def words(command: str) -> tuple[str, list[str]]:
+    """The pip of a command, and what it installs."""
+    pip, _, needs = command.partition(" install ")
+    return pip, shlex.split(needs)
+
+
+def test_the_command_that_installs_names_what_pyproject_has() -> None:
+    """Of a clone, installed or not. tests/cpu/project/test_wheel.py has it of a wheel."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in ("tune", "offline", "cluster"):
+        _, needs = words(paths.install_command(extra))
+        assert needs == project["optional-dependencies"][extra]
+        assert not any("flashgen" in need for need in needs)  # no index has it
+    assert words(paths.install_command())[1] == project["dependencies"]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("scipy.stats", "tune"), ("numba", "offline"), ("ray", "cluster"), ("yaml", "")],
+)
+def test_a_module_that_was_not_found_is_of_a_package(module: str, extra: str) -> None:
+    assert paths.install_command_for(module) == paths.install_command(extra)
+
+
+def test_a_module_of_nobodys_has_no_command() -> None:
+    assert [paths.install_command_for(name) for name in ("flashgen.gone", "vllm", None)] == [
+        None
+    ] * 3
+
+
+def test_the_command_is_of_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, pip = tmp_path / "my bin" / "python", tmp_path / "my bin" / "pip"
+    pip.parent.mkdir()
+    pip.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys, "prefix", "an environment")
+    monkeypatch.setattr(sys, "base_prefix", "another")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert words(paths.install_command("tune"))[0] == f'"{python}" -m pip'
+    monkeypatch.setenv("PATH", str(pip.parent))  # as activate does
+    assert words(paths.install_command("tune"))[0] == "pip"
+    monkeypatch.setattr(sys, "base_prefix", "an environment")  # of a system, with several Pythons
+    assert words(paths.install_command("tune"))[0] == f'"{python}" -m pip'
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # what uv makes
+    assert paths.install_command("offline").startswith(f'uv pip install --python "{python}" "numba')
 
 
 def test_no_page_asks_the_index_for_flashgen_before_it_is_there() -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.ipynb")]
     asking = re.compile(r"pip install [^`\n]*\bflashgen(?![\w.-]*whl)[\[ `'\"]")
-    named = [path.name for path in pages if asking.search(path.read_text())]
-    assert paths.ON_INDEX or not named
+    assert [path.name for path in pages if asking.search(path.read_text())] == []
+
+
+PROGRAM_OF_A_USER = """
+import sys
+site, torch = sys.argv[1:]
+import site as sites
+sites.addsitedir(site)
+sys.path.append(torch)  # without its .pth files, which may install another flashgen
+from flashgen import attention
+import flashgen
+print(flashgen.__file__)
+"""
+
+
+def test_it_is_found_in_the_folder_above_a_clone_named_flashgen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After pip install -e, as make does it or by hand. The folder of the clone is found first, as a
+    namespace package; only an entry of sys.path after it has the package.
+    """
+    tree = clone(tmp_path / "flashgen")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("kernels", "tables"):
+        (tree / "generated" / name).mkdir()
+    site = tmp_path / "site"
+    site.mkdir()
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(site)], cwd=tree, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = site.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", PROGRAM_OF_A_USER, site, Path(torch.__file__).parents[1]],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.stdout == f"{tree / 'flashgen' / '__init__.py'}\n", found.stderr

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -23,6 +26,30 @@ SOURCES = (
     "LICENSE",
 )
 
+EXTRAS = "optuna scipy matplotlib pynvml numba ray"
+PLAIN = {
+    "show nvidia_l4 --head-dim 64 --dtype fp16 --no-causal": "fwd_fp16_d64 ",
+    "explain --head-dim 64 --seq 4096 --target nvidia_l4": "fwd_bf16_d64 on nvidia_l4: ",
+    "targets": "nvidia_l4 ",
+    "warmup --help": "Triton's cache",
+}
+"""Commands that need no extra, and something that each prints."""
+VERIFY = "verify --target nvidia_l4 --out one"
+ONE_ENTRY = """
+import dataclasses, pathlib, sys
+from flashgen import paths
+from flashgen.table import table
+shipped = table.load_with_evidence(paths.shipped_table("nvidia_l4"))
+entry = next(entry for entry in shipped.entries if entry.spec.name == "fwd_fp16_d64")
+one = table.Table(gpu=shipped.gpu).with_entry(entry, shipped.run_of(entry))
+table.save(one, paths.table_file(pathlib.Path(sys.argv[1]), "nvidia_l4"))
+"""
+NEEDING = {
+    "tune --target nvidia_l4 --head-dim 24 --no-causal --seq 512 --trials 2 --out out": "Written: ",
+    "paper online-softmax": "Written: ",
+}
+"""Commands of the extras offline and tune."""
+
 # One worker builds the wheel for all tests of this file.
 
 
@@ -31,13 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy: setuptools writes into the tree it builds."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
-    tree.mkdir()
-    for name in SOURCES:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, tree / name)
+    copy_sources(tree)
     run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree), cwd=folder)
     (built,) = folder.glob("*.whl")
     return built
@@ -51,8 +72,27 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*arguments: str, cwd: Path, program: str = sys.executable, **environment: str) -> str:
-    """What a Python program printed; the checkout is neither its folder nor on its path."""
+def copy_sources(tree: Path) -> None:
+    """What pip installs of the checkout."""
+    tree.mkdir()
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tree / name)
+
+
+def run(
+    *arguments: str,
+    cwd: Path,
+    program: str = sys.executable,
+    fails: bool = False,
+    **environment: str,
+) -> str:
+    """What a Python program printed, or its errors if it is to fail; the checkout is neither its
+    folder nor on its path.
+    """
     inherited = {
         key: value
         for key, value in os.environ.items()
@@ -66,8 +106,8 @@ def run(*arguments: str, cwd: Path, program: str = sys.executable, **environment
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert done.returncode == fails, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    return done.stderr if fails else done.stdout
 
 
 def packed(folder: str, pattern: str, inside: str) -> set[str]:
@@ -163,28 +203,61 @@ def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
     assert Path(tool).is_relative_to(site)
 
 
-@pytest.mark.slow("installs or tunes in an environment of its own: a minute")
-def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """With the extras' own dependencies and no others: one that they do not name would be missing."""
-    run("-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
-    program = str(tmp_path / "venv" / "bin" / "python")
-    pins = ["-c", str(ROOT / "constraints.txt")]
-    run(
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        *pins,
-        f"{wheel}[tune,offline]",
-        cwd=tmp_path,
-        program=program,
+def test_installed_wheel_names_the_packages_of_an_extra(site: Path, tmp_path: Path) -> None:
+    """As pyproject.toml has them: there is no clone, and perhaps no wheel file any more."""
+    program = "import sys; from flashgen import paths; print(paths.install_command(sys.argv[1]))"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    expected = {**project["optional-dependencies"], "": project["dependencies"]}
+    for extra in ("tune", "offline", ""):
+        told = run("-c", program, extra, cwd=tmp_path, PYTHONPATH=str(site))
+        assert shlex.split(told.partition(" install ")[2]) == expected[extra]
+
+
+def test_the_commands_of_a_plain_install_need_no_extra(site: Path, tmp_path: Path) -> None:
+    """The slow test below installs nothing else, and has all of them."""
+    program = (
+        "import sys\n"
+        "for module in sys.argv[1].split():\n"
+        "    sys.modules[module] = None\n"
+        "from flashgen.__main__ import main\n"
+        "main(sys.argv[2:])"
     )
-    run("-c", "from flashgen import attention", cwd=tmp_path, program=program)
-    told = run(
-        "-m", "flashgen", "tune", "--target", "nvidia_l4", "--head-dim", "24", "--no-causal",
-        "--seq", "512", "--trials", "2", "--out", "out",
-        cwd=tmp_path, program=program,
-    )  # fmt: skip
-    assert "fwd_bf16_d24 seq 512: " in told
-    assert "1 search, 1 entry changed" in told
-    assert (tmp_path / "out" / "configs" / "nvidia_l4.yaml").is_file()
+    for command, told in PLAIN.items():
+        arguments = command.split()
+        said = run("-c", program, EXTRAS, *arguments, cwd=tmp_path, PYTHONPATH=str(site))
+        assert told in said
+
+
+@pytest.mark.slow("installs torch in an environment of its own, and tunes there: minutes")
+def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """Alone, it runs the commands that need no extra. Of the others a sentence says what to install,
+    which works as printed. A clone in its place is found from the folder above it.
+    """
+    run("-m", "venv", "venv", cwd=tmp_path)
+    pinned = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
+
+    def python(*arguments: str, fails: bool = False) -> str:
+        program = str(tmp_path / "venv" / "bin" / "python")
+        return run(*arguments, cwd=tmp_path, program=program, fails=fails, **pinned)
+
+    python("-m", "pip", "install", str(wheel))
+    python("-c", "from flashgen import attention")
+    python("-c", ONE_ENTRY, "one")
+    for command, told in (
+        PLAIN | {"doctor": "can compile   yes", VERIFY: "1 of 1 entries"}
+    ).items():
+        assert told in python("-m", "flashgen", *command.split())
+
+    for command, told in NEEDING.items():
+        refused = python("-m", "flashgen", *command.split(), fails=True)
+        printed = re.search(r'\S+ -m pip install( "[^"]+")+', refused)
+        assert printed, refused
+        subprocess.run(printed[0], shell=True, check=True, env=os.environ | pinned)
+        assert told in python("-m", "flashgen", *command.split())
+
+    copy_sources(tmp_path / "flashgen")
+    python("-m", "pip", "install", "-e", "flashgen[tune]")
+    served = python(
+        "-c", "from flashgen import attention; import flashgen; print(flashgen.__file__)"
+    )
+    assert Path(served.strip()).is_relative_to(tmp_path / "flashgen")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flashgen import paths
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import export_flex, export_json
 from flashgen.table.entry import EntryEvidence, RunnerUp
 from flashgen.table.table import Table, load_with_evidence
-from tests.tables import AHEAD, DIGEST, FA2, H200, SPEC, made_entry, made_run
+from tests.tables import AHEAD, DIGEST, FA2, H200, SHIPPED, SPEC, made_entry, made_run
 
-SHIPPED = Path(__file__).resolve().parents[3] / "configs"
 HOPPER = replace(
     AHEAD, br=192, bc=128, num_warps=12, schedule="hopper", order="plain", num_stages=2
 )
@@ -66,7 +65,7 @@ def test_runners_up_come_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow("validates every entry of the shipped tables: 5 s")
 def test_the_shipped_tables_have_the_schema() -> None:
-    tables = [load_with_evidence(path) for path in sorted(SHIPPED.glob("*.yaml"))]
+    tables = [load_with_evidence(paths.shipped_table(slug)) for slug in SHIPPED]
     found = validate(export_json.document(tables))
     assert [len(each["entries"]) for each in found["tables"]] == [len(t.entries) for t in tables]
 
@@ -126,9 +125,9 @@ def test_a_tile_that_does_not_divide_gives_way(direction: Any, br: int, bc: int)
     assert tile == [bc, br]
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_option_is_one_of_flex_attention(path: Path) -> None:
-    for each in export_flex.options_of(load_with_evidence(path)):
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_every_shipped_option_is_one_of_flex_attention(slug: str) -> None:
+    for each in export_flex.options_of(load_with_evidence(paths.shipped_table(slug))):
         given = each["kernel_options"]
         assert given["bwd_BLOCK_N1"] % given["bwd_BLOCK_M1"] == 0
         assert given["bwd_BLOCK_M2"] % given["bwd_BLOCK_N2"] == 0

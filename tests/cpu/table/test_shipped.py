@@ -34,8 +34,10 @@ from flashgen.table.table import APART, Table, load_with_evidence
 from flashgen.tune.transfer import measured_on_chip
 from flashgen.tune.workloads import load
 from tests.compiled import compile_all, compile_one
+from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
+from tests.tables import SHIPPED
 
-SHIPPED = (
+COMPLETE = (
     "nvidia_h200",
     "nvidia_h100_80gb_hbm3",
     "nvidia_a100_sxm4_80gb",
@@ -53,7 +55,7 @@ def table_of(slug: str) -> Table:
     return load_with_evidence(paths.shipped_table(slug))
 
 
-@pytest.mark.parametrize("slug", SHIPPED)
+@pytest.mark.parametrize("slug", COMPLETE)
 def test_a_table_is_complete(slug: str) -> None:
     held: dict[Direction, set[object]] = {}
     for entry in table_of(slug).entries:
@@ -84,7 +86,7 @@ def needed(file: Path, slug: str) -> dict[tuple[AttentionSpec, Bucket], None]:
     }
 
 
-@pytest.mark.parametrize("slug", SHIPPED)
+@pytest.mark.parametrize("slug", COMPLETE)
 @pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.stem)
 def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     """A fused backward that is slower than the two kernels is not written."""
@@ -125,16 +127,14 @@ def served_first(slug: str) -> dict[tuple[AttentionSpec, Bucket], Selection]:
     }
 
 
-@pytest.mark.parametrize("slug", TARGETS)
+@pytest.mark.parametrize("slug", PUBLISHED_TFLOPS)
 def test_no_known_gpu_runs_a_default_of_what_a_model_needs(slug: str) -> None:
     found = served_first(slug)
     defaults = {spec.name for (spec, _), first in found.items() if first.rung == "default"}
     assert defaults == (SPILL_ON_RDNA_3 if slug == "amd_radeon_rx_7900_xtx" else set())
 
 
-@pytest.mark.parametrize(
-    "slug", sorted(file.stem for file in paths.shipped_table("any").parent.glob("nvidia_*.yaml"))
-)
+@pytest.mark.parametrize("slug", [slug for slug in SHIPPED if TARGETS[slug].is_nvidia])
 def test_every_table_of_nvidia_has_the_widest_layers_of_gemma_4(slug: str) -> None:
     """Of a prefill, packed too, as vLLM has it, of its training and of a decode. 512 is no head dim of
     HEAD_DIMS, and packed specs are in no workload.
@@ -149,7 +149,7 @@ def test_every_table_of_nvidia_has_the_widest_layers_of_gemma_4(slug: str) -> No
     assert set(product(names, BUCKETS)) - held == set()
 
 
-@pytest.mark.parametrize("slug", SHIPPED)
+@pytest.mark.parametrize("slug", COMPLETE)
 def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
     table = table_of(slug)
     for entry in table.entries:
@@ -176,13 +176,11 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
             assert entry.tflops < gpu.peak_tflops * (1 + 5e-5)
 
 
-@pytest.mark.parametrize(
-    "slug", sorted(file.stem for file in paths.shipped_table("any").parent.glob("*.yaml"))
-)
+@pytest.mark.parametrize("slug", SHIPPED)
 def test_no_derived_entry_is_slower_by_estimate_than_the_default_or_what_lost(slug: str) -> None:
     """One that lost may be faster only where the same chip was measured with the entry."""
     table = table_of(slug)
-    measured = measured_on_chip(table.gpu, map(table_of, SHIPPED))
+    measured = measured_on_chip(table.gpu, map(table_of, COMPLETE))
     for entry in table.entries:
         run, us, evidence = table.run_of(entry), entry.result.median_us, entry.evidence
         lent = run is not None and run.derived and us is not None
@@ -263,7 +261,7 @@ def test_tables_are_short_enough_to_be_read() -> None:
     And evidence of entries that are there.
     """
     total = 0
-    for path in paths.shipped_table("any").parent.glob("*.yaml"):
+    for path in map(paths.shipped_table, SHIPPED):
         lines = path.read_text().splitlines()
         table = table_of(path.stem)
         buckets = len(table.entries)
@@ -277,13 +275,13 @@ def test_tables_are_short_enough_to_be_read() -> None:
 
 def test_neighbours_with_one_config_are_one_row() -> None:
     """Floors of one kernel are the largest that any run has seen, or they would part a row."""
-    for path in paths.shipped_configs_dir().glob("*.yaml"):
-        entries = sorted(table_of(path.stem).entries, key=lambda e: (e.spec.name, e.bucket.low))
+    for slug in SHIPPED:
+        entries = sorted(table_of(slug).entries, key=lambda e: (e.spec.name, e.bucket.low))
         for before, after in pairwise(entries):
             same = (before.spec, before.config) == (after.spec, after.config)
             if same and before.result.source == after.result.source:
                 floors = before.result.max_abs_err_floors
-                assert floors == after.result.max_abs_err_floors, (path.stem, before.spec.name)
+                assert floors == after.result.max_abs_err_floors, (slug, before.spec.name)
 
 
 def test_generated_agrees_with_tables_and_templates() -> None:
@@ -482,7 +480,7 @@ def test_compiled_facts_of_every_shipped_kernel(
 def test_names_of_committed_kernels_are_short() -> None:
     names = {
         kernel_name(entry.spec, config)
-        for slug in SHIPPED
+        for slug in COMPLETE
         for entry in table_of(slug).entries
         for config in emit.kernels_of(entry)
     }
@@ -490,7 +488,7 @@ def test_names_of_committed_kernels_are_short() -> None:
     assert max(map(len, names)) <= LONGEST_NAME + len("_inv")
 
 
-@pytest.mark.parametrize("slug", SHIPPED)
+@pytest.mark.parametrize("slug", COMPLETE)
 def test_no_shipped_kernel_is_a_trap(slug: str) -> None:
     """A kernel that takes more tensor memory than there is compiles to a trap of 4 registers."""
     few = [e.config.label for e in table_of(slug).entries if (e.evidence.registers or 0) < 16]
