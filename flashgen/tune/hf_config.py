@@ -56,7 +56,7 @@ def from_hf_config(
     path = path / "config.json" if path.is_dir() else path
     root = completed(_read(path))
     name = root.type or "of no model_type"
-    training = any(word not in ("forward", "decode") for word in directions)
+    training = any("backward" in word for word in directions)
     pieces: list[Piece] = []
     notes: list[str] = []
     without: list[str] = []

@@ -421,7 +421,9 @@ def test_training_takes_the_backward_and_the_dropout_of_attention(tmp_path: Path
         "bwd_dq_bf16_d64_causal_dropout",
         "bwd_fused_bf16_d64_causal_dropout",
     ]
-    assert not any(piece.spec.dropout for piece in read(tmp_path, GPT2).pieces)
+    for directions in (["forward"], ["packed_forward", "decode"]):
+        found = read(tmp_path, GPT2, directions=directions)
+        assert not any(piece.spec.dropout for piece in found.pieces)
 
 
 def test_of_several_attentions_the_deeper_and_longer_comes_first(tmp_path: Path) -> None:
