@@ -28,6 +28,10 @@ from flashgen.tune.hf_layers import Attention, NoAttention, attentions, is_main,
 from flashgen.tune.workloads import Piece, Workload, kernels_of, problem_of
 
 _DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "dropout_rate")
+_NAMED = tuple(
+    f"{part}_config" for part in ("text", "llm", "language", "vision", "audio", "speech")
+)
+"""Parts that are named where they have no attention that is known."""
 _DEEPEST = 3
 """How deep parts of parts are looked for."""
 
@@ -121,7 +125,7 @@ def _may_have(where: str, part: Fields) -> bool:
     """Whether it has heads and a width: settings of one attention inside a model have no width."""
     names = [name for side in sides(part) for name in part.names("heads", side)]
     both = any(map(part.has, names)) and any(map(part.has, part.names("width")))
-    return both or where in ("text_config.", "vision_config.")
+    return both or where.split(".")[-2] in _NAMED
 
 
 def attentions_of(part: Fields, where: str) -> list[tuple[Attention, int]]:

@@ -79,7 +79,11 @@ def is_main(where: str) -> bool:
 def sides(fields: Fields, where: str = "the model") -> tuple[Side | None, ...]:
     """The encoder and the decoder of a model that has both, or the one that is used; else None."""
     if fields.get("is_encoder_decoder") is not True:
-        return (None,)
+        if any(map(fields.has, ALIASES["heads"])):
+            return (None,)
+        alone_sides: tuple[Side, ...] = ("encoder", "decoder")  # as decoders of TrOCR name theirs
+        found = (s for s in alone_sides if any(map(fields.has, fields.names("heads", s))))
+        return (next(found, None),)
     part = where.rpartition(".")[2]
     named = fields.get("architectures")
     alone = isinstance(named, list) and all(str(each).endswith("EncoderModel") for each in named)

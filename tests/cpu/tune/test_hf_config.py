@@ -199,6 +199,12 @@ def test_a_part_whose_mask_no_name_tells_is_left_out(tmp_path: Path) -> None:
     assert "odd_config: no field says whether its mask is causal: it is left out" in found.notes
 
 
+@pytest.mark.parametrize("part", ["vision_config", "audio_config", "speech_config"])
+def test_a_part_without_known_heads_is_named(tmp_path: Path, part: str) -> None:
+    found = read(tmp_path, STRANGE | {part: {"head_counts": [3, 6], "dim_embed": [96, 192]}})
+    assert any(note.startswith(f"{part} names none of num_attention_heads") for note in found.notes)
+
+
 # ---------------------------------------------------------------- what transformers says
 
 
