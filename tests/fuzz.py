@@ -51,7 +51,7 @@ from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table import emit
 from flashgen.table.evidence import evidence_file, evidence_text
 from flashgen.table.table import Table, dump, load_with_evidence, save
-from flashgen.tune import hf_config, workloads
+from flashgen.tune import hf_config, hf_fields, hf_kinds, hf_layers, hf_masks, workloads
 from flashgen.tune.run_files import Session
 from tests.compiled import made_compiled, made_loop
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
@@ -422,14 +422,21 @@ MODELS: tuple[dict[str, Any], ...] = (
     },
 )  # fmt: skip
 
-FIELDS = sorted(set(re.findall(r'config\.get\("(\w+)"', inspect.getsource(hf_config))))
+FIELDS = sorted(
+    {name for names in hf_fields.ALIASES.values() for name in names}
+    | set(
+        re.findall(
+            r'get\("(\w+)"', "".join(map(inspect.getsource, (hf_kinds, hf_layers, hf_masks)))
+        )
+    )
+)
 """What the reader of configurations reads by name."""
 
 
 def model(draw: random.Random, folder: Path) -> None:
     path, config = folder / "config.json", dict(draw.choice(MODELS))
     for field in draw.sample(FIELDS, draw.choice((0, 1, 2))):
-        config[field] = draw.choice((512, [1, 0], True, 0.5, "x", None))
+        config[field] = draw.choice((512, [1, 0], [["x", 2]], {"a": 1}, True, -1, 0.5, "x", None))
     write_whole(path, text_of(draw, config))
     directions = draw.choice((("forward",), ("forward", "backward"), ("decode",)))
     found = read(lambda: hf_config.from_hf_config(path, directions=directions))
