@@ -13,8 +13,8 @@ prepare runs under the Triton of the other machine, and needs no GPU. Triton's k
 no path, but the bytes of its library: the wheel must be the same, for the same Python. Where it is
 another, run compiles what it must.
 
---tiny: one item of each kind in each experiment, small; without a GPU, what the interpreter runs. It
-measures nothing, and enter refuses it. Exit codes: 0 done, 1 failed, 2 usage, 3 no GPU.
+--tiny: one item of each kind in each experiment, small; without a GPU, what the interpreter runs.
+It measures nothing, and enter refuses it. Exit codes: 0 done, 1 failed, 2 usage, 3 no GPU.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from benchmarks.quarter.experiments import (
     EXPERIMENTS,
     HELD_OUT,
     HELD_OUT_EACH,
+    Experiment,
     Item,
     drawn,
     kernels,
@@ -97,6 +98,7 @@ def run(asked: argparse.Namespace) -> int:
                 return code if code in (2, NO_GPU) else 1
             if code not in (0, BROKEN) and time.time() < end:
                 why = "hung" if code == -signal.SIGKILL else f"its process ended with {code}"
+                at["seconds"] = round(time.time() - at.pop("began"), 2)
                 append(asked.out / LINES, at | {"status": "given up", "detail": why})
     print("\n".join(page(read(asked.out / LINES))))
     return 0
@@ -131,7 +133,7 @@ def _watched(child: subprocess.Popen[bytes], now: Path, end: float) -> int:
 def work(asked: argparse.Namespace) -> int:
     """All items, each experiment within its seconds; then those that were cut off."""
     if asked.ahead:
-        return ahead()
+        return ahead(asked)
     import torch
 
     if not torch.cuda.is_available():
@@ -144,7 +146,7 @@ def work(asked: argparse.Namespace) -> int:
     print(place.first_line, flush=True)
     for free in (False, True):
         left = 0.0
-        for experiment in [e for e in EXPERIMENTS if not asked.only or e.name in asked.only]:
+        for experiment in chosen(asked):
             lines = [line for line in read(path) if line["kind"] != "about"]
             known = {line["key"] for line in lines}
             own = [e for e in lines if (e["experiment"], e["run"]) == (experiment.name, mine)]
@@ -154,10 +156,10 @@ def work(asked: argparse.Namespace) -> int:
                 if item.key in known or not (left > 0 or free):
                     continue
                 line = {"kind": item.kind, "key": item.key, "experiment": experiment.name,
-                        "run": mine, "seconds": ITEM_S, "outcomes": []}  # fmt: skip
+                        "run": mine, "outcomes": []}  # fmt: skip
                 began = time.time()
                 until = began + (TINY_S if asked.tiny else ITEM_S)
-                now.write_text(json.dumps(line | {"until": until}))
+                now.write_text(json.dumps(line | {"began": began, "until": until}))
                 line |= place.measured(item)
                 line["seconds"] = round(time.time() - began, 2)
                 append(path, line)
@@ -169,24 +171,30 @@ def work(asked: argparse.Namespace) -> int:
     return 0
 
 
-def items_of(gpu: Gpu) -> list[Item]:
+def chosen(asked: argparse.Namespace) -> list[Experiment]:
+    """The experiments that are asked for."""
+    return [each for each in EXPERIMENTS if not asked.only or each.name in asked.only]
+
+
+def items_of(asked: argparse.Namespace, gpu: Gpu) -> list[Item]:
     """All items that do not depend on results."""
-    return [item for experiment in EXPERIMENTS for item in experiment.items(gpu, [])]
+    return [item for experiment in chosen(asked) for item in experiment.items(gpu, [])]
 
 
-def pairs_of(gpu: Gpu) -> list[tuple[AttentionSpec, KernelConfig]]:
+def pairs_of(asked: argparse.Namespace, gpu: Gpu) -> list[tuple[AttentionSpec, KernelConfig]]:
     """What all items launch, in their order."""
-    return list(dict.fromkeys(pair for item in items_of(gpu) for pair in kernels(item, gpu)))
+    items = items_of(asked, gpu)
+    return list(dict.fromkeys(pair for item in items for pair in kernels(item, gpu)))
 
 
-def ahead() -> int:
+def ahead(asked: argparse.Namespace) -> int:
     """Compile what is launched, but for what Triton's cache has."""
     from flashgen.kernels.launch import device_gpu
     from flashgen.tune.precompile import precompile
 
     os.nice(LOWEST)
     gpu = device_gpu(0)
-    list(precompile(pairs_of(gpu), gpu, jobs=max(1, cpu_count() - 1)))
+    list(precompile(pairs_of(asked, gpu), gpu, jobs=max(1, cpu_count() - 1)))
     return 0
 
 
@@ -222,7 +230,7 @@ def prepare(asked: argparse.Namespace) -> int:
     for gpu in gpus:
         with offline.OfflineEvaluator(gpu, asked.out / "state", asked.jobs) as evaluator:
             frozen += freeze(evaluator) if asked.freeze else ()
-            for item in items_of(gpu) if not asked.freeze else ():
+            for item in items_of(asked, gpu) if not asked.freeze else ():
                 for stage in ("timed", *["check"] * asked.execute):
                     configs = item.configs if item.problem else ()
                     for o in evaluator.evaluate(stage, item.spec, item.problem, configs):
@@ -230,7 +238,7 @@ def prepare(asked: argparse.Namespace) -> int:
     if asked.freeze:
         HELD_OUT.write_text("".join(json.dumps(line) + "\n" for line in frozen))
         return 0
-    pairs = dict.fromkeys(pair for gpu in gpus for pair in pairs_of(gpu))
+    pairs = dict.fromkeys(pair for gpu in gpus for pair in pairs_of(asked, gpu))
     cache, aot = asked.out / "triton", asked.out / "aot"
     made = list(package(Table(gpu=gpus[0]), pairs, aot, jobs=asked.jobs, cache=cache))
     for each in made:
@@ -247,7 +255,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("file", nargs="*", type=Path, help="of enter: the lines of a run")
     parser.add_argument("--out", type=Path, help="the folder that is written")
     parser.add_argument("--prepared", type=Path, default=Path("quarter-prepared"), help="of run")
-    parser.add_argument("--only", nargs="+", help="of run: names of experiments")
+    parser.add_argument("--only", nargs="+", help="of run and prepare: names of experiments")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of run")
     parser.add_argument("--tiny", action="store_true", help="of run: small, and measures nothing")
     parser.add_argument("--target", nargs="+", default=TARGETS, help="of prepare: slugs of GPUs")

@@ -81,8 +81,8 @@ def enter(files: Sequence[Path], out: Path) -> int:
 
 
 def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
-    """The table with what the rounds decide: of a bucket those at the length that tuning times, and
-    of these those with all samples, have the last word.
+    """The table with what one round of each spec and bucket decides: rather one at the length that
+    tuning times, rather one with all samples, rather the last.
     """
     found = outcomes_of(lines)
     checks = {(o.spec, o.config): o.check for o in found if o.stage == "check" and o.ok}
@@ -102,7 +102,11 @@ def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
         if finals and (finals[0].spec.varlen or finals[0].problem == usual(finals[0])):
             tuned = finals[0].problem.seq_k == BUCKET_SEQ[bucket_of(finals[0].problem.seq_k)]
             rounds.append((tuned, "full" in line["key"], len(rounds), finals))
-    for *_, finals in sorted(rounds, key=lambda each: each[:3]):
+    last = {
+        (finals[0].spec, bucket_of(finals[0].problem.seq_k)): finals
+        for *_, finals in sorted(rounds, key=lambda each: each[:3])
+    }
+    for finals in last.values():
         table = decided(table, finals, checks, run)
     return table
 

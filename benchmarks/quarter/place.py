@@ -41,7 +41,7 @@ WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
 """Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
 SMOKE_TARGET = "nvidia_h200"
 UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.WRONG)
-PEERS = ("flashgen", "flashgen default", "SDPA cuDNN", "SDPA flash", "SDPA math")
+PEERS, TINY_PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash"), ("flashgen", "SDPA math")
 
 
 class Place:
@@ -53,6 +53,7 @@ class Place:
         self.on_gpu, self.tiny, self.out = torch.cuda.is_available(), asked.tiny, asked.out
         if not (self.on_gpu or self.tiny):
             raise NoGpuError("torch sees no GPU here: --tiny tries the program without one")
+        torch.backends.cuda.enable_cudnn_sdp(not self.tiny)  # a driver that records has none
         self.gpu = gpu = device_gpu(0) if self.on_gpu else known_target(SMOKE_TARGET)
         self.device = "cuda:0" if self.on_gpu else "cpu"
         watch = measure.CudaStopwatch(0, gpu.l2_bytes) if self.on_gpu else race.SmokeStopwatch()
@@ -207,7 +208,8 @@ class Place:
                 *flashgen_and_torch(case, *self.dispatchers, smoke=smoke),
                 *self.ladder.contenders(case),
             )
-            if each.name in PEERS or any(word in each.name for word in OWN_SCHEDULES)
+            if each.name in (TINY_PEERS if self.tiny else PEERS)
+            or any(word in each.name for word in OWN_SCHEDULES)
         ]
         with torch.no_grad():
             found, during = race.run_case(

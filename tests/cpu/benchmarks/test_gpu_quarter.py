@@ -1,4 +1,4 @@
-"""benchmarks/gpu_quarter.py: what it measures in ten minutes, how it goes on, and what is entered afterwards."""
+"""benchmarks/gpu_quarter.py: what it does in its seconds, and how it goes on behind what hangs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,29 +14,27 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_quarter as program
-from benchmarks.quarter import enter, experiments, lines
-from flashgen.errors import FlashgenError
+from benchmarks.quarter import experiments, lines
+from flashgen.evaluate.evaluator import triton_version
 from flashgen.spec.config import config_of
-from flashgen.spec.problem import bucket_of, workload
-from flashgen.table.table import load
-from tests.fakes import FakeEvaluator
-from tests.makers import make_spec
+from flashgen.spec.problem import workload
+from tests.makers import make_config, make_spec
 from tests.tables import H200
 
 PROGRAM = Path(program.__file__)
 STUB = """
 import json, os, sys, time
-out = sys.argv[sys.argv.index("--out") + 1]
-children = sorted(os.listdir(out + "/children"))
-open(out + f"/children/{len(children)}", "w").close()
-item = {"kind": "check", "key": f"k{len(children)}", "experiment": "right", "run": "1", "seconds": 1.0, "outcomes": []}
-open(out + "/now.json", "w").write(json.dumps(item | {"until": time.time() + (0.2 if not children else 60)}))
-time.sleep(60) if not children else os._exit(9 if len(children) == 1 else 0)
+out, number = sys.argv[sys.argv.index("--out") + 1], len(os.listdir(sys.path[0])) - 1
+open(sys.path[0] + f"/{number}", "w")
+item = {"kind": "check", "key": f"k{number}", "experiment": "right", "outcomes": [], "began": time.time()}
+open(out + "/now.json", "w").write(json.dumps(item | {"until": time.time() + (60 if number else 0.2)}))
+os._exit([0, 9, 0][number]) if number else time.sleep(60)
 """
 
 
 def asked(out: Path, **more: Any) -> Namespace:
-    given = {"out": out, "prepared": out, "tiny": True, "only": None, "seconds": 60.0, "until": 1e6, "ahead": False}
+    given = {"out": out, "prepared": out, "tiny": True, "only": None, "jobs": 1, "execute": False}
+    given |= {"seconds": 60.0, "until": 1e6, "ahead": False, "freeze": False}
     return Namespace(**given | more)
 
 
@@ -49,54 +47,52 @@ def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_pat
     assert "no GPU, nothing is measured" in done.stdout
     assert "floors: 0 of 1 ok" in done.stdout
     found = lines.read(tmp_path / program.LINES)[2:]
-    assert [each["experiment"] for each in found] == ["forward"] * 2 + ["last"] * 2
-    (case,) = (each["case"] for each in found if "case" in each)
-    assert {"flashgen", "SDPA math"} <= {e["name"] for e in case["lines"] if e["status"] == "ok"}
-    checks = [o for each in found if each["kind"] == "check" for o in each["outcomes"]]
-    assert {each["status"] for each in checks} == {"ok"}
-    assert {each["source"] for each in checks} == {"untimed"}
+    assert [each["kind"] for each in found] == ["round", "case", "check"]
+    assert {each["status"] for each in found} == {"ok"}
+    named = {each["name"]: each["status"] for each in found[1]["case"]["lines"]}
+    assert named["flashgen"] == named["SDPA math"] == "ok"
+    assert [each["source"] for each in found[2]["outcomes"]] == ["untimed"]
 
 
 def test_what_hangs_or_dies_is_given_up_and_the_next_child_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "children").mkdir()
-    (tmp_path / "stub.py").write_text(STUB)
-    monkeypatch.setattr(program, "__file__", str(tmp_path / "stub.py"))
+    stub = tmp_path / "children" / "stub.py"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    monkeypatch.setattr(program, "__file__", str(stub))
     assert program.run(asked(tmp_path)) == 0
-    found = lines.read(tmp_path / program.LINES)
-    assert [(each["key"], each["detail"]) for each in found] == [("k0", "hung"), ("k1", "its process ended with 9")]
-    assert "given up: k0: hung" in capsys.readouterr().out
+    found = [(each["key"], each["detail"]) for each in lines.read(tmp_path / program.LINES)]
+    assert found == [("k0", "hung"), ("k1", "its process ended with 9")]
 
 
 def test_an_experiment_has_its_seconds_and_those_that_were_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = make_spec()
-    kinds = [experiments.Item(kind=f"k{n}", spec=spec, problem=workload(spec, 512)) for n in range(8)]
     clock = [0.0]
 
-    class Place:
-        about = {"kind": "about"}
-        first_line, gpu = "", H200
+    def measured(item: experiments.Item) -> lines.Line:
+        clock[0] += 4.0
+        return {"status": "ok"}
 
-        def __init__(self, _: Namespace) -> None: ...
-
-        def measured(self, item: experiments.Item) -> lines.Line:
-            clock[0] += 4.0
-            return {"status": "ok"}
-
-    monkeypatch.setitem(sys.modules, "benchmarks.quarter.place", SimpleNamespace(Place=Place))
+    place = SimpleNamespace(about={"kind": "about"}, first_line="", gpu=H200, measured=measured)
+    stand_in = SimpleNamespace(Place=lambda asked: place)
+    monkeypatch.setitem(sys.modules, "benchmarks.quarter.place", stand_in)
     monkeypatch.setattr(program, "time", SimpleNamespace(time=lambda: clock[0]))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    named = [("a", 10, kinds[:4]), ("b", 7, kinds[4:5]), ("c", 2, kinds[5:])]
-    monkeypatch.setattr(program, "EXPERIMENTS", [
-        experiments.Experiment(name=name, seconds=s, items=lambda g, ls, its=its: iter(its)) for name, s, its in named
-    ])  # fmt: skip
+    listed = [
+        experiments.Experiment(name=name, seconds=s, items=partial(_items, first, last))
+        for name, s, first, last in (("a", 10, 0, 4), ("b", 7, 4, 5), ("c", 2, 5, 8))
+    ]
+    monkeypatch.setattr(program, "EXPERIMENTS", listed)
     assert program.work(asked(tmp_path, tiny=False)) == 0
+    # a ends 2 s late, b leaves 1 of its 7, with which c has 3: one item. What was cut off follows.
     done = [each["kind"] for each in lines.read(tmp_path / program.LINES)[1:]]
-    # a ends 2 s late, b leaves one of its 7, with which c has 3: one item. The rest follows.
     assert done == ["k0", "k1", "k2", "k4", "k5", "k3", "k6", "k7"]
+
+
+def _items(first: int, last: int, *_: object) -> Any:
+    return (experiments.Item(kind=f"k{number}") for number in range(first, last))
 
 
 def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,33 +106,22 @@ def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatc
     assert "hopper" in packed()
 
 
-def about(**more: Any) -> lines.Line:
-    versions = {"flashgen": "0.1.0", "triton": "3.6.0", "torch": "2.11.0", "cuda": "13.0", "protocol": 3}
-    made = {"kind": "about", "tiny": False, "gpu": asdict(H200), "date": "2026-12-01T00:00:00+00:00"}
-    return made | versions | {"dtype": "bfloat16"} | more
-
-
-def test_what_a_round_decides_is_entered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = make_spec(head_dim=96, mask="causal")
-    problem, config = workload(spec, 8192), experiments.ways(spec, H200)[0]
-    us = {c: 900.0 for c in experiments.rivals(spec, H200, 8192)} | {config: 500.0}
-    fake = FakeEvaluator(us=us.__getitem__, gpu=H200)
-    finals = [replace(o, passes_us=(us[o.config],) * 10, estimate=o.timing, triton="3.6.0")
-              for o in fake.evaluate("final", spec, problem, list(us))]  # fmt: skip
-    (check,) = fake.evaluate("check", spec, problem, [config])
-    line = {"kind": "round", "key": "round", "experiment": "head dims", "status": "ok", "seconds": 1.0}
-    line |= {"outcomes": [o.to_json() for o in (*finals, check)], "conditions": {"driver": "580", "sm_mhz": 1980}}
-    bench = json.loads((PROGRAM.parent / "results" / H200.slug / "bench.json").read_text())["cases"][0]
-    case = {"kind": "case", "key": "c", "experiment": "forward", "status": "ok", "seconds": 1.0, "case": bench}
-    for each in (about(), line, case):
-        lines.append(tmp_path / "quarter.jsonl", each)
-    assert program.main(["enter", str(tmp_path / "quarter.jsonl"), "--out", str(tmp_path)]) == 0
-    entry = load(tmp_path / "configs" / f"{H200.slug}.yaml").find(spec, bucket_of(8192))
-    assert entry is not None
-    assert (entry.config, entry.result.source, entry.result.median_us) == (config, "measured", 500.0)
-    folder = tmp_path / "benchmarks" / "results" / H200.slug
-    assert "hopper" in (folder / "quarter.md").read_text()
-    assert "702" in (folder / "measured.svg").read_text()
-    with pytest.raises(FlashgenError, match="1 tiny"):
-        lines.append(tmp_path / "tiny.jsonl", about(tiny=True))
-        enter.enter([tmp_path / "tiny.jsonl"], tmp_path)
+def test_what_is_launched_is_compiled_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, config = make_spec(), make_config(64, 32)
+    item = experiments.Item(kind="round", spec=spec, problem=workload(spec, 512), configs=(config,))
+    listed = experiments.Experiment(name="a", seconds=1, items=lambda *_: iter([item]))
+    monkeypatch.setattr(program, "EXPERIMENTS", [listed])
+    assert program.prepare(asked(tmp_path, target=[H200.slug])) == 0
+    manifest = json.loads((tmp_path / "aot" / H200.slug / "manifest.json").read_text())
+    assert (len(manifest["kernels"]), manifest["triton"]) == (1, triton_version())
+    (fact,) = lines.outcomes_of([{"outcomes": lines.read(tmp_path / "facts.jsonl")}])
+    assert fact.ok
+    assert fact.timing is not None
+    assert (fact.gpu, fact.spec, fact.problem, fact.config) == (
+        H200.slug,
+        spec,
+        item.problem,
+        config,
+    )
