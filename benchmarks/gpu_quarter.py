@@ -83,25 +83,25 @@ def run(asked: argparse.Namespace) -> int:
     command += ["--only", *asked.only] if asked.only else []
     env = dict(os.environ)
     if not asked.tiny and (asked.prepared / "aot").is_dir():
-        env["FLASHGEN_AOT"] = str((asked.prepared / "aot").resolve())
+        env["FLASHGEN_AOT"] = str(asked.prepared / "aot")
     with contextlib.ExitStack() as stack:
         if not asked.tiny:
             stack.enter_context(_process([*command, "--ahead"], env))
-        code = -1
+        code, at = -1, {}
         while code != 0 and time.time() < end:
             setup_s = TINY_S if asked.tiny else SETUP_S
             now.write_text(json.dumps({"until": time.time() + setup_s}))
             with _process(command, env) as child:
                 code = _watched(child, now, end)
             at = json.loads(now.read_text())
-            if code and "key" not in at:
-                return code if code in (2, NO_GPU) else 1
+            if "key" not in at:  # nothing was left, or not even the device was reached
+                break
             if code not in (0, BROKEN) and time.time() < end:
                 why = "hung" if code == -signal.SIGKILL else f"its process ended with {code}"
                 at["seconds"] = round(time.time() - at.pop("began"), 2)
                 append(asked.out / LINES, at | {"status": "given up", "detail": why})
     print("\n".join(page(read(asked.out / LINES))))
-    return 0
+    return code if code in (0, NO_GPU) else int("key" not in at)
 
 
 @contextlib.contextmanager
@@ -266,7 +266,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     outs = {"prepare": Path("quarter-prepared"), "enter": Path()}
-    asked.out = asked.out or outs.get(asked.what, Path("quarter"))
+    asked.out = (asked.out or outs.get(asked.what, Path("quarter"))).resolve()
+    asked.prepared = asked.prepared.resolve()
     try:
         if asked.what == "enter":
             from benchmarks.quarter.enter import enter
