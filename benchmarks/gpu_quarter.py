@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -86,7 +87,8 @@ def run(asked: argparse.Namespace) -> int:
         env["FLASHGEN_AOT"] = str(asked.prepared / "aot")
     with contextlib.ExitStack() as stack:
         if not asked.tiny:
-            stack.enter_context(_process([*command, "--ahead"], env))
+            log = stack.enter_context((asked.out / "ahead.log").open("w"))
+            stack.enter_context(_process([*command, "--ahead"], env, log))
         code, at = -1, {}
         while code != 0 and time.time() < end:
             setup_s = TINY_S if asked.tiny else SETUP_S
@@ -106,10 +108,12 @@ def run(asked: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _process(
-    command: Sequence[str | Path], env: dict[str, str]
+    command: Sequence[str | Path], env: dict[str, str], log: IO[str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a group of its own, which ends with this block."""
-    child = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+    """A process with a group of its own, which ends with this block. log: of what it says."""
+    child = subprocess.Popen(
+        command, env=env, cwd=ROOT, start_new_session=True, stdout=log, stderr=log
+    )
     try:
         yield child
     finally:
