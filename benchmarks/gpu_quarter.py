@@ -9,9 +9,9 @@ ones left, and ends by itself. A result is a line of JSON, on disk before the ne
 same command goes on behind it. A child process launches. If it hangs or loses its context, its item
 is given up, and another child goes on. All cores but one compile ahead, at the lowest priority.
 
-prepare runs under the Triton of the other machine, and needs no GPU. Triton's key of a kernel has
-no path, but the bytes of its library: the wheel must be the same, for the same Python. Where it is
-another, run compiles what it must.
+prepare writes quarter-prepared.tar.xz, which travels, and which run looks for. It runs under the
+Triton of the other machine, and needs no GPU. Triton's key of a kernel has no path, but the bytes
+of its library: the wheel must be the same, for the same Python. Otherwise run compiles.
 
 --tiny: one item of each kind in each experiment, small; without a GPU, what the interpreter runs.
 It measures nothing, and enter refuses it. Exit codes: 0 done, 1 failed, 2 usage, 3 no GPU.
@@ -23,9 +23,11 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -57,7 +59,7 @@ SECONDS, ITEM_S, SETUP_S, TINY_S = 590.0, 40.0, 90.0, 600.0
 either does in a tiny run, on a machine that does much else."""
 BROKEN, NO_GPU, LOWEST = 5, 3, 19
 TARGETS = ("nvidia_h200", "nvidia_h100_80gb_hbm3")
-LINES = "quarter.jsonl"
+LINES, CARRIED = "quarter.jsonl", "quarter-prepared.tar.xz"
 
 
 def tiny(items: Sequence[Item]) -> list[Item]:
@@ -80,11 +82,14 @@ def run(asked: argparse.Namespace) -> int:
     end, now = time.time() + asked.seconds, asked.out / "now.json"
     asked.out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "work", "--out", asked.out, "--until", str(end)]
-    command += ["--prepared", asked.prepared, *["--tiny"] * asked.tiny]
+    carried = asked.out / "prepared"
+    if asked.prepared.is_file() and not (asked.tiny or carried.exists()):
+        shutil.unpack_archive(asked.prepared, carried)
+    command += ["--prepared", carried, *["--tiny"] * asked.tiny]
     command += ["--only", *asked.only] if asked.only else []
     env = dict(os.environ)
-    if not asked.tiny and (asked.prepared / "aot").is_dir():
-        env["FLASHGEN_AOT"] = str(asked.prepared / "aot")
+    if carried.exists():
+        env["FLASHGEN_AOT"] = str(carried / "aot")
     with contextlib.ExitStack() as stack:
         if not asked.tiny:
             log = stack.enter_context((asked.out / "ahead.log").open("w"))
@@ -247,8 +252,12 @@ def prepare(asked: argparse.Namespace) -> int:
     made = list(package(Table(gpu=gpus[0]), pairs, aot, jobs=asked.jobs, cache=cache))
     for each in made:
         print(*([f"{each.name}: {each.failure}\n"] if each.failure else ()), end="")
-    size = sum(file.stat().st_size for file in aot.rglob("*") if file.is_file())
-    print(f"{sum(not e.failure for e in made)} kernels, {size / 2**20:.1f} MiB in {aot}")
+    archive = asked.out.with_name(f"{asked.out.name}.tar.xz")
+    with tarfile.open(archive, "w:xz", preset=3) as file:  # with their line numbers, a fifth
+        file.add(aot, "aot")
+        file.add(facts, "facts.jsonl")
+    size = archive.stat().st_size / 2**20
+    print(f"{archive}: {sum(not each.failure for each in made)} kernels, {size:.1f} MiB")
     return 0
 
 
@@ -258,7 +267,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("what", choices=("run", "prepare", "enter", "work"))
     parser.add_argument("file", nargs="*", type=Path, help="of enter: the lines of a run")
     parser.add_argument("--out", type=Path, help="the folder that is written")
-    parser.add_argument("--prepared", type=Path, default=Path("quarter-prepared"), help="of run")
+    parser.add_argument("--prepared", type=Path, default=Path(CARRIED), help="of run")
     parser.add_argument("--only", nargs="+", help="of run and prepare: names of experiments")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of run")
     parser.add_argument("--tiny", action="store_true", help="of run: small, and measures nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -113,10 +114,11 @@ def test_what_is_launched_is_compiled_before(
     item = experiments.Item(kind="round", spec=spec, problem=workload(spec, 512), configs=(config,))
     listed = experiments.Experiment(name="a", seconds=1, items=lambda *_: iter([item]))
     monkeypatch.setattr(program, "EXPERIMENTS", [listed])
-    assert program.prepare(asked(tmp_path, target=[H200.slug])) == 0
-    manifest = json.loads((tmp_path / "aot" / H200.slug / "manifest.json").read_text())
+    assert program.prepare(asked(tmp_path / "made", target=[H200.slug])) == 0
+    shutil.unpack_archive(tmp_path / "made.tar.xz", tmp_path / "there")
+    manifest = json.loads((tmp_path / "there/aot" / H200.slug / "manifest.json").read_text())
     assert (len(manifest["kernels"]), manifest["triton"]) == (1, triton_version())
-    (fact,) = lines.outcomes_of([{"outcomes": lines.read(tmp_path / "facts.jsonl")}])
+    (fact,) = lines.outcomes_of([{"outcomes": lines.read(tmp_path / "there/facts.jsonl")}])
     assert fact.ok
     assert fact.timing is not None
     assert (fact.gpu, fact.spec, fact.problem, fact.config) == (
