@@ -103,8 +103,8 @@ class Place:
             if self.on_gpu or item.kind in ("check", "case"):
                 found |= do[item.kind](item)
         except Exception as error:  # torch, Triton and the driver each raise classes of their own
-            text = str(error).strip().partition("\n")[0] or type(error).__name__
-            found = {"status": "failed", "detail": text[:300]}
+            text = str(error) or str(error.__cause__ or type(error).__name__)
+            found = {"status": "failed", "detail": text.strip().partition("\n")[0][:300]}
             try:
                 tasks.device_answers({"device": self.device})
             except NoGpuError:
