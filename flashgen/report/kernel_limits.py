@@ -20,7 +20,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Timing
-from flashgen.spec.problem import Problem, bytes_moved
+from flashgen.spec.problem import Problem, bytes_moved, mean_work, timed_problems
 
 TAIL = 0.1
 """Of a kernel that streams: the part of its time in which some SMs idle, or parts are merged, and
@@ -79,11 +79,14 @@ def dissect(
         if spec.direction == "backward_delta":
             return Anatomy(compiled=compiled, estimate=estimate_streaming(spec, problem, gpu))
         replayed = cached_replay(compiled, gpu, cache)
-        timing = estimate(replayed, spec, config, problem, gpu)
+        timing = Timing.of_batches(
+            [estimate(replayed, spec, config, each, gpu) for each in timed_problems(spec, problem)]
+        )
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))
     assert gpu.bandwidth_gbs is not None  # or there would be no estimate
     reached = machine_of(gpu).memory_share
+    moved = mean_work(bytes_moved, spec, problem)
     steady = -1 if spec.direction in BY_KEYS else 0  # the unmasked loop; owners of keys end with it
     return Anatomy(
         compiled=compiled,
@@ -91,7 +94,7 @@ def dissect(
         usage=replayed.usage[steady],
         estimate=timing,
         streams=spec.direction == "decode",
-        bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3 * reached),
+        bytes_us=moved / (gpu.bandwidth_gbs * 1e3 * reached),
     )
 
 
