@@ -81,12 +81,21 @@ WITH_BATCHES = frozenset(
         "nvidia_geforce_rtx_4080",
         "nvidia_geforce_rtx_4090",
         "nvidia_l4",
+        "nvidia_l40",
         "nvidia_l40s",
         "nvidia_rtx_6000_ada_generation",
     }
 )
 """Tables whose decodes were chosen since they are timed for several numbers of sequences."""
-WITH_PACKED = WITH_BATCHES | {"nvidia_h200", "nvidia_rtx_a6000"}
+WITH_PACKED = WITH_BATCHES | {
+    "nvidia_a10",
+    "nvidia_a10g",
+    "nvidia_a40",
+    "nvidia_geforce_rtx_3080",
+    "nvidia_geforce_rtx_3090",
+    "nvidia_h200",
+    "nvidia_rtx_a6000",
+}
 """Tables that were made since the workloads have packed sequences and the gradients of features."""
 
 
