@@ -78,8 +78,7 @@ fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 296.03 842.53 2746.9 5413.8
 fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
 fwd_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
-fwd_fp16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 161.78
-fwd_fp16_d64_causal 1024 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 347.5 1235.7 2405.8
+fwd_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 124.69 347.5 1235.7 2405.8
 fwd_fp16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
 fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_fp16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
