@@ -72,7 +72,7 @@ def test_its_table_and_its_command() -> None:
     )
     table = made_table(entry)
     text = dump(table)
-    assert "- untimed: fwd_bf16_d128_causal_fp8\n" in text
+    assert "- untimed: fwd_bf16_d128_causal\n  fp8 " in text
     assert parse(text, Path(f"{table.gpu.slug}.yaml")) == table
     assert "--feature fp8" in tune_command(SPEC, 4096)
 
