@@ -1,4 +1,5 @@
-"""The numbers of a kernel: its tl.constexpr parameters, which follow the runtime arguments.
+"""What a kernel is compiled for: its tl.constexpr parameters, which follow the runtime arguments,
+and those of the arguments that are None.
 
 Like arguments, they go by name: numbers() gives every number that a text may take, and a kernel
 takes those that its arg_names list.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flashgen.kernels.parameters import absent
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, walked_side
@@ -27,22 +29,29 @@ FUSED_SPLIT = (152, 64)
 """The same of its fused backward, where the warps that add dQ to memory take what is left."""
 
 
+Constant = int | str | bool | None
+"""What a text may be compiled for."""
+
+
 def constants_of(
     spec: AttentionSpec, config: KernelConfig, arg_names: Sequence[str]
-) -> dict[str, int]:
-    """The constants of a kernel with these parameters, in their order."""
-    known = numbers(spec, config)
+) -> dict[str, Constant]:
+    """What a kernel with these parameters is compiled for, in their order: its numbers, and None
+    for every parameter that it has no use for.
+    """
+    known: dict[str, Constant] = {**numbers(spec, config)}
+    known |= dict.fromkeys(absent(spec, config))
     return {name: known[name] for name in arg_names if name in known}
 
 
-def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, int]:
+def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
     """Every number that the text of (spec, config) may take as a constant, by name.
 
     NUM_STAGES is what tl.range takes, STAGES the places of a ring in Gluon. HEAD_DIM and HEAD_DIM_V
     are the true head dims; the _PAD ones are powers of two, that of V of the columns that a program
     has; K_PART and V_PART are the columns of one part of a product.
     """
-    found = {
+    found: dict[str, Constant] = {
         "BR": config.br,
         "BC": config.bc,
         "NUM_STAGES": config.num_stages,

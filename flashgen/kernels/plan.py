@@ -22,6 +22,8 @@ from flashgen.spec.config import BY_KEYS, KernelConfig, rows_of_eight
 
 Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
 Result = TypeVar("Result", covariant=True)
+NOTHING = "None"
+"""The name of the argument None."""
 
 
 class KernelCall(Generic[Result]):
@@ -60,8 +62,10 @@ class Plan:
         self.spec = spec
         self.config = config
         constants = constants_of(spec, config, kernel.arg_names)
-        self.names = tuple(name for name in kernel.arg_names if name not in constants)
-        self.direct = Direct(kernel, tuple(constants.values()), config.launch_options(spec))
+        numbers = tuple(value for name, value in constants.items() if name.isupper())
+        arguments = kernel.arg_names[: len(kernel.arg_names) - len(numbers)]
+        self.names = tuple(NOTHING if name in constants else name for name in arguments)
+        self.direct = Direct(kernel, numbers, config.launch_options(spec))
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
         self.rows_of_eight = rows_of_eight(spec, config)
@@ -69,15 +73,19 @@ class Plan:
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self._launch = launch
-        self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
-        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
-        for a missing one.
-        """
+        self._taken: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
 
     def __call__(self, call: KernelCall[Result]) -> Result:
         """Launch the kernel for a call of its direction."""
         result: Result = self._launch(self, call)
         return result
+
+    def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
+        """The arguments that the kernel takes before its numbers, in its order, None for those that
+        it has no use for. Raises KeyError for a missing one.
+        """
+        arguments[NOTHING] = None
+        return self._taken(arguments)
 
     def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
         """Launch `blocks` programs on the device of the tensor `near`."""
@@ -115,8 +123,8 @@ class Plan:
 def on_device(tensor: Tensor) -> Any:
     """Launch on the tensor's GPU, whichever is current; nothing to do for the interpreter."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return _NOTHING
+        return _HERE
     return torch.cuda.device(tensor.device)
 
 
-_NOTHING = contextlib.nullcontext()
+_HERE = contextlib.nullcontext()

@@ -13,7 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFo
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
-from flashgen.kernels.constants import constants_of
+from flashgen.kernels.constants import Constant, constants_of
+from flashgen.kernels.parameters import Parameter, head, parameters
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.structure import structure_of, text_name, written_features
@@ -32,7 +33,7 @@ class Rendered:
 
     name is the kernel's full name, text_name that of the text's function and file. text_digest is
     the digest of the text below the header, which other kernels share; digest that of name, text
-    and numbers.
+    and numbers. parameters are those of the text, language is tl or, in Gluon, gl.
     """
 
     name: str
@@ -41,7 +42,9 @@ class Rendered:
     digest: str
     text_digest: str
     template: str
-    constants: tuple[tuple[str, int], ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    language: str = "tl"
+    constants: tuple[tuple[str, Constant], ...] = ()
 
 
 def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
@@ -79,9 +82,11 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     )
     structure = structure_of(spec, config)
     fixed = 64 if config.schedule == "ampere" else 0
+    language = "tl" if config.interpretable else "gl"
+    taken = parameters(spec, config)
     body = render_text(
         template,
-        name=text,
+        head=head(text, taken, language),
         spec=spec,
         config=config,
         structure=structure,
@@ -90,7 +95,6 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     )
     body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
     text_digest = digest_of(body)
-    kernel = body[body.index(f"def {text}(") :]  # functions before it have constants of their own
     header = render_text(
         "_header.py.jinja",
         name=text,
@@ -98,9 +102,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         serves=_serves(spec, config),
         digest=text_digest,
     )
-    constants = tuple(
-        constants_of(spec, config, [found[1] for found in _CONSTANT.finditer(kernel)]).items()
-    )
+    constants = tuple(constants_of(spec, config, [each.name for each in taken]).items())
     return Rendered(
         name=name,
         text_name=text,
@@ -108,36 +110,33 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         digest=digest_of(repr((name, constants, text_digest))),
         text_digest=text_digest,
         template=template,
+        parameters=taken,
+        language=language,
         constants=constants,
     )
-
-
-_CONSTANT = re.compile(r"^    ([A-Z][A-Z0-9_]*): ((?:tl|gl)\.constexpr),(  #.*)?$", re.MULTILINE)
-"""A constant among the parameters of a text's kernel, which stand on lines of their own."""
 
 
 def in_place(rendered: Rendered) -> str:
     """A kernel to be read, or run, by itself: its text under its full name, with its numbers in
     place of the parameters.
     """
-    numbers = dict(rendered.constants)
+    rows, language = rendered.parameters, rendered.language
+    written = head(rendered.text_name, rows, language)
     lines = rendered.source.splitlines(keepends=True)
-    begin = lines.index(f"def {rendered.text_name}(\n")
-    end = lines.index("):\n", begin)
-    named = f"def {rendered.name}(\n"
-    places = [n for n in range(begin, end) if _CONSTANT.match(lines[n])]
-    first = places[0] if places else end  # comments between constants go with them
-    numbered = [
-        _CONSTANT.sub(lambda x: f"    {x[1]}: {x[2]} = {numbers[x[1]]}{x[3] or ''}", line)
-        for line in lines[first:end]
-    ]
+    before, after = "".join(lines[HEADER_LINES:]).split(written)
+    numbers = dict(rendered.constants)
     heading = [
         f"# {rendered.name}\n",
         f"# flashgen's {rendered.text_name}.py, with the numbers of this kernel in place.\n",
         lines[2],
     ]
-    before = [*heading, *lines[HEADER_LINES:begin], named, *lines[begin + 1 : first]]
-    return "".join([*before, lines[end], *numbered, *lines[end + 1 :]])
+    own = head(rendered.name, (each for each in rows if each.name not in numbers), language)
+    assigned = (
+        f"\n    {each.name}: {language}.constexpr = {_py(numbers[each.name])}{each.comment}"
+        for each in rows
+        if each.name in numbers
+    )
+    return "".join([*heading, before, own, *assigned, after])
 
 
 _LONG_CALL = re.compile(rf"^(?=.{{{LINE_LENGTH + 1}}})( *)([\w ]+ = [\w.]+)\((.*)\)$", re.MULTILINE)
