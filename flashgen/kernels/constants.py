@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flashgen.kernels.parameters import absent
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, walked_side
+from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, rows_of_eight, walked_side
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -66,6 +66,11 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "V_PARTS": config.v_parts,
         "SPLIT_TILES": config.split_keys // config.bc,
         "SEGMENT": numeric_class.SEGMENT,
+        "CAUSAL": spec.causal,
+        "ORDER": config.order,
+        "PRECISION": spec.precision if spec.dtype == "float32" else None,
+        "ROWS_OF_EIGHT": rows_of_eight(spec, config),
+        **_habits(spec, config),
     }
     if config.schedule == "hopper":
         computes, loads = config.register_split
@@ -86,3 +91,19 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         found["O_PART"] = 32 if config.row_tiles == 2 and padded(spec.head_dim_v) > 64 else 64
         found |= {"EXP2_BY_FMA": config.exp2_by_fma, "RESCALE_LOG2": config.rescale_log2}
     return found
+
+
+def _habits(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
+    """What schedule s_ahead needs for three stages of 128 keys at head dim 128, for fewer shuffles
+    at 256, and to fit into maxnreg, seen in the SASS of sm_90 (Triton 3.7.1, TMA, operands of 16
+    bits). Elsewhere the same lines cost instructions, or the overlap of exp2.
+    """
+    by_wgmma = config.loads == "descriptor" and spec.element_bytes == 2
+    few = by_wgmma and config.maxnreg > 0
+    wide = by_wgmma and padded(spec.head_dim) == padded(spec.head_dim_v) == 256
+    return {
+        "FREES_FIRST_K": by_wgmma and padded(spec.head_dim) == 128 and config.bc == 128,
+        "FEW_REGISTERS": few,
+        # Invariant lanes add a row up in one way everywhere.
+        "SUMS_A_LANE": not spec.invariant and (few or wide),
+    }

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from flashgen.kernels.text import text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURES
@@ -181,6 +182,7 @@ def _sizes(longest: str, least_key: str = "") -> tuple[Parameter, ...]:
             note="1: the last row of a sequence is on the diagonal of its last key; 0: the first",
             specialized=False,
             given=lambda s, c: s.varlen and s.takes_diagonal,
+            written=_varlen,
         ),
         Parameter("seq_q", specialized=False, given=_one_length),
         Parameter("seq_k", note=least_key, specialized=False, given=_one_length),
@@ -189,14 +191,22 @@ def _sizes(longest: str, least_key: str = "") -> tuple[Parameter, ...]:
             note="row i lies at key i + diagonal: a causal mask ends there, others count from it",
             specialized=False,
             given=lambda s, c: not s.varlen and s.takes_diagonal,
+            written=_one_length,
         ),
     )
 
 
 _HEAD_DIMS = (
-    Parameter("head_dim", "i32:16", given=_any_dim),
-    Parameter("head_dim_v", "i32:16", given=_any_dim),
+    Parameter("head_dim", "i32:16", given=_any_dim, written=_pointer),
+    Parameter("head_dim_v", "i32:16", given=_any_dim, written=_pointer),
 )
+
+
+def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether kernels of a text may have fp8, whose products and sums differ."""
+    text = text_of(spec, config)
+    alone = text is not None and not (text.varlen or text.invariant or text.o_parts > 1)
+    return alone and config.schedule in ("fa2", "auto")
 
 
 def _of_features() -> tuple[Parameter, ...]:
@@ -212,6 +222,7 @@ def _of_features() -> tuple[Parameter, ...]:
             each.note,
             each.specialized,
             given=given(row.field, row.value, each.unless_causal),
+            written=_takes_fp8 if row.field == "fp8" else _scheduled("fa2", "auto"),
         )
         for row in FEATURES
         for each in row.arguments
@@ -270,6 +281,9 @@ _BLOCK_MASK = (
 )  # fmt: skip
 
 
+_PLAIN = _scheduled("fa1", "fa2", "s_ahead", "auto")
+
+
 def _number(name: str, note: str = "", given: Given | None = None, heading: str = "") -> Parameter:
     """A constant."""
     if given is None:
@@ -277,7 +291,6 @@ def _number(name: str, note: str = "", given: Given | None = None, heading: str 
     return Parameter(name, "constexpr", note, given=given, heading=heading)
 
 
-_PLAIN = _scheduled("fa1", "fa2", "s_ahead", "auto")
 _TILE = (
     _number("BR"),
     _number("BC"),
@@ -358,12 +371,14 @@ _FORWARD = (
         note="batch * heads",
         specialized=False,
         given=lambda s, c: c.takes_heads,
+        written=_PLAIN,
     ),
     Parameter(
         "heads_together",
         note="of a run: their K and V fit in L2",
         specialized=False,
         given=lambda s, c: c.order == "grouped",
+        written=_PLAIN,
     ),
     *_SEQUENCES,
     _TABLE,
@@ -371,11 +386,24 @@ _FORWARD = (
     *_BLOCK_MASK,
     *(Parameter(f"{x}_ptr", "*fp32:16", given=_scheduled("fa1")) for x in ("acc", "sum", "max")),
     *_TILE,
-    _number("HEAD_DIM", given=_pads_k),
-    _number("HEAD_DIM_V", given=_pads_v),
+    Parameter("HEAD_DIM", "constexpr", given=_pads_k, written=_pointer),
+    Parameter("HEAD_DIM_V", "constexpr", given=_pads_v, written=_pointer),
     *_in_parts(),
     _number("SEGMENT", "keys after which a partial sum is closed", _invariant),
-    _V_PARTS,
+    Parameter("V_PARTS", "constexpr", given=lambda s, c: c.v_parts > 1, written=_pointer),
+    *(
+        _number(name, note, lambda s, c: text_of(s, c) is not None)
+        for name, note in (
+            ("CAUSAL", ""),
+            ("ORDER", "of the tiles of O: plain, longest_first, head_reversal or grouped"),
+            ("PRECISION", "of products of float32: ieee or tf32; None of narrower types"),
+        )
+    ),
+    *(
+        _number(name, given=lambda s, c: text_of(s, c) is not None and c.schedule == "s_ahead")
+        for name in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")
+    ),
+    _number("ROWS_OF_EIGHT", given=lambda s, c: text_of(s, c) is not None and _pointer(s, c)),
     *_HOPPER,
     _BY_FMA,
     _number("RESCALE_LOG2", given=_scheduled("blackwell")),
@@ -665,16 +693,25 @@ TABLES: dict[Direction, tuple[Parameter, ...]] = {
 @functools.lru_cache(4096)
 def parameters(spec: AttentionSpec, config: KernelConfig) -> tuple[Parameter, ...]:
     """The parameters of the text of (spec, config), in their order."""
-    return tuple(
-        each for each in TABLES[spec.direction] if (each.written or each.given)(spec, config)
-    )
+    merged = text_of(spec, config) is not None
+    found: dict[str, Parameter] = {}
+    for each in TABLES[spec.direction]:
+        condition = each.written if merged and each.written is not None else each.given
+        if condition(spec, config):
+            found.setdefault(each.name, each)
+    return tuple(found.values())
+
+
+def given(spec: AttentionSpec, config: KernelConfig) -> tuple[Parameter, ...]:
+    """The parameters that the kernel of (spec, config) is given a value of."""
+    return tuple(each for each in TABLES[spec.direction] if each.given(spec, config))
 
 
 @functools.lru_cache(4096)
 def absent(spec: AttentionSpec, config: KernelConfig) -> frozenset[str]:
-    """The parameters that are None to the kernel of (spec, config)."""
-    rows = parameters(spec, config)
-    return frozenset(each.name for each in rows if not each.given(spec, config))
+    """The arguments that are None to the kernel of (spec, config)."""
+    rows = (each.name for each in parameters(spec, config) if not each.constant)
+    return frozenset(rows) - {each.name for each in given(spec, config)}
 
 
 def head(name: str, found: Iterable[Parameter], language: str = "tl") -> str:

@@ -15,9 +15,10 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.kernels.constants import Constant, constants_of
 from flashgen.kernels.parameters import Parameter, head, parameters
+from flashgen.kernels.text import text_name, text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.structure import structure_of, text_name, written_features
+from flashgen.spec.structure import structure_of, written_features
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
@@ -80,26 +81,26 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         text_name(spec, config),
         template_of(spec, config),
     )
-    structure = structure_of(spec, config)
+    structure, merged = structure_of(spec, config), text_of(spec, config)
     fixed = 64 if config.schedule == "ampere" else 0
     language = "tl" if config.interpretable else "gl"
     taken = parameters(spec, config)
-    body = render_text(
-        template,
-        head=head(text, taken, language),
-        spec=spec,
-        config=config,
-        structure=structure,
-        k_parts=_parts(structure.k_parts, fixed or "K_PART"),
-        o_parts=_parts(structure.o_parts, fixed or "V_PART"),
-    )
+    parts = {
+        "k_parts": _parts(structure.k_parts, fixed or "K_PART"),
+        "o_parts": _parts(structure.o_parts, fixed or "V_PART"),
+    }
+    values: dict[str, object] = {"text": merged}
+    if merged is None:
+        values = {"spec": spec, "config": config, "structure": structure}
+    body = render_text(template, head=head(text, taken, language), **parts, **values)
     body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
     text_digest = digest_of(body)
+    serves = "" if merged is None else merged.serves
     header = render_text(
         "_header.py.jinja",
         name=text,
         template=template,
-        serves=_serves(spec, config),
+        serves=serves or _serves(spec, config),
         digest=text_digest,
     )
     constants = tuple(constants_of(spec, config, [each.name for each in taken]).items())
@@ -184,6 +185,8 @@ def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
     """The file of templates/ that (spec, config) is rendered from."""
     if config.schedule == "fa1":
         return "attention_fwd_fa1.py.jinja"
+    if config.schedule == "s_ahead" and spec.direction == "forward":
+        return "attention_fwd_s_ahead.py.jinja"
     if config.schedule == "ampere":
         return "attention_fwd_ampere.py.jinja"
     if config.specialized:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flashgen.errors import FlashgenError
 from flashgen.kernels.constants import Constant, constants_of
-from flashgen.kernels.parameters import parameters
+from flashgen.kernels.parameters import given
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, TENSOR_ROWS, WARPGROUP_ROWS, KernelConfig, k_pieces
 from flashgen.spec.vocabulary import SHORT_DTYPE, padded
@@ -102,7 +102,7 @@ def argument_types(
         "by_v": _ALIGNED * (spec.head_dim_v % 16 == 0),
     }
     types: dict[str, str] = {}
-    for each in parameters(spec, config):
+    for each in given(spec, config):
         if each.type == "desc":
             tensor = each.name.removesuffix("_desc")
             types[each.name] = _descriptor(spec, config, tensor, out if tensor == "o" else element)

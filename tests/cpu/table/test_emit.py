@@ -18,6 +18,7 @@ from rich.console import Console
 from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.kernels.render import render
+from flashgen.kernels.text import text_name
 from flashgen.runtime.generated_tables import served_from
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import (
@@ -32,7 +33,6 @@ from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
-from flashgen.spec.structure import text_name
 from flashgen.table import table
 from flashgen.table.emit import (
     check,
