@@ -67,8 +67,10 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "SPLIT_TILES": config.split_keys // config.bc,
         "SEGMENT": numeric_class.SEGMENT,
         "CAUSAL": spec.causal,
+        "INVARIANT": spec.invariant,
         "ORDER": config.order,
         "PRECISION": spec.precision if spec.dtype == "float32" else None,
+        "BY_BITS": spec.kv_dtype == "float8_e4m3" and config.widening == "bits",
         "ROWS_OF_EIGHT": rows_of_eight(spec, config),
         **_habits(spec, config),
     }

@@ -22,6 +22,10 @@ Given = Callable[[AttentionSpec, KernelConfig], bool]
 """Whether a kernel takes a parameter."""
 
 
+def _always(spec: AttentionSpec, config: KernelConfig) -> bool:
+    return True
+
+
 class Parameter(NamedTuple):
     """A parameter of a kernel.
 
@@ -40,7 +44,7 @@ class Parameter(NamedTuple):
     type: str = "i32"
     note: str = ""
     specialized: bool = True
-    given: Given = lambda spec, config: True
+    given: Given = _always
     written: Given | None = None
     heading: str = ""
 
@@ -72,6 +76,10 @@ def _varlen(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 def _one_length(spec: AttentionSpec, config: KernelConfig) -> bool:
     return not spec.varlen
+
+
+def _merged(spec: AttentionSpec, config: KernelConfig) -> bool:
+    return text_of(spec, config) is not None
 
 
 def _paged(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -205,8 +213,20 @@ _HEAD_DIMS = (
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
     text = text_of(spec, config)
-    alone = text is not None and not (text.varlen or text.invariant or text.o_parts > 1)
-    return alone and config.schedule in ("fa2", "auto")
+    if text is None or spec.direction != "forward" or config.schedule == "s_ahead":
+        return False
+    return not (text.varlen or text.invariant or text.o_parts > 1)
+
+
+def _written(field: str) -> Given:
+    """Which texts have the parameters of a feature."""
+    if field == "fp8":
+        return _takes_fp8
+    if field == "dropout":
+        return lambda s, c: s.direction != "decode" and _written("")(s, c)
+    if field == "sink":
+        return lambda s, c: s.direction in ("forward", "decode") and c.schedule != "s_ahead"
+    return lambda s, c: s.direction != "forward" or c.schedule != "s_ahead"
 
 
 def _of_features() -> tuple[Parameter, ...]:
@@ -222,7 +242,7 @@ def _of_features() -> tuple[Parameter, ...]:
             each.note,
             each.specialized,
             given=given(row.field, row.value, each.unless_causal),
-            written=_takes_fp8 if row.field == "fp8" else _scheduled("fa2", "auto"),
+            written=_written(row.field),
         )
         for row in FEATURES
         for each in row.arguments
@@ -313,7 +333,11 @@ def _fused(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 _PADDED = (_number("HEAD_DIM_PAD"), _number("HEAD_DIM_V_PAD"))
-_WIDTHS = (_number("HEAD_DIM", given=_pads_k), _number("HEAD_DIM_V", given=_pads_v), *_PADDED)
+_WIDTHS = (
+    Parameter("HEAD_DIM", "constexpr", given=_pads_k, written=_pointer),
+    Parameter("HEAD_DIM_V", "constexpr", given=_pads_v, written=_pointer),
+    *_PADDED,
+)
 
 
 def _k_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -343,7 +367,6 @@ def _invariant(spec: AttentionSpec, config: KernelConfig) -> bool:
     return spec.invariant
 
 
-_V_PARTS = _number("V_PARTS", given=lambda s, c: c.v_parts > 1)
 _HOPPER = (
     _number("CONSUMER_REGISTERS", given=_scheduled("hopper")),
     _number("PRODUCER_REGISTERS", given=_scheduled("hopper")),
@@ -418,6 +441,15 @@ _OF_A_GRADIENT = (
     *_BLOCK_MASK,
     *_TILE,
 )
+_SWITCHES = tuple(
+    Parameter(name, "constexpr", note, given=given, written=given)
+    for name, note, given in (
+        ("CAUSAL", "", _merged),
+        ("INVARIANT", "one multiply-add is written so, and tiles lie by position", _merged),
+        ("PRECISION", "of products of float32: ieee or tf32; None of narrower types", _merged),
+        ("ROWS_OF_EIGHT", "", _both(_merged, _pointer)),
+    )
+)
 _REGISTERS = (
     *_HOPPER,
     _BY_FMA,
@@ -447,14 +479,17 @@ _DKV = (
     *_sizes("max_seq_k"),
     *_HEAD_DIMS,
     *_OF_A_GRADIENT,
-    _number(
+    Parameter(
         "HEAD_DIM",
+        "constexpr",
         given=lambda s, c: (
             _PLAIN(s, c) and c.head_dims == "exact" and (_fused(s, c) or _pads_k(s, c))
         ),
+        written=lambda s, c: _fused(s, c) or _pointer(s, c),
     ),
-    _number("HEAD_DIM_V", given=_pads_v),
+    Parameter("HEAD_DIM_V", "constexpr", given=_pads_v, written=_pointer),
     *_PADDED,
+    *_SWITCHES,
     *_REGISTERS,
 )
 
@@ -469,6 +504,8 @@ _DQ = (
     *_HEAD_DIMS,
     *_OF_A_GRADIENT,
     *_WIDTHS,
+    _number("ORDER", "of the tiles of dQ: plain or longest_first", _merged),
+    *_SWITCHES,
     *_REGISTERS,
 )
 
@@ -499,6 +536,7 @@ _DBIAS = (
     ),
     *_TILE,
     *_WIDTHS,
+    *_SWITCHES,
 )
 
 _DELTA = (
@@ -514,8 +552,9 @@ _DELTA = (
     Parameter("dlse_rows", note="seq_q, or 0 where LSE has no gradient", specialized=False),
     _HEAD_DIMS[1],
     _number("BR"),
-    _number("HEAD_DIM_V", given=_pads_v),
+    _number("HEAD_DIM_V"),
     _number("HEAD_DIM_V_PAD"),
+    _SWITCHES[3],
 )
 
 
@@ -529,17 +568,19 @@ def _scales(*, narrow: Given) -> tuple[Parameter, ...]:
     def page(spec: AttentionSpec, config: KernelConfig) -> bool:
         return narrow(spec, config) and spec.kv_scales == "page"
 
-    def head(spec: AttentionSpec, config: KernelConfig) -> bool:
-        return narrow(spec, config) and spec.kv_scales == "head"
-
     return (
-        Parameter("k_scale_ptr", "*fp32:16", "(pages, kv_heads) float32", given=page),
-        Parameter("k_scale_ptr", "*fp32:16", "(kv_heads) float32", given=head),
-        Parameter("v_scale_ptr", "*fp32:16", given=narrow),
+        Parameter(
+            "k_scale_ptr",
+            "*fp32:16",
+            "(kv_heads) float32, or (pages, kv_heads)",
+            given=narrow,
+            written=_always,
+        ),
+        Parameter("v_scale_ptr", "*fp32:16", given=narrow, written=_always),
         *(
-            Parameter(f"stride_{x}_scale_{dim}", specialized=False, given=given)
+            Parameter(f"stride_{x}_scale_{dim}", "i32", "", False, given, written)
             for x in "kv"
-            for dim, given in (("p", page), ("h", narrow))
+            for dim, given, written in (("p", page, _paged), ("h", narrow, _always))
         ),
     )
 
@@ -550,7 +591,7 @@ def _narrow(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 _ROWS_OF_A_CACHE = Parameter(
     "rows_ptr", "*i32:16", "(batch) int32, the row of the cache that is each sequence's",
-    given=_indexed,
+    given=_indexed, written=_not(_paged),
 )  # fmt: skip
 
 _DECODE = (
@@ -560,14 +601,7 @@ _DECODE = (
     Parameter(
         "lse_ptr",
         "*fp32:16",
-        "(splits, batch, heads, seq_q) float32",
-        given=_not(_invariant),
-    ),
-    Parameter(
-        "lse_ptr",
-        "*fp32:16",
-        "(splits, 2, batch, heads, seq_q) float32: maximum and sum of each split",
-        given=_invariant,
+        "(splits, batch, heads, seq_q); invariant: (splits, 2, ...), maximum and sum of each",
     ),
     Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence"),
     _TABLE,
@@ -577,6 +611,7 @@ _DECODE = (
         "*i32:16",
         "(batch) int32, the place of each sequence's first key",
         given=lambda s, c: s.leftpad,
+        written=_always,
     ),
     *_scales(narrow=_narrow),
     *_strides("q"),
@@ -594,16 +629,13 @@ _DECODE = (
     *_HEAD_DIMS,
     *_of_features(),
     *_TILE,
-    _number("HEAD_DIM", given=_pads_k),
-    _number("HEAD_DIM_V", given=_pads_v),
+    *_WIDTHS[:2],
     *_in_parts(),
-    _V_PARTS,
-    _number("SEGMENT", "keys of a split", _invariant),
-    _number(
-        "SPLIT_TILES",
-        "tiles that a split has at least",
-        lambda s, c: structure_of(s, c).long_splits and not s.invariant,
-    ),
+    Parameter("V_PARTS", "constexpr", given=lambda s, c: c.v_parts > 1, written=_pointer),
+    _number("SEGMENT", "keys of an invariant split"),
+    _number("SPLIT_TILES", "tiles that a split has at least"),
+    _number("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", given=_not(_k_in_parts)),
+    *_SWITCHES,
 )
 
 _COMBINE = (
@@ -628,7 +660,7 @@ _COMBINE = (
     Parameter("count", specialized=False),
     _HEAD_DIMS[1],
     _number("BC", given=_not(_invariant)),
-    _number("HEAD_DIM_V", given=_not(_any_dim)),
+    _number("HEAD_DIM_V"),
     _number("HEAD_DIM_V_PAD"),
 )  # fmt: skip
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from flashgen.spec import structure
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import LOADS_LABEL, KernelConfig
+from flashgen.spec.config import LOADS_LABEL, KernelConfig, Loads
 from flashgen.spec.vocabulary import PREFIX, Direction
 from flashgen.spec.whole_rows import k_parts, o_parts
 
+_OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
+"""Directions that have several schedules, and loads by descriptor."""
 _PARTS = {2: "halves", 3: "thirds", 4: "quarters", 8: "eighths"}
 
 
@@ -29,7 +31,7 @@ class Text:
 
     direction: Direction
     schedule: str
-    loads: str
+    loads: Loads
     varlen: bool
     paged: bool
     block_mask: bool
@@ -41,14 +43,15 @@ class Text:
     @property
     def name(self) -> str:
         """The name of its function and of its file."""
+        tiled = self.direction in _OF_TILES
         words = {
             PREFIX[self.direction]: True,
             "varlen": self.varlen,
             "paged": self.paged,
             "blockmask": self.block_mask,
             "invariant": self.invariant,
-            self.schedule: True,
-            LOADS_LABEL[self.loads]: True,
+            self.schedule: tiled,
+            LOADS_LABEL[self.loads]: tiled,
             "pers": self.persistent,
             f"k_{_PARTS.get(self.k_parts)}": self.k_parts > 1,
             f"o_{_PARTS.get(self.o_parts)}": self.o_parts > 1,
@@ -68,14 +71,26 @@ class Text:
             "in parts": self.o_parts > 1,
         }
         ways = ", ".join(word for word, holds in words.items() if holds)
-        return f"{self.direction}, schedule {self.schedule}, {loads}" + f", {ways}" * bool(ways)
+        tiled = f", schedule {self.schedule}, {loads}" * (self.direction in _OF_TILES)
+        return f"{self.direction}{tiled}" + f", {ways}" * bool(ways)
+
+
+_PLAIN = ("fa2", "s_ahead")
+_MERGED: dict[str, tuple[str, ...]] = {
+    "forward": (*_PLAIN, "auto"),
+    **dict.fromkeys(("backward_dkv", "backward_dq", "backward_fused"), _PLAIN),
+    **dict.fromkeys(("backward_delta", "backward_dbias", "decode", "combine"), ("fa2",)),
+}
+"""The schedules, by direction, whose templates see nothing but a Text."""
 
 
 @functools.lru_cache(4096)
 def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
     """The text of a kernel; None where its template still writes one for each feature."""
-    if spec.direction != "forward" or config.schedule not in ("fa2", "auto", "s_ahead"):
+    if config.schedule not in _MERGED.get(spec.direction, ()):
         return None
+    # Elsewhere it is no loop around others, but a constant.
+    invariant = spec.invariant and spec.direction in ("forward", "combine")
     return Text(
         direction=spec.direction,
         schedule=config.schedule,
@@ -84,7 +99,7 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
         paged=spec.paged,
         block_mask=spec.block_mask,
         persistent=config.persistent,
-        invariant=spec.invariant,
+        invariant=invariant,
         k_parts=len(k_parts(spec, config)),
         o_parts=len(o_parts(spec, config)),
     )
