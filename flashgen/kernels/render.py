@@ -14,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFo
 from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.kernels.constants import Constant, constants_of
-from flashgen.kernels.parameters import Parameter, head, parameters
+from flashgen.kernels.head import Parameter, head
+from flashgen.kernels.parameters import parameters
 from flashgen.kernels.text import text_name, text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
