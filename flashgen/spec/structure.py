@@ -38,9 +38,9 @@ class Structure:
     pads_k, pads_v: the head dims of Q and K, or of V and O, are no powers of two, so that pointers
     are masked. k_parts, o_parts: products in parts, as spec/whole_rows.py says. o_apart,
     shares_keys: as the functions of spec/config.py. turns: the consumers of schedule hopper issue
-    their products in turn, as FlashAttention-3 has it up to head dim 128. q_again: they compute the matrix descriptors of Q for every tile. row_tiles, k_pieces,
-    s_places: of schedule blackwell, as spec/config.py says. one_v: dQ has one place for V. one_sum:
-    a block of dK and dV sums one of them.
+    their products in turn, as FlashAttention-3 has it up to head dim 128. q_again: they compute the
+    matrix descriptors of Q for every tile. row_tiles, k_pieces, s_places: of schedule blackwell, as
+    spec/config.py says. one_v: dQ has one place for V. one_sum: a block of dK and dV sums one.
     """
 
     pads_k: bool
