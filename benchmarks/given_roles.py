@@ -15,7 +15,7 @@ from flashgen.compile.loops import Body
 from flashgen.compile.sass import WARP, Instruction
 from flashgen.errors import NoEstimate
 from flashgen.estimate import loop_program
-from flashgen.estimate.loop_program import NAMED_BARRIERS, Program, Row
+from flashgen.estimate.loop_program import NAMED_BARRIERS, MatrixCycles, Program, Row
 from flashgen.estimate.machines import SUB_PARTITIONS, Machine
 
 _THREADS = re.compile(r",\s*0x([0-9a-f]+)\s*$")
@@ -28,7 +28,7 @@ def program_of(
     load_bytes: Sequence[int],
     ring: int,
     machine: Machine,
-    hmma: float,
+    matrix: MatrixCycles,
 ) -> Program:
     """A loop that `warpgroups` run and one warp feeds.
 
@@ -43,7 +43,7 @@ def program_of(
         raise NoEstimate(f"its loop waits for {len(full)} tiles: {len(load_bytes)} are loaded")
     names = _Names(code, warpgroups)
     for number in range(warpgroups):
-        rows = [loop_program.row(i, machine, hmma, spills_to_l2=False) for i in code]
+        rows = [loop_program.row(i, machine, matrix, spills_to_l2=False) for i in code]
         loop_program.register_reads(rows, code)
         _meet(rows, code, names, number)
         _number_tiles(rows, len(full))

@@ -46,6 +46,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import time_of
 from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF, Program, link
-from flashgen.estimate.machines import MACHINES, Machine, hmma_cycles
+from flashgen.estimate.machines import MACHINES, Machine, matrix_cycles
 from flashgen.estimate.sm import Replay, Scoreboard, steady_cycles
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
@@ -218,7 +219,7 @@ def peer_cycles(body: Body, made_of: TemplateArguments, machine: Machine) -> flo
         load_bytes=(rows * made_of.head_dim * 2,) * 2,
         ring=RING,
         machine=machine,
-        hmma=hmma_cycles(machine, H100),
+        matrix=partial(matrix_cycles, machine, H100),
     )
     return steady_cycles(made, 1, machine)
 
@@ -266,7 +267,7 @@ def our_cycles(listing: Listing, num_warps: int, shared_bytes: int) -> tuple[flo
             roles(listing, board.main),
             [board.main[number] for number in phase],
             machine,
-            board.hmma,
+            board.matrix,
             num_warps=board.num_warps,
             spills_to_l2=False,
         )

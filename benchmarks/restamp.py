@@ -7,7 +7,7 @@
     python benchmarks/restamp.py before.jsonl after.jsonl --write      and write the tables
 
 An entry carries the digest of the kernel that was timed. After an edit of the templates that
-changes no instruction (a comment, a name, a number that becomes a parameter) the figures still
+changes no instruction (a name, a number that becomes a parameter) the figures still
 hold, and only the digest is old. An entry with an old digest gets the digest of today where the
 kernel of that digest and the one of today have the same machine code, registers and shared memory
 for the table's architecture. All others are listed and left alone: tune them again

@@ -18,6 +18,15 @@ def printable(text: str) -> str:
     )
 
 
+def one_line(error: BaseException) -> str:
+    """The class and the message of any exception: one printable line, at most 200 characters."""
+    import textwrap
+    import traceback
+
+    # format_exception_only() also formats an exception whose __str__ raises.
+    return textwrap.shorten(printable(traceback.format_exception_only(error)[-1]), 200)
+
+
 class FlashgenError(Exception):
     """Base class of all errors that flashgen raises on purpose. Its text is printable."""
 

@@ -92,8 +92,10 @@ def published(
     )
 
 
-def product(arch: str, config: Sequence[int], *, by_columns: bool, whole: bool) -> Cubin:
-    """tests/data/published_gemm.py in fp16: config is the rows, columns and depth of a tile,
+def product(
+    arch: str, config: Sequence[int], *, by_columns: bool, whole: bool, operands: str = "fp16"
+) -> Cubin:
+    """tests/data/published_gemm.py, by default in fp16: config is the rows, columns and depth of a tile,
     num_stages and num_warps; by_columns: how A is stored; whole: the depth divides k.
     """
     rows, columns, depth, num_stages, num_warps = config
@@ -101,7 +103,7 @@ def product(arch: str, config: Sequence[int], *, by_columns: bool, whole: bool) 
     values |= {"b_column": 1, "a_row" if by_columns else "a_column": 1}
     types, attrs = {}, {}
     for place, name in enumerate(published_gemm.multiply.arg_names):
-        types[name] = "*fp16" if name in ("a", "b", "c") else "i32"
+        types[name] = f"*{operands}" if name in ("a", "b") else "*fp16" if name == "c" else "i32"
         if name in values:
             types[name] = "constexpr"
         else:

@@ -66,6 +66,14 @@ EDGES = {
     "a row of NaN": Edge(options=_bias(NAN), o=NAN, lse=NAN),
     "a sink of inf": Edge(options=_sink(INF), o=NAN, lse=NAN),
     "a sink of NaN": Edge(options=_sink(NAN), o=NAN, lse=NAN),
+    "a row of 2.4e38": Edge(options=_bias(2.4e38), o=NAN, lse=NAN),
+    "a row of -2.4e38": Edge(options=_bias(-2.4e38), o=0.0, lse=-INF),
+    "a row of 2.3e38": Edge(options=_bias(2.3e38), o="torch"),
+    "a sink of 2.3e38": Edge(options=_sink(2.3e38), o=0.0, lse=2.3e38),
+    "a sink of 2.4e38": Edge(options=_sink(2.4e38), o=NAN, lse=NAN),
+    "a sink of finfo.max": Edge(options=_sink(-LOWEST), o=NAN, lse=NAN),
+    "a sink of -2.4e38": Edge(options=_sink(-2.4e38), o="torch"),
+    "a sink of finfo.min": Edge(options=_sink(LOWEST), o="torch"),
     "a sink of -inf": Edge(options=_sink(-INF), o="torch"),
 }
 """By what is at the edge."""
@@ -89,7 +97,13 @@ def check(name: str, dtype: torch.dtype, size: int) -> None:
     if edge.lse is not None:
         torch.testing.assert_close(lse[0, 0, 0].item(), edge.lse, equal_nan=True)
     if "key" not in name:
-        assert o[0, 0, 1:].isfinite().all() == ("sink" not in name or edge.o == "torch")
+        assert o[0, 0, 1:].isfinite().all() == ("sink" not in name or edge.o is not NAN)
+    if "sinks" in options:  # a row of no key has the sink alone
+        none = k[:, :, :0]
+        o, lse = attention(q, none, none, scale=SCALE, return_lse=True, **options)
+        assert (o == 0).all() or edge.o is NAN
+        alone = -INF if edge.lse is None else edge.lse
+        torch.testing.assert_close(lse[0, 0, 0].item(), alone, equal_nan=True)
 
 
 def _torch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

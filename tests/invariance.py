@@ -20,11 +20,14 @@ from flashgen.runtime.sdpa import scaled_dot_product_attention
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
-from flashgen.spec.defaults import default_config
+from flashgen.spec.defaults import default_config, default_configs
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SEGMENTS = (64, 128)
 """In place of the true segment, so that short sequences have several."""
+
+WIDE = ((192, 128), (256, 256), (136, 136), (192, 192), (128, 256), (160, 64), (256, 128))
+"""Head dims of Q and K, and of V: GPUs with mma.sync have other kernels for them."""
 
 Pairs = list[tuple[Tensor, Tensor]]
 Rows = tuple[Tensor, Tensor, Tensor]
@@ -73,8 +76,8 @@ class Case:
         return [self.rows(self.length(longest)) for _ in range(count)]
 
 
-def case_of(seed: int) -> Case:
-    """The case of a seed."""
+def case_of(seed: int, wide: bool = False) -> Case:
+    """The case of a seed; wide: of head dims above 128."""
     drawn = random.Random(seed)
     kv_heads, group = drawn.choice((1, 2)), drawn.choice((1, 2, 3))
     dim = drawn.choice((16, 32, 40))
@@ -82,6 +85,8 @@ def case_of(seed: int) -> Case:
         seed=seed, random=drawn, generator=torch.Generator().manual_seed(seed), dtype=drawn.choice(DTYPES),
         heads=kv_heads * group, kv_heads=kv_heads, dims=(dim, drawn.choice((dim, dim, 32))),
     )  # fmt: skip
+    if wide:
+        case.dims = WIDE[seed % len(WIDE)]
     heads, features = case.heads, case.features
     match drawn.randrange(8):
         case 0:
@@ -328,8 +333,8 @@ WAYS: tuple[Callable[[Case], Pairs], ...] = (
 
 
 def pairs_of(seed: int) -> Pairs:
-    """What must be equal, bit for bit, in the case of a seed."""
-    return WAYS[seed % len(WAYS)](case_of(seed))
+    """What must be equal, bit for bit, in the case of a seed, of which two in five are wide."""
+    return WAYS[seed % len(WAYS)](case_of(seed, wide=seed % 5 in (2, 4)))
 
 
 def differing(pairs: Pairs) -> int:
@@ -346,11 +351,15 @@ def differing(pairs: Pairs) -> int:
 
 
 def free_choices(seed: int) -> Callable[[AttentionSpec], tuple[KernelConfig, ...]]:
-    """What the runtime takes for a default: another tile of the class for every spec, drawn by a seed."""
+    """What the runtime takes for a default: another tile of the class for every spec of head dims to 128, drawn by a
+    seed.
+    """
 
     def configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         first = default_config(spec)
         drawn = random.Random(f"{seed} {spec.name}")
+        if max(spec.head_dim, spec.head_dim_v) > 128:
+            return default_configs(spec)
         if (
             not spec.invariant
             or spec.element_bytes == 4

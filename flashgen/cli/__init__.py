@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> NoReturn:
             sys.stdout.flush()
     except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code silently
         if ended.code == INTERRUPTED:
-            saved = "; results are saved, and the same command resumes"
+            saved = "; what was tried is kept, and the same command goes on"
             _leave(
                 f"interrupted{saved if arguments[:1] in (['tune'], ['bench']) else ''}", INTERRUPTED
             )

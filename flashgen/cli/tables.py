@@ -93,7 +93,7 @@ def show(
         console.print(f"{len(entries)} of them match:")
     console.print(showing.entries_grid(entries, stale))
     if stale:
-        console.print(f"{len(stale)} stale: their kernels' text changed after they were timed.")
+        console.print(f"{len(stale)} stale: their kernels' code changed after they were timed.")
 
 
 def _numbered(name: str, out: Path) -> str:

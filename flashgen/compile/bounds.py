@@ -57,5 +57,6 @@ def cycles_a_score(
     if rates.shared_bytes and compiled.loop is not None:
         flops = compiled.loop.matrix_flops * compiled.num_warps / scores
         shared = compiled.loop.shared_bytes * compiled.num_warps / (rates.shared_bytes * scores)
-    matrix = flops / gpu.matrix_flops_per_clock if gpu.matrix_flops_per_clock else 0.0
+    rate = (gpu.matrix_flops_per_clock or 0) * spec.matrix_rate
+    matrix = flops / rate if rate else 0.0
     return max(issue, special, matrix, shared), issue

@@ -72,12 +72,12 @@ def estimate_cubin(
 ) -> Timing:
     """The time of one launch of any kernel that Triton compiled, in microseconds.
 
-    Deterministic; never above the target's peak. The main loops are the innermost ones with matrix
-    instructions; a loop with wgmma that branches over its mask counts as two, with the mask and
-    then without. With tile_flops a loop that ptxas unrolled is found, and its trips are counted
-    right. Without it the trips must be those of the machine code, and a loop unrolled fourfold
-    takes four times as long as it should. Without least_bytes a launch that memory limits is
-    estimated too fast.
+    Deterministic; never above the target's peak for the operands. The main loops are the innermost
+    ones with matrix instructions; a loop with wgmma that branches over its mask counts as two, with
+    the mask and then without. With tile_flops a loop that ptxas unrolled is found, and its trips
+    are counted right. Without it the trips must be those of the machine code, and a loop unrolled
+    fourfold takes four times as long as it should. Without least_bytes a launch that memory limits
+    is estimated too fast.
 
     Args:
         cubin: the compiled kernel.
@@ -150,6 +150,7 @@ def rolled_up(replayed: Replay, tile_flops: Sequence[float]) -> Replay:
         lone_cycles=of_one_trip(replayed.lone_cycles),
         loaded_bytes=of_one_trip(replayed.loaded_bytes),
         block_flops=tuple(f // n for f, n in zip(replayed.block_flops, held, strict=True)),
+        block_work=tuple(w / n for w, n in zip(replayed.block_work, held, strict=True)),
         least_cycles=tuple(c / n for c, n in zip(replayed.least_cycles, held, strict=True)),
     )
 
@@ -173,10 +174,10 @@ def time_of(
 ) -> Timing:
     """The time of a grid of blocks, in microseconds; blocks as for estimate_cubin.
 
-    least_bytes: lower bound of the memory traffic; least_flops: lower bound of the computation at
-    the 16-bit matrix rate. empty: more blocks, which end at once. tiles: how many tiles each block
-    begins and ends, one unless given. firm: kernels of this type were validated; all others get the
-    wide band.
+    least_bytes: lower bound of the memory traffic; least_flops: lower bound of the computation, as
+    so many operations at the 16-bit matrix rate. empty: more blocks, which end at once. tiles: how
+    many tiles each block begins and ends, one unless given. firm: kernels of this type were
+    validated; all others get the wide band.
     Of the loads, those of the first wave come from memory, since its blocks run side by side and
     wait for the same tiles; or the first load of each byte, if those are more. Others find L2.
     Raises InvalidArgument if a block has another number of trip counts than the kernel has main
@@ -212,7 +213,7 @@ def time_of(
         begun_of = [begun for _, begun in placed]
         cycles, idle = _grid_cycles(replayed, trips, begun_of, kind_of, gpu, far)
         cycles += EMPTY_CYCLES * empty / (gpu.sms * replayed.residents)
-    multiplied = _total(kinds, counts, replayed.block_flops)
+    multiplied = _total(kinds, counts, replayed.block_work)
     clock_mhz = held_clock_mhz(machine, gpu, multiplied / cycles if cycles else 0.0)
     least_moved_us = least_bytes / (gpu.bandwidth_gbs * 1e3)
     # While SMs idle at the end of the grid, memory that all of them need is not busy.
@@ -320,7 +321,7 @@ def estimate(
         gpu,
         tiles=begun,
         least_bytes=bytes_moved(spec, problem),
-        least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),
+        least_flops=flops(spec, problem) / spec.matrix_rate,
         empty=empty_programs(spec, config, problem),
         firm=spec.direction == "forward",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -41,7 +41,7 @@ _OPCODES: dict[int, str] = {
         CALL RET ERRBAR CCTL BMOV BREAK SYNCS ELECT UCGABAR_ARV UCGABAR_WAIT ACQBULK PREEXIT
         NANOSLEEP JMP BRX UTMALDG UTMASTG UTMAREDG UTMACMDFLUSH UTMAPF UTMACCTL USETMAXREG
     """,
-    MATRIX: "HMMA IMMA HGMMA IGMMA QGMMA",
+    MATRIX: "HMMA IMMA QMMA HGMMA IGMMA QGMMA",
     SHARED: "LDSM LDS STS STSM SHFL LDGSTS LDG LD LDL STL STG ST RED REDG ATOM ATOMG ATOMS",
 }
 
@@ -89,12 +89,13 @@ def unknown_share(body: Sequence[Instruction]) -> float:
     return sum(i.base not in PIPE_OF for i in body) / len(body)
 
 
-def row(i: Instruction, machine: Machine, hmma: float, *, spills_to_l2: bool) -> Row:
-    """One instruction by itself; link() adds what depends on others.
+MatrixCycles = Callable[[Instruction], float]
+"""How long a warp's matrix instruction occupies its pipe, as machines.matrix_cycles has it."""
 
-    hmma: cycles of an HMMA of 16x8x16 in 16 bits.
-    """
-    pipe = PIPE_OF.get(i.base, ALU)
+
+def row(i: Instruction, machine: Machine, matrix: MatrixCycles, *, spills_to_l2: bool) -> Row:
+    """One instruction by itself; link() adds what depends on others. Raises what `matrix` does."""
+    pipe = MATRIX if i.is_matrix else PIPE_OF.get(i.base, ALU)
     made = Row(pipe=pipe)
     if i.control is not None:
         made.stall = max(1, i.control.stall)
@@ -106,7 +107,7 @@ def row(i: Instruction, machine: Machine, hmma: float, *, spills_to_l2: bool) ->
     if i.predicate == "@!PT":  # never runs
         made.pipe = CONTROL
     elif pipe == MATRIX:
-        _matrix(made, i, hmma)
+        _matrix(made, i, matrix)
     elif pipe == SHARED:
         _memory(made, i, machine, spills_to_l2=spills_to_l2)
     elif pipe == CONTROL:
@@ -129,17 +130,13 @@ def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, flo
     return (machine.fp32 if pipe == FMA else machine.integer), 0.0
 
 
-def _matrix(made: Row, i: Instruction, hmma: float) -> None:
+def _matrix(made: Row, i: Instruction, matrix: MatrixCycles) -> None:
     """Matrix instructions: HMMA synchronous with its warp, wgmma of a warpgroup asynchronous."""
-    rows, columns, depth = i.shape
+    made.occupies = matrix(i)
     if i.is_wgmma:
         made.kind = WGMMA
-        made.occupies = columns / 2  # its depth is 32 bytes, whatever the type
         made.shared = i.shared_bytes / 128
         made.commits = int("gsb0" in i.operands)
-    else:
-        rate = 0.5 if ".TF32" in i.opcode else 2.0 if i.base == "IMMA" else 1.0  # [paper]
-        made.occupies = hmma * rows * columns * depth / (16 * 8 * 16) / rate
 
 
 def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) -> None:
@@ -253,7 +250,7 @@ def link(
     roles: Sequence[Role],
     main: Sequence[Body],
     machine: Machine,
-    hmma: float,
+    matrix: MatrixCycles,
     *,
     num_warps: int,
     spills_to_l2: bool,
@@ -268,7 +265,7 @@ def link(
         body = next((body for body in role.loops if body in main), role.loops[-1])
         bodies.append((role, body))
         made.start.append(len(made.rows))
-        rows = [row(i, machine, hmma, spills_to_l2=spills_to_l2) for i in body]
+        rows = [row(i, machine, matrix, spills_to_l2=spills_to_l2) for i in body]
         register_reads(rows, body)
         made.rows += rows
         made.end.append(len(made.rows))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from flashgen.compile.sass import Instruction
 from flashgen.errors import NoEstimate
 from flashgen.spec.gpu import Gpu
 
@@ -170,6 +171,72 @@ def held_clock_mhz(machine: Machine, gpu: Gpu, flops_per_cycle: float) -> float:
     assert gpu.matrix_flops_per_clock is not None  # both
     full = min(flops_per_cycle / (gpu.sms * gpu.matrix_flops_per_clock), 1.0)
     return gpu.clock_mhz * (1.0 - machine.matrix_slows * full)
+
+
+GEFORCE_LIKE = ("nvidia_gb10",)
+"""[assumed] Products with the rates of a GeForce: 1 PFLOP/s of sparse FP4, which the GB10's data
+sheet has, is dense 8 times its rate in 16 bits, as on an RTX 5090."""
+
+FULL_RATE = {"sm_86": 1024, "sm_89": 1024, "sm_120": 1024, "sm_121": 1024}
+"""16-bit operations of an SM in a cycle where sums in float32 are as fast as those in float16."""
+
+PUBLISHED = {("nvidia_l40", "IMMA"): 2.0}
+"""Rates that a data sheet names, of products that sum at half the rate: 362 TOP/s of an L40."""
+
+EIGHT_BITS = (["S8"], ["U8"])
+
+
+def matrix_rate(gpu: Gpu, opcode: str) -> float:
+    """How fast this matrix instruction multiplies, relative to 16-bit operands summed in float32.
+
+    [paper], and data sheets: tf32 at half the rate, 8-bit operands at twice. A100: 156, 312 and 624
+    (int8); H100: 495, 989 and 1979; H20: 74, 148 and 296; L4: 60, 121 and 242; L40S: 183, 362 and
+    733. There it does not matter what 16-bit products are summed in. A GeForce sums in float16 and
+    in int32 at twice the rate of float32. RTX 3090: 35.6 in tf32, 71, 142 summed in float16, 284 of
+    int8. RTX 4090: 82.6, 165.2, 330.3, 660.6; of fp8 330.3, and 660.6 summed in float16. RTX 5090:
+    104.8, 209.5, 419, 838; of fp8 419, and 838 summed in float16.
+
+    Raises NoEstimate where no source has the rate: of float64, 4 bits, sparse and scaled blocks,
+    and what an A10G and an L40 sum in float16.
+    """
+    base, *words = opcode.split(".")
+    unknown = NoEstimate(f"the rate of {opcode} on {gpu.slug} is not published")
+    fp8 = base == "QGMMA" or (base == "QMMA" and gpu.arch in FULL_RATE)
+    int8 = base in ("IMMA", "IGMMA") and words[1:2] in EIGHT_BITS
+    if not {"SP", "SF"}.isdisjoint(words) or not (fp8 or int8 or base in ("HMMA", "HGMMA")):
+        raise unknown
+    rate = 2.0 if fp8 or int8 else 0.5 if "TF32" in words else 1.0
+    assert gpu.matrix_flops_per_clock is not None  # machine_of() has seen it
+    narrow_sums = "F16" in words or base == "IMMA"
+    if not narrow_sums or gpu.matrix_flops_per_clock >= FULL_RATE.get(gpu.arch, 0):
+        return rate
+    if "geforce" in gpu.slug or gpu.slug in GEFORCE_LIKE:
+        return 2 * rate
+    if (gpu.slug, base) in PUBLISHED:
+        return PUBLISHED[gpu.slug, base]
+    raise unknown
+
+
+def matrix_work(gpu: Gpu, i: Instruction) -> float:
+    """The 16-bit operations of a warp that take as long as this matrix instruction.
+
+    Raises NoEstimate where its shape or its rate is not known.
+    """
+    rate = matrix_rate(gpu, i.opcode)
+    if i.matrix_flops == 0:
+        raise NoEstimate(f"the shape of {i.opcode} is not known")
+    return i.matrix_flops / rate
+
+
+def matrix_cycles(machine: Machine, gpu: Gpu, i: Instruction) -> float:
+    """How long a matrix instruction of one warp, or its quarter of a warpgroup's, occupies a
+    sub-partition's matrix pipe. Raises NoEstimate as matrix_work().
+    """
+    assert gpu.matrix_flops_per_clock is not None  # machine_of() has seen it
+    work = matrix_work(gpu, i)
+    if i.is_wgmma:
+        return work * SUB_PARTITIONS / gpu.matrix_flops_per_clock
+    return work / HMMA_FLOPS * hmma_cycles(machine, gpu)
 
 
 def hmma_cycles(machine: Machine, gpu: Gpu) -> float:

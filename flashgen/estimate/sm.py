@@ -15,7 +15,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from flashgen.estimate.machines import (
     from_memory,
     hmma_cycles,
     machine_of,
+    matrix_cycles,
+    matrix_work,
 )
 from flashgen.files import content_of, write_whole
 from flashgen.paths import install_command
@@ -93,6 +95,7 @@ class Scoreboard:
         self.machine = machine_of(gpu)
         self.listing = listing
         self.hmma = hmma_cycles(self.machine, gpu)
+        self.matrix = partial(matrix_cycles, self.machine, gpu)
         self.main = main_bodies(listing)
         self._roles = roles(listing, self.main)
         self._check_listing()
@@ -187,9 +190,16 @@ class Scoreboard:
 
     def matrix_flops(self, loop: int) -> int:
         """Floating-point operations of a block's matrix instructions in a trip of a main loop."""
+        return self._warps_of(loop) * sum(i.matrix_flops for i in self.main[loop])
+
+    def matrix_work(self, loop: int) -> float:
+        """The 16-bit operations that would take as long as those."""
+        multiplying = (i for i in self.main[loop] if i.is_matrix)
+        return self._warps_of(loop) * sum(matrix_work(self.gpu, i) for i in multiplying)
+
+    def _warps_of(self, loop: int) -> int:
         body = self.main[loop]
-        role = next(role for role in self._roles if body in role.loops)
-        return (role.warps or self.num_warps) * sum(i.matrix_flops for i in body)
+        return next(r for r in self._roles if body in r.loops).warps or self.num_warps
 
     def least_cycles(self, loop: int) -> float:
         """The cycles that a block's trip of a main loop occupies its busiest arithmetic pipe."""
@@ -256,7 +266,7 @@ class Scoreboard:
                 self._roles,
                 [self.main[number] for number in phase],
                 from_memory(self.machine) if far else self.machine,
-                self.hmma,
+                self.matrix,
                 num_warps=self.num_warps,
                 spills_to_l2=key[1],
             )
@@ -323,7 +333,7 @@ def equal_parts(body: Body) -> int:
     return math.gcd(*(counts[name] for name in ONCE_A_TRIP))
 
 
-REPLAY = 9
+REPLAY = 10
 """Version of the contents of a Replay; other versions are not reused."""
 
 
@@ -335,10 +345,10 @@ class Replay(Record):
     blocks on an SM, from 1 to residents, the cycles of a trip of each phase; far_cycles: where its
     loads come from memory and not from L2; lone_cycles: of one block while few SMs are busy.
     loaded_bytes: what a block loads in a trip of each phase. usage: of each phase, with the SM
-    full. For a block's trip of each main loop, block_flops: of its matrix instructions;
-    least_cycles: for which it occupies the busiest arithmetic pipe of the SM; equal_parts: trips
-    of the source that it can hold. outside: instructions that a warp runs only once. firm: whether
-    kernels of this type were validated.
+    full. For a block's trip of each main loop, block_flops: of its matrix instructions; block_work:
+    the 16-bit operations that would take as long; least_cycles: for which it occupies the busiest
+    arithmetic pipe of the SM; equal_parts: trips of the source that it can hold. outside:
+    instructions that a warp runs only once. firm: whether kernels of this type were validated.
     """
 
     residents: int
@@ -349,6 +359,7 @@ class Replay(Record):
     loaded_bytes: tuple[float, ...]
     usage: tuple[Usage, ...]
     block_flops: tuple[int, ...]
+    block_work: tuple[float, ...]
     least_cycles: tuple[float, ...]
     equal_parts: tuple[int, ...]
     outside: int
@@ -383,6 +394,7 @@ def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -
         loaded_bytes=tuple(board.loaded_bytes(phase) for phase in range(len(board.phases))),
         usage=tuple(board.usage(phase, full) for phase in range(len(board.phases))),
         block_flops=tuple(board.matrix_flops(loop) for loop in range(len(board.main))),
+        block_work=tuple(board.matrix_work(loop) for loop in range(len(board.main))),
         least_cycles=tuple(board.least_cycles(loop) for loop in range(len(board.main))),
         equal_parts=tuple(map(equal_parts, board.main)),
         outside=board.outside,

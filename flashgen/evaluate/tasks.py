@@ -332,8 +332,8 @@ def _sdpa(launches: Launches) -> Run | None:
 def _ceiling(launches: Launches) -> Ceiling:
     from flashgen.evaluate.measure import Ceiling
 
-    operations = flops(launches.spec, launches.problem)
-    return Ceiling(operations=operations, peak_tflops=launches.peak_tflops)
+    operations, peak = flops(launches.spec, launches.problem), launches.peak_tflops
+    return Ceiling(operations=operations, peak_tflops=peak and peak * launches.spec.matrix_rate)
 
 
 def _prepared(launches: Launches, config: KernelConfig) -> Run:

@@ -135,17 +135,24 @@ def _repair() -> None:
     InterpreterBuilder.create_log2 = create_log2
 
 
+_PRODUCTS = 16
+"""Of one mma.sync, and of one wgmma, for each element of D, where operands have 16 bits."""
+
+
 def _summed_in_order(a: Any, b: Any, d: Any) -> Any:
-    """D + A B (M, N), summed over k from the first on, as the elements of a matrix instruction are:
-    the other rows and columns change no bit.
+    """D + A B (M, N) as a chain of matrix instructions sums it: D first, then the sum of each 16
+    products over k, so that a product in parts of k has the same bits. Other rows and columns
+    change no bit.
     """
     import numpy as np
 
-    found = np.zeros_like(d)
-    columns, product = np.ascontiguousarray(a.T)[:, :, None], np.empty_like(d)
-    for column, row in zip(columns, b, strict=True):
-        found += np.multiply(column, row, out=product)
-    found += d
+    found, of_one, product = np.array(d), np.empty_like(d), np.empty_like(d)
+    columns = np.ascontiguousarray(a.T)[:, :, None]
+    for start in range(0, len(b), _PRODUCTS):
+        of_one.fill(0.0)
+        for k in range(start, min(start + _PRODUCTS, len(b))):
+            of_one += np.multiply(columns[k], b[k], out=product)
+        found += of_one
     return found
 
 

@@ -23,7 +23,7 @@ from flashgen.kernels.arguments import (
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec import grid_rules
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import PLAIN, Features, as_kernels_add
 from flashgen.spec.vocabulary import padded
 
 
@@ -85,8 +85,9 @@ def lse_of_no_key(
     """The LSE of rows (B, H, Sq) without a key; of an invariant spec with the kernels' rounding."""
     if sinks is None:
         return -math.inf
-    rows = sinks[:, None].expand(shape)
-    return rows.float() * LOG2_E * LN_2 if spec.invariant else rows
+    lse = as_kernels_add(sinks.float())
+    lse = lse.masked_fill(lse == math.inf, math.nan)[:, None].expand(shape)
+    return lse * LOG2_E * LN_2 if spec.invariant else lse
 
 
 def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Launch:

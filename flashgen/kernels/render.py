@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import re
 import textwrap
+import tokenize
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,8 +36,9 @@ class Rendered:
     """A kernel: its text, and its numbers as (name, value) pairs.
 
     name is the kernel's full name, text_name that of the text's function and file. text_digest is
-    the digest of the text below the header, which other kernels share; digest that of name, text
-    and numbers. parameters are those of the text, language is tl or, in Gluon, gl.
+    the digest of the code below the header, which other kernels share; digest that of name, code
+    and numbers. Neither depends on comments or blank lines. parameters are those of the text,
+    language is tl or, in Gluon, gl.
     """
 
     name: str
@@ -62,7 +65,7 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         The text, its name and its digest.
 
     Raises:
-        FlashgenError: naming the template, if it uses an undefined name.
+        FlashgenError: naming the template, if it uses an undefined name or renders no Python.
 
     Examples:
         >>> from flashgen.kernels.render import render
@@ -95,7 +98,10 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         values = {"spec": spec, "config": config, "structure": structure}
     body = render_text(template, head=head(text, taken, language), **parts, **values)
     body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
-    text_digest = digest_of(body)
+    try:
+        text_digest = digest_of(body)
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise FlashgenError(f"templates/{template} renders no Python: {error}") from error
     serves = "" if merged is None else merged.serves
     header = render_text(
         "_header.py.jinja",
@@ -109,7 +115,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         name=name,
         text_name=text,
         source=header + body,
-        digest=digest_of(repr((name, constants, text_digest))),
+        digest=_sha256(repr((name, constants, text_digest))),
         text_digest=text_digest,
         template=template,
         parameters=taken,
@@ -203,9 +209,34 @@ def render_text(template: str, /, **values: object) -> str:
         raise FlashgenError(f"templates/{template} cannot be rendered: {error}") from error
 
 
+@functools.lru_cache(KEPT)  # many kernels share a text, and reading its tokens takes longest
 def digest_of(body: str) -> str:
-    """sha256 of a text, as headers, logs and entries carry it."""
-    return "sha256:" + hashlib.sha256(body.encode()).hexdigest()
+    """sha256 of a text's code, as headers carry it: a comment changes no machine code.
+
+    Raises tokenize.TokenError or SyntaxError where the text is no Python.
+    """
+    return _sha256(code_of(body))
+
+
+def code_of(text: str) -> str:
+    """A Python text without its comments and blank lines. Strings stay as they are: they may be
+    assembly. Lines are cut, not printed from tokens, so all versions of Python agree.
+
+    Raises tokenize.TokenError or SyntaxError where the text is no Python.
+    """
+    lines = text.split("\n")
+    held: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        (first, column), (last, _) = token.start, token.end
+        if token.type == tokenize.COMMENT:
+            lines[first - 1] = lines[first - 1][:column].rstrip()
+        elif token.string.strip():  # not the end of a line, of a block or of the text
+            held.update(range(first - 1, last))
+    return "".join(f"{lines[n]}\n" for n in sorted(held))
+
+
+def _sha256(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _serves(spec: AttentionSpec, config: KernelConfig) -> str:

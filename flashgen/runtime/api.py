@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from flashgen.runtime import folders
+from flashgen.runtime.keywords import hint
 
 __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 
@@ -29,7 +30,12 @@ def _following(method: Method) -> Method:
     name = method.__name__
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return getattr(folders.current(), name)(*args, **kwargs)
+        try:
+            return getattr(folders.current(), name)(*args, **kwargs)
+        except TypeError as error:
+            if (better := hint(error)) is None:
+                raise
+            raise better from None
 
     return _like(method, function)
 
@@ -40,7 +46,12 @@ def _attention(
     """As _following(), but a call of the most frequent kind is spared what ** takes."""
     serving = folders.current()
     if others:
-        return serving.attention(q, k, v, causal=causal, scale=scale, **others)
+        try:
+            return serving.attention(q, k, v, causal=causal, scale=scale, **others)
+        except TypeError as error:
+            if (better := hint(error)) is None:
+                raise
+            raise better from None
     return serving.attention(q, k, v, causal=causal, scale=scale)
 
 

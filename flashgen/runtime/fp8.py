@@ -15,6 +15,7 @@ from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.general_path import asked_features
+from flashgen.runtime.keywords import hinting
 from flashgen.spec.features import Fp8, Window, named_tensors, tensors_of
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.tensors import broadcasts
@@ -22,6 +23,7 @@ from flashgen.spec.tensors import broadcasts
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
+@hinting
 @torch_modes.without_gradients
 def attention(
     q: Tensor,
@@ -64,8 +66,7 @@ def attention(
         O (batch, heads, seq_q, head_dim_v) and LSE (batch, heads, seq_q), float32.
 
     Raises:
-        InvalidArgument: naming the argument; it is a ValueError.
-        GeneratedError: for a GPU without e4m3 products.
+        InvalidArgument: naming the argument, or for a GPU without e4m3 products; a ValueError.
 
     Examples:
         >>> import torch

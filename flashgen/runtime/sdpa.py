@@ -6,8 +6,8 @@ tensors (unless interpreted) and those of other devices than CUDA's, other dtype
 are not multiples of 8 from 16 to 512 (float32: 256), more than four dimensions, batches or heads
 that broadcast, nested and sparse tensors, subclasses of Tensor beside a plain query, and what torch
 refuses: a call that mixes devices or dtypes, a mask of odd dimensions, enable_gqa without heads.
-Dtypes are judged as autocast leaves them, which casts a floating mask too. Arguments that
-contradict each other are refused by name.
+Dtypes are judged as autocast leaves them, which casts a floating mask too. Shapes that contradict
+each other are refused by name, before a call is left to torch.
 
 As torch's own flash attention, the backward repeats its bits only under
 torch.use_deterministic_algorithms(True), which autograd.py looks at when the backward runs.
@@ -103,6 +103,8 @@ def attend(
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
             raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
+    if not _nested(query, key, value, attn_mask):
+        _check_shapes(query, key, value, attn_mask, enable_gqa)
     reason: str | None = "is_causal that is no bool"  # torch refuses it
     if torch.compiler.is_compiling() or isinstance(is_causal, bool):
         if is_causal and attn_mask is not None:
@@ -124,9 +126,8 @@ def attend(
         )
     missing = 4 - query.ndim
     q, k, v = (x[(None,) * missing] for x in (query, key, value))
-    _check_shapes(q, k, v, enable_gqa)
     if attn_mask is not None:
-        _check_mask(attn_mask, q, k)
+        _check_mask(attn_mask, query)
         attn_mask = torch_modes.autocast(attn_mask)
     o: Tensor = folders.current().attention(
         q,
@@ -142,35 +143,67 @@ def attend(
     return o[(0,) * missing] if missing else o
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
-    """Raise InvalidArgument, in torch's names, unless q (B, H, Sq, d), k (B, Hkv, Sk, d) and v
-    (B, Hkv, Sk, d_v), whose batches and heads do not broadcast, fit together.
+def _nested(*tensors: Tensor | None) -> bool:
+    """Whether one of them is nested: its shape says little."""
+    return any(x is not None and x.is_nested for x in tensors)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> None:
+    """Raise InvalidArgument, in torch's names, unless shapes agree, of calls that are left to torch
+    too: on a CPU torch 2.13 reads past the end of key or value where their lengths differ.
     """
-    heads, kv_heads = q.shape[1], k.shape[1]
-    if heads != kv_heads and not enable_gqa:
+    if min(q.ndim, k.ndim, v.ndim) < 2:  # torch refuses these
+        return
+    if k.shape[-1] != q.shape[-1]:
         raise InvalidArgument(
-            "enable_gqa must be True where key has other heads than query: "
-            f"got {kv_heads} and {heads}"
+            f"key must have the head dim of query, {q.shape[-1]}: got {k.shape[-1]}"
         )
-    check_heads(heads, kv_heads, "query", "key and value")
-    if k.shape[3] != q.shape[3]:
+    if v.shape[-2] != k.shape[-2]:
         raise InvalidArgument(
-            f"key must have the head dim of query, {q.shape[3]}: got {k.shape[3]}"
+            f"value must have the length of key, {k.shape[-2]}: got {v.shape[-2]}"
         )
-    if v.shape[2] != k.shape[2]:
-        raise InvalidArgument(f"value must have the length of key, {k.shape[2]}: got {v.shape[2]}")
+    lead = q.shape[:-2]
+    if not lead == k.shape[:-2] == v.shape[:-2]:
+        grouped = enable_gqa and q.ndim > 2
+        _check_leading(q, k, v, grouped)
+        if not grouped:
+            lead = torch.broadcast_shapes(lead, k.shape[:-2], v.shape[:-2])  # type: ignore[no-untyped-call]
+    if mask is not None and mask.ndim >= 2:
+        scores = *lead, q.shape[-2], k.shape[-2]
+        if not broadcasts(mask.shape, scores):
+            raise InvalidArgument(
+                f"attn_mask must be broadcastable to {scores}: got {tuple(mask.shape)}"
+            )
 
 
-def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
-    """Raise InvalidArgument unless the mask is one for q (B, H, Sq, d) and k (B, Hkv, Sk, d)."""
+def _check_leading(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
+    """Raise InvalidArgument unless batches and heads agree, or broadcast."""
+    end = -3 if enable_gqa else -2
+    for name, x, other, y in (
+        ("key", k, "query", q), ("value", v, "query", q), ("value", v, "key", k)
+    ):  # fmt: skip
+        heads, kv_heads = q.shape[-3:-2], x.shape[-3:-2]  # none of two dimensions
+        both = heads and kv_heads
+        if both and enable_gqa:
+            check_heads(heads[0], kv_heads[0], "query", "key and value")
+        elif both and heads != kv_heads and name == "key" and 1 not in (*heads, *kv_heads):
+            raise InvalidArgument(
+                "enable_gqa must be True where key has other heads than query: "
+                f"got {kv_heads[0]} and {heads[0]}"
+            )
+        pairs = zip(reversed(x.shape[:end]), reversed(y.shape[:end]), strict=False)
+        if any(a != b and 1 not in (a, b) for a, b in pairs):
+            raise InvalidArgument(
+                f"{name} must have the batch and heads of {other}, {tuple(y.shape[:-2])}, or some "
+                f"that broadcast with them: got {tuple(x.shape[:-2])}"
+            )
+
+
+def _check_mask(mask: Tensor, q: Tensor) -> None:
+    """Raise InvalidArgument unless dtype and device of the mask are those of one for q."""
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         raise InvalidArgument(f"attn_mask must be bool or floating: got {mask.dtype}")
     check_device("attn_mask", mask, q, "query")
-    shape = (*q.shape[:3], k.shape[2])
-    if not broadcasts(mask.shape, shape):
-        raise InvalidArgument(
-            f"attn_mask must be broadcastable to {shape}: got {tuple(mask.shape)}"
-        )
 
 
 def _why_not(
@@ -213,8 +246,8 @@ def _why_not_of_shape(
         return "tensors of other than two to four dimensions"
     if enable_gqa and q.ndim < 3:  # torch refuses these
         return "enable_gqa without heads"
-    if mask is not None and (mask.ndim < 2 or q.ndim < mask.ndim <= 4):
-        return "a mask of fewer dimensions than two, or of more than query"
+    if mask is not None and mask.ndim < 2:
+        return "a mask of fewer than two dimensions"
     heads, kv_heads = q.shape[-3:-2], k.shape[-3:-2]  # none of two dimensions
     lone = heads != kv_heads and 1 in (*heads, *kv_heads) and not enable_gqa
     if lone or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:

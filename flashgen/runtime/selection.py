@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flashgen import settings
-from flashgen.errors import GeneratedError
+from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.runtime.choice import Choice, Choices
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.data_sheets import FAMILY
 from flashgen.spec.defaults import default_configs, default_spec, other_half, plainer_specs
 from flashgen.spec.gpu import TARGETS, Gpu, product_of
-from flashgen.spec.legality import may_spill, why_illegal
+from flashgen.spec.legality import may_spill, why_illegal, why_unserved
 from flashgen.spec.problem import BUCKETS, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from flashgen.spec.whole_rows import MMA_SYNC
@@ -72,8 +72,11 @@ class Ladder:
 def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int) -> Ladder:
     """The ladder of a call with seq_k keys, served as the GPU `slug`, within the limits of `gpu`.
 
-    Raises GeneratedError where not even a default kernel fits.
+    Raises InvalidArgument for what this GPU has no kernels for, and GeneratedError where not even a
+    default kernel fits.
     """
+    if (reason := why_unserved(spec, gpu)) is not None:
+        raise InvalidArgument(reason)
     rungs: list[Selection] = []
     skipped: list[str] = []
 

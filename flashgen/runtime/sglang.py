@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from flashgen.errors import one_line
+
 logger = logging.getLogger("flashgen.runtime")
 
 NAME = "flashgen"
@@ -21,7 +23,7 @@ def register() -> None:
         None.
 
     Raises:
-        Nothing: what is missing is logged as a warning.
+        Nothing: what SGLang raises is logged as one warning, without a traceback.
 
     Examples:
         >>> import flashgen.runtime.sglang
@@ -31,14 +33,15 @@ def register() -> None:
         from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
         from sglang.srt.server_args import add_attention_backend_choices
-    except ImportError as error:
+
+        register_attention_backend(NAME)(_backend)
+        if NAME not in ATTENTION_BACKEND_CHOICES:
+            add_attention_backend_choices([NAME])
+    except Exception as error:  # importing these modules runs much of SGLang
         logger.warning(
-            "flashgen needs SGLang 0.5.23, and is no attention backend of this one: %s", error
+            "flashgen needs SGLang 0.5.23, and is no attention backend of this one: %s",
+            one_line(error),
         )
-        return
-    if NAME not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([NAME])
-    register_attention_backend(NAME)(_backend)
 
 
 def _backend(runner: Any) -> Any:

@@ -223,6 +223,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 @torch_modes.without_gradients
 def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """O (B, H, Sq, d) and LSE (B, H, Sq), float32."""
+    if v.shape[-1] != q.shape[-1]:  # torch makes O in the shape of query
+        raise InvalidArgument(
+            f"value must have the head dim of query, {q.shape[-1]}: got {v.shape[-1]}"
+        )
     dispatcher, query = folders.current(), q
     call = replace(call, scale=call.scale_of(q))  # of the head dim before in_steps()
     q, k, v, _ = in_steps(q, k, v, call.scale)

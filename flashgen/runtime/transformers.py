@@ -30,6 +30,7 @@ from flashgen.runtime.call import Causal
 from flashgen.runtime.sdpa import attend
 from flashgen.runtime.transformers_models import NAMES
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.spec.tensors import broadcasts
 
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Where the sequences of a packed batch are."""
@@ -292,6 +293,10 @@ def attention_forward(
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
     if causal and models.follows_mask_alone(type(module)):
         causal = False
+    scores = *query.shape[:3], key.shape[2]
+    for name, x in (("attention_mask", attention_mask), ("position_bias", position_bias)):
+        if x is not None and not broadcasts(x.shape, scores):
+            raise InvalidArgument(f"{name} must be broadcastable to {scores}: got {tuple(x.shape)}")
     bias = _biased(position_bias, attention_mask)
     if softcap or sinks is not None or (causal and bias is not None):
         # torch has no function of these, so that they go to kernels, or to the reference.
@@ -496,6 +501,11 @@ def _packed(
     for name in BOUNDS:
         if others.get(name) is None:
             raise InvalidArgument(f"{name} must be given with cu_seq_lens_q: got None")
+    for named, x in (("key", key), ("value", value)):
+        if x.shape[0] != query.shape[0]:
+            raise InvalidArgument(
+                f"{named} must have the batch size of query, {query.shape[0]}: got {x.shape[0]}"
+            )
     window = others.get("sliding_window")
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     cu_q, cu_k, max_q, max_k = (others[name] for name in BOUNDS)

@@ -16,6 +16,7 @@ from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.kept_varlen import heads_first, varlen_key
+from flashgen.runtime.keywords import hinting
 from flashgen.spec.features import NO_LIMITS, Window, limits_of
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
@@ -50,6 +51,7 @@ def attention_varlen(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
+@hinting
 def attention_varlen(
     q: Tensor,
     k: Tensor,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from flashgen.errors import one_line
+
 logger = logging.getLogger("flashgen.runtime")
 
 NAME = "FLASHGEN"
@@ -18,14 +20,14 @@ BACKEND = "flashgen.runtime.vllm_backend.FlashgenBackend"
 def register() -> None:
     """Make flashgen vLLM's attention backend FLASHGEN, for --attention-backend.
 
-    vLLM calls this unguarded in every process: of a vLLM without a place for backends of others it
-    says so and does nothing.
+    vLLM calls this unguarded in every process. In a vLLM that takes no such backend it only logs
+    one line.
 
     Returns:
         None.
 
     Raises:
-        Nothing: what is missing is logged as a warning.
+        Nothing: what vLLM raises is logged as one warning, without a traceback.
 
     Examples:
         >>> import flashgen.runtime.vllm
@@ -37,15 +39,13 @@ def register() -> None:
         if NAME in AttentionBackendEnum.__members__:
             return
         register_backend(NAME, BACKEND)
-        member = AttentionBackendEnum[NAME]
-    except (ImportError, AttributeError, KeyError, TypeError) as error:
+        # An enum is pickled by its value. A spawned process unpickles its configuration before
+        # vLLM loads plugins there, and would not know this one.
+        AttentionBackendEnum[NAME].__reduce_ex__ = lambda _: (_member, ())
+    except Exception as error:  # of any class: an unknown name is a ValueError until vLLM 0.31
         logger.warning(
-            "flashgen needs vLLM 0.33, and is no attention backend of this one: %s", error
+            "flashgen needs vLLM 0.33, and is no attention backend of this one: %s", one_line(error)
         )
-        return
-    # An enum is pickled by its value. A spawned process unpickles its configuration before vLLM
-    # loads plugins there, and would not know this one.
-    member.__reduce_ex__ = lambda _: (_member, ())
 
 
 def _member() -> Any:

@@ -235,6 +235,13 @@ class AttentionSpec:
         return 1 if self.fp8 else self.element_bytes
 
     @property
+    def matrix_rate(self) -> float:
+        """How fast matrix units multiply its operands, relative to 16-bit ones: tf32 at half the
+        rate, fp8 at twice (data sheets of the A100, H100, L4 and B200, white papers of GeForces).
+        """
+        return 0.5 if self.precision == "tf32" else 2.0 if self.fp8 else 1.0
+
+    @property
     def operand_dtype(self) -> str:
         """The elements of Q, and of K and V unless kv_dtype says another, as torch calls them."""
         return "float8_e4m3fn" if self.fp8 else self.dtype

@@ -323,7 +323,17 @@ def masks_of(words: Iterable[str]) -> tuple[Mask, ...]:
 FLOAT32_MAX = 3.4028234663852886e38
 MASKED_BELOW = -FLOAT32_MAX / 1.4426950408889634
 """A bias at or below this masks its element, as -inf does: times log2(e), as the kernels add it, it
-is beyond float32. Masks made of the most negative finite bfloat16 or float32 are such."""
+is beyond float32. Masks made of the most negative finite bfloat16 or float32 are such. Of the other
+sign it counts as inf."""
+
+
+def as_kernels_add(x: Tensor) -> Tensor:
+    """A bias or sinks, float32 at least, as the kernels add them: infinite where times log2(e) they
+    are beyond float32.
+    """
+    infinite = float("inf")
+    return x.masked_fill(x <= MASKED_BELOW, -infinite).masked_fill(x >= -MASKED_BELOW, infinite)
+
 
 FLOAT_BIAS = ("float16", "bfloat16", "float32")
 
@@ -410,7 +420,8 @@ class Features:
             raise InvalidArgument(f"dropout_p must be from 0 to 1: got {self.dropout_p!r}")
         if self.window is not None and self.window != window_of(self.window):
             raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
-        check_chunk(self.chunk)
+        if self.chunk:
+            check_chunk(self.chunk)
         if self.chunk_start is not None and not self.chunk:
             raise InvalidArgument("chunk_start needs chunk: got no chunk")
         check_softcap(self.softcap)
@@ -572,13 +583,14 @@ def check_chunk(chunk: object) -> int:
     """The keys of a chunk as Features holds it; None is 0, no chunks. Raises InvalidArgument for
     what is no whole number from 1 to LARGEST_CHUNK.
     """
-    size = 0 if chunk is None else chunk
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_CHUNK:
+    if chunk is None:
+        return 0
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or not 1 <= chunk <= LARGEST_CHUNK:
         raise InvalidArgument(
             f"chunk must be a whole number of keys from 1 to {LARGEST_CHUNK}, or None: "
             f"got {chunk!r}"
         )
-    return size
+    return chunk
 
 
 PLAIN = Features()

@@ -262,9 +262,27 @@ def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | No
     for judge in _OF_TEMPLATES:
         if (reason := judge(spec, config)) is not None:
             return reason
+    if (reason := why_unserved(spec, gpu)) is not None:
+        return reason
     for judge_on in (_arch, why_other_products, too_much_shared, too_many_registers):
         if (reason := judge_on(spec, config, gpu)) is not None:
             return reason
+    return None
+
+
+def why_unserved(spec: AttentionSpec, gpu: Gpu) -> str | None:
+    """Why no config runs this spec on this GPU, in one sentence; None if one may."""
+    if spec.invariant and not gpu.is_nvidia:
+        return f"invariant needs a GPU of NVIDIA, whose code is compared: {gpu.slug} is {gpu.arch}"
+    if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
+        other = {
+            "gfx942": ", which multiplies e4m3fnuz, another type",
+            "gfx950": ", of whose float8_e4m3 matrix instructions flashgen has no variant",
+        }.get(gpu.arch, "")
+        return (
+            "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later: "
+            f"{gpu.slug} is {gpu.arch}{other}"
+        )
     return None
 
 
@@ -643,15 +661,6 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
         )
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
-    if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
-        other = {
-            "gfx942": ", which multiplies e4m3fnuz, another type",
-            "gfx950": ", of whose float8_e4m3 matrix instructions flashgen has no variant",
-        }.get(gpu.arch, "")
-        return (
-            "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later: "
-            f"{gpu.slug} is {gpu.arch}{other}"
-        )
     if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
         return (
             f"widening native is made of the e4m3 instructions of sm_89 and later: {gpu.slug} is "

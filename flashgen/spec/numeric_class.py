@@ -141,8 +141,6 @@ def why_other_products(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> s
     """Why a config multiplies, or adds up rows, in another way than its class on this GPU."""
     if not spec.invariant or spec.direction == "combine":
         return None
-    if not gpu.is_nvidia:
-        return f"invariant needs a GPU of NVIDIA, whose code is compared: {gpu.slug} is {gpu.arch}"
     if spec.element_bytes == 4 or spec.direction == "backward_delta":
         return None
     of_rows = spec.direction in ("forward", "decode")

@@ -113,7 +113,7 @@ def kernels_of(entry: Entry) -> tuple[KernelConfig, ...]:
 
 
 def is_stale(entry: Entry) -> bool:
-    """Whether the kernel's text has changed since it was timed; without evidence nobody knows."""
+    """Whether the kernel's code has changed since it was timed; without evidence nobody knows."""
     return bool(stale_of([entry]))
 
 

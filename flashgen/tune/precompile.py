@@ -111,7 +111,7 @@ def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[Pair]:
     for bucket in BUCKETS:
         try:
             found = ladder(served, gpu.slug, gpu, spec, bucket.low)
-        except GeneratedError:  # not even a default kernel is legal there
+        except (GeneratedError, InvalidArgument):  # not even a default kernel is legal there
             return
         for rows in (1, WIDEST_DECODE):
             rungs = sorted(found.rungs, key=lambda rung: by_room(rung, rows))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-
-from rich.console import Console
 
 from flashgen import paths
 from flashgen.errors import FlashgenError
@@ -26,7 +22,6 @@ from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.space import legal_configs, measured_seeds, tuned_default
 from flashgen.table.entry import Entry, Run, must_have_run
-from flashgen.table.show import entries_grid
 from flashgen.table.table import Table, save
 from flashgen.tune.donors import DEFAULT, CheckedByDonors, Donors, derived_run
 from flashgen.tune.driver import Interruptible, Job, Stop
@@ -35,8 +30,6 @@ from flashgen.tune.optuna_journal import OptunaJournal, SeenLog
 from flashgen.tune.progress import (
     Screen,
     entry_of,
-    explain_options,
-    failure_lines,
     sentence,
     shared_sentence,
     title_of,
@@ -71,12 +64,12 @@ class Story:
         self.outcomes: list[Outcome] = []
         self._screen = screen
         self._stop = stop
-        self.table = self._held = held_table(options.out, evaluator.gpu)
+        self.table = held_table(options.out, evaluator.gpu)
         self._donors = Donors((), evaluator.gpu)
         self._measured: dict[Key, KernelConfig] = {}
         self.several = False
         self.found: dict[Key, Entry] = {}
-        self._on_gpu = evaluator.source == "measured"
+        self.on_gpu = evaluator.source == "measured"
         self._session = Session.begin(
             paths.session_file(options.out, self.slug),
             request=request_of(options, evaluator.source),
@@ -85,7 +78,7 @@ class Story:
             notice=screen.say,
             new=not paths.table_file(options.out, self.slug).exists(),
         )
-        self.new = self._session.new
+        self._new = self._session.new
         self._journal = OptunaJournal(paths.journal_file(options.out, self.slug))
         self._walked = self.began_with = self._session.found(evaluator.gpu)
         # What a round before the kill told of clocks and power stands in the table it wrote.
@@ -105,7 +98,7 @@ class Story:
     def tell(self, tables: Collection[Table]) -> None:
         """What other GPUs' tables hold."""
         self._donors = Donors(tables, self.evaluator.gpu)
-        if not self._on_gpu:
+        if not self.on_gpu:
             self._measured = measured_on_chip(self.evaluator.gpu, tables)
 
     @property
@@ -120,8 +113,17 @@ class Story:
 
     @property
     def changed(self) -> bool:
-        """Whether the table is another than the run found."""
-        return self.table != self._held
+        """Whether the table is another than the run found when it first began: a killed run may
+        have changed it, and not have generated its kernels.
+        """
+        return self.table != self.began_with
+
+    @property
+    def writes(self) -> bool:
+        """Whether a run that ends writes the table: where it changed, and into a folder that had
+        none, which gets the shipped one where nothing beat it.
+        """
+        return self.changed or (self._new and bool(self.table.everything))
 
     def jobs(self) -> list[Job]:
         """The searches; each spec's last is followed by the sharing of its kernels. With
@@ -146,7 +148,7 @@ class Story:
     def _derive(self, piece: Piece, log: SeenLog) -> Found | None:
         """Evaluate what other GPUs' tables hold for one spec and length; None after the time."""
         spec, problem = piece
-        gpu, on_gpu, bucket = self.evaluator.gpu, self._on_gpu, bucket_of(problem.seq_k)
+        gpu, on_gpu, bucket = self.evaluator.gpu, self.on_gpu, bucket_of(problem.seq_k)
         budget = self._budget()
         if budget.seconds == 0:
             return None
@@ -175,9 +177,9 @@ class Story:
         if budget.seconds == 0 and piece in self._derived:
             return None
         searched = {(s, bucket_of(p.seq_k)) for s, p in self.options.work}
-        others = (*self._likely(piece), *self._donors.chosen(spec, bucket, on_gpu=self._on_gpu))
+        others = (*self._likely(piece), *self._donors.chosen(spec, bucket, on_gpu=self.on_gpu))
         if self.options.from_tables:
-            others += self._donors.runners_up(spec, bucket, on_gpu=self._on_gpu)
+            others += self._donors.runners_up(spec, bucket, on_gpu=self.on_gpu)
         goal = goal_for(
             spec,
             problem,
@@ -185,7 +187,7 @@ class Story:
             self._incumbent(piece),
             neighbours=neighbours(self.began_with, spec, bucket, leave_out=searched),
             elsewhere=others,
-            on_gpu=self._on_gpu,
+            on_gpu=self.on_gpu,
         )
         if self.options.from_tables:  # a space does not list all that is legal
             goal = replace(goal, legal=tuple(dict.fromkeys((*goal.legal, *others))))
@@ -194,7 +196,7 @@ class Story:
     def _found(self, piece: Piece, goal: Goal, budget: Budget, log: SeenLog) -> Found:
         """The result of one search."""
         title, evaluator = self._title(*piece), self.evaluator
-        if self.options.from_tables and not self._on_gpu:
+        if self.options.from_tables and not self.on_gpu:
             evaluator = CheckedByDonors(evaluator, self._donors)
         self._screen.begin(title)
         return search(
@@ -213,19 +215,19 @@ class Story:
         if piece in self._derived:
             return self._derived[piece].winner.config
         held = self.began_with.find(spec, bucket)
-        executed = self.began_with.executed_for(spec, bucket) if self._on_gpu else None
+        executed = self.began_with.executed_for(spec, bucket) if self.on_gpu else None
         if executed and executed.serves_under(triton_version()):
             held = executed
         if held is None or why_illegal(spec, held.config, self.evaluator.gpu) is not None:
             return None
-        if held.config.executed and not self._on_gpu:
+        if held.config.executed and not self.on_gpu:
             return None  # no estimate may stand for it, and none replaces its time
         return held.config
 
     def _likely(self, piece: Piece) -> tuple[KernelConfig, ...]:
         """What was executed on a CPU for this GPU, which only measures now."""
         spec, bucket = piece[0], bucket_of(piece[1].seq_k)
-        executed = self.began_with.executed_for(spec, bucket) if self._on_gpu else None
+        executed = self.began_with.executed_for(spec, bucket) if self.on_gpu else None
         return (executed.config,) if executed else ()
 
     def _trusted(self, piece: Piece) -> KernelConfig | None:
@@ -243,7 +245,7 @@ class Story:
             return self._then(piece, log)
         self._run = run = with_conditions(self._run, self.evaluator)
         config = found.winner.config
-        if not self._on_gpu and config != self._incumbent(piece):
+        if not self.on_gpu and config != self._incumbent(piece):
             donors = self._donors.chosen(piece[0], bucket_of(piece[1].seq_k), on_gpu=False)
             run = derived_run(run, donors.get(config, DEFAULT))
         self._derived[piece] = found
@@ -342,7 +344,7 @@ class Story:
             self.log,
             max_regret=self.options.max_regret,
             run=self._run.id,
-            rivals=executed if self._on_gpu else (),
+            rivals=executed if self.on_gpu else (),
         )
 
     def _shared(self, entries: Sequence[Entry], shared: Sequence[Entry]) -> list[Job]:
@@ -363,41 +365,15 @@ class Story:
         self._written.add(entry.key)
         self._walked = self._walked.with_entry(entry, run)
         self.table = self.table.with_entry(entry, run).without_idle()
+        self.save()
+
+    def save(self) -> None:
+        """Write the table."""
         save(self.table, paths.table_file(self.options.out, self.slug))
 
     def end(self) -> None:
-        """All is searched and generated: delete the session."""
+        """All is generated: delete the session."""
         paths.session_file(self.options.out, self.slug).unlink(missing_ok=True)
-
-    def report(self, console: Console) -> None:
-        """Print the results, where they are, and what to try next."""
-        out, slug = self.options.out, self.slug
-        elsewhere = "" if out == Path() else shlex.quote(str(out))
-        option = elsewhere and f" --out {elsewhere}"
-        shipped = paths.generated_dir(out).resolve() == paths.shipped_generated_dir().resolve()
-        served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
-        proof = "--gpu" if self._on_gpu else f"--target {slug}"
-        keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.searches]
-        order = sorted(self.found, key=lambda key: keys.index(key) if key in keys else len(keys))
-        console.print()
-        console.print(entries_grid(self.found[key] for key in order))
-        changes = sum(entry != self._held.find(*entry.key) for entry in self.table.entries)
-        changed = f"{changes} entr{'y' if changes == 1 else 'ies'} changed"
-        lines = [
-            *failure_lines(self.outcomes),
-            f"{len(keys)} search{'es' * (len(keys) != 1)}, {changed}",
-        ]
-        if self.unbegun:
-            lines.append(f"{self.unbegun} of them did not begin: the time was over")
-        if changes or self.new:
-            lines.append(f"Written: {paths.table_file(out, slug)} and {paths.generated_dir(out)}")
-        lines.append("Try next:")
-        mine = [self.found[key] for key in keys if key in self.found]
-        if mine:  # sharing kernels touches other buckets, too
-            lines.append(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
-        lines.append(f"  flashgen verify {proof}{option}")
-        lines.append(f"  {served}python -c 'from flashgen import attention; help(attention)'")
-        console.print("", *lines, sep="\n", soft_wrap=True)  # a command is copied whole
 
     def _budget(self) -> Budget:
         """The time for a search that begins now: its share of what remains, beside those that run.
@@ -439,7 +415,7 @@ class Story:
         """
         same = new.config == old.config and new.evidence.digest == old.evidence.digest
         estimated = new.result.source == old.result.source != "measured"
-        return same and estimated and not self.options.restate and not self.new
+        return same and estimated and not self.options.restate and not self._new
 
 
 @functools.lru_cache(maxsize=256)  # asked for each bucket of a spec, and takes 50 ms

@@ -14,20 +14,25 @@ from flashgen.table import emit as generate
 from flashgen.table.table import Table
 from flashgen.tune import evaluators, places
 from flashgen.tune.driver import Line, Stop, drive
+from flashgen.tune.ending import report, report_interrupted
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Place
 from flashgen.tune.progress import Screen
 from flashgen.tune.story import Story
 
-WINDING_DOWN = "Interrupted: saving the best results so far. Press Ctrl-C again to end at once."
+WINDING_DOWN = (
+    "Interrupted: searches end with the best of what they have. Press Ctrl-C again to end at once."
+)
 
 
 def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
     """Search all specs and lengths, for each GPU product of options.where; write
     DIR/configs/<slug>.yaml of each and DIR/generated; return the tables.
 
-    A table is saved after each search, and every outcome is logged, so an interrupt loses only
-    what was in progress. Raises FlashgenError, also at the end if a spec had no correct config.
+    A table is saved after each search that improves it, and every outcome is logged, so an
+    interrupt loses only what was in progress. Into a folder without a table of the GPU goes the
+    shipped one, with what was found. Raises FlashgenError, also at the end if a spec had no correct
+    config.
     """
     generate.refuse_foreign(paths.generated_dir(options.out))
     with contextlib.ExitStack() as stack:
@@ -44,15 +49,21 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
             with screen:
                 pairs = zip(stories, found, strict=True)
                 drive([Line(story.jobs(), place.pools) for story, place in pairs], stop)
-        except (KeyboardInterrupt, FlashgenError):
-            _emit_what_there_is(stories, options, console)
+        except (KeyboardInterrupt, FlashgenError) as error:
+            generated = _emit_what_there_is(stories, options, console)
+            if isinstance(error, KeyboardInterrupt):
+                for story in stories:
+                    report_interrupted(story, console, generated=generated)
             raise
-        if any(story.changed or story.new for story in stories):
+        for story in stories:
+            if story.writes:
+                story.save()
+        if any(story.writes for story in stories):
             _emit(options)
         for story in stories:
             story.end()
     for story in stories:
-        story.report(console)
+        report(story, console)
     _raise_failures(stories, options)
     return tuple(story.table for story in stories)
 
@@ -82,13 +93,17 @@ def _emit(options: TuneOptions) -> None:
     generate.write(generate.tables_for(options.out), paths.generated_dir(options.out))
 
 
-def _emit_what_there_is(stories: Sequence[Story], options: TuneOptions, console: Console) -> None:
-    """Generate after an error, if a table has changed; a second error does not hide the first."""
+def _emit_what_there_is(stories: Sequence[Story], options: TuneOptions, console: Console) -> bool:
+    """Generate after an error, if a table has changed; a second error does not hide the first.
+    Returns whether there was none.
+    """
     try:
         if any(story.changed for story in stories):
             _emit(options)
     except FlashgenError as error:
         console.print(f"generated/ is not what the table says, {error}")
+        return False
+    return True
 
 
 def _raise_failures(stories: Sequence[Story], options: TuneOptions) -> None:

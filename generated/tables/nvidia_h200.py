@@ -19,42 +19,77 @@ fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 159.33 430.91 815.17 3163.7
 fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 130.37 266.18 457.63 1639.6
 """,
     "estimated": """
+fwd_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 161.47 403.47 1362.3 2626.3
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
 fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 139.34 367.45 1268.6 2469.0
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 163.84 415.94 1424.7 2759.5
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 190.56 438.29 1480.9 5617.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s3_fa2_ptr 192.35 452.18 722.14 1519.6
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 144.96 372.71 977.95 1125.0
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 176.55 429.85 1122.3 1292.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 173.34 423.27 1229.6 3071.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 210.12
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 476.42 525.84 562.97
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 357.6
 fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 132.33 342.95 1172.3 2191.1
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 137.54 348.93 1223.7 4405.4
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 174.88
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s3_fa2_ptr_lpt 464.31
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 751.99 1441.4
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1108.2 1108.2
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1212.0 2718.6
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 714.43 724.44
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 135.64 352.6 917.8 1056.2
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 172.99 443.47 1166.0 1340.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr 161.36
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr_lpt 392.7
+fwd_bf16_d128_causal_window_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1125.3 2816.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 175.04 470.55 532.76
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr_lpt 586.85
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 108.74 316.51 1125.4 2077.3
 fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 129.77 349.93 1221.5 2243.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 150.2
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 385.88 1345.0 5031.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 201.05 515.22 938.93 1960.5
 fwd_bf16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
 fwd_bf16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s2_s_ahead_tma_lpt 119.89 322.22 1108.3 2011.7
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 140.54 356.75 1242.9 4604.0
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 168.83 427.68 740.55 1570.0
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.2 433.91 1562.9
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 158.28 442.49
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 1590.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s2_fa2_ptr_lpt 211.23
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 531.8 904.67
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 118.33 352.25 933.98 1064.0
 fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt 145.54 387.06 1010.3 1152.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 156.11 434.09 1311.8 3264.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 184.23 436.51 545.99 605.88
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 149.88 457.8 1220.6
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 211.34 620.45 1887.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 202.61 520.49 665.82
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 416.14 1309.2 4641.6 9157.8
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641.0 9155.2
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 296.03 842.53 2746.9 5413.8
 fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
+fwd_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
 fwd_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 124.69 347.5 1235.7 2405.8
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
 fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_fp16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
 fwd_fp16_d128 1 br128_bc128_w8_s3_s_ahead_tma 117.46 447.74 1773.0 3540.5
 fwd_fp16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 81.605 249.05 912.36 1741.7
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 137.54 348.93 1223.7 4405.4
 fwd_fp16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
 fwd_fp16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 140.54 356.75 1242.9 4604.0
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 31.399 31.399 31.399 31.399
 bwd_delta_bf16_d96 1 br16_bc16_w2_s1_fa2_ptr 30.812 30.812 30.812 30.812
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 31.18 31.18 31.18 31.18
@@ -67,78 +102,110 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 31.18 31.18 31.18 31.18
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 29.351 29.351 29.351 29.351
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 31.071 31.071 31.071 31.071
 bwd_dkv_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 278.96
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 304.27 822.29 2877.8 5513.9
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 254.75 380.26
+bwd_dkv_bf16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2602.2
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 961.27 2534.6
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 782.28 2404.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr 890.34
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 297.08 872.47 3088.7 6076.0
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 631.06 2366.1 8281.1
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 3035.0 3035.0
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 2827.1 5756.2
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 803.29 2085.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 678.73 2028.3
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_fa2_tma 1173.4 4254.4
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 1044.7 3965.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_tma 648.02 2457.0 9707.2 19376.5
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s3_s_ahead_tma 585.73 2055.7 7519.2 14869.9
+bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4117.5 16976.5
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.0 5463.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4371.0 18032.4
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_tma 1147.3 3137.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1238.1 3965.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.9 4293.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1393.5 4469.4
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1715.3 6504.5 21341.8 42639.5
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6095.2 24413.7
 bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 278.96
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 254.75 380.26
+bwd_dkv_fp16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2602.2
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 631.06 2366.1 8281.1
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_tma 638.91 2441.6 9652.5 19267.0
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.34 1065.8 3865.5 7640.8
+bwd_dkv_fp16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4117.5 16976.5
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
+bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 199.04
 bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
 bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 143.43 403.78 1441.1 2802.5
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.84 277.1 1623.5
+bwd_dq_bf16_d64_causal_window 1024 br128_bc64_w8_s3_fa2_tma_lpt 449.16 1208.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 461.56 1369.7
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s2_fa2_ptr_lpt 961.09
 bwd_dq_bf16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
 bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 142.89 413.29 1475.0 2796.7
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 473.39 1630.1 5851.0
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1385.2 1385.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1374.0 3088.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 412.86 1114.3
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 415.51 1193.3
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s3_s_ahead_tma_lpt 537.23 1899.0
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 523.66 1963.8
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
 bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w4_s3_s_ahead_tma_lpt 166.52 510.4 1795.3 3542.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1244.0 5009.3
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 661.79 2349.1
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1214.3 4858.6
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_tma_lpt 543.6 1478.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1259.3 4061.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 680.73 1863.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1333.5 4312.9
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1062.7 3650.0 13984.2 27759.2
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 3148.0 12728.3
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
+bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 199.04
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.84 277.1 1623.5
 bwd_dq_fp16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
 bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
 bwd_dq_fp16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 473.39 1630.1 5851.0
 bwd_dq_fp16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_fp16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
-bwd_fused_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01 1982.8 7714.3 15356.5
-bwd_fused_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 394.79 1173.8 4255.8 8204.4
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1244.0 5009.3
+bwd_fused_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1302.4
-bwd_fused_bf16_d96 1 br64_bc128_w8_s3_fa2_ptr 630.8 2386.2 9408.1 18770.6
-bwd_fused_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_tma 559.45 1811.4 6738.4 13383.0
 bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_fused_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_tma 422.23 1385.5 5160.4 9781.5
-bwd_fused_bf16_d192 1 br16_bc64_w8_s4_fa2_ptr 1651.6 6474.5 25766.4 51488.9
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s4_fa2_ptr 976.39 3449.8 12781.1 25282.3
-bwd_fused_bf16_d256 1 br16_bc64_w8_s4_fa2_ptr 1285.1 5034.4 20031.6 40027.9
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s4_fa2_ptr 766.83 2710.1 9928.2 19637.4
-bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01 1982.8 7714.3 15356.5
-bwd_fused_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 394.79 1173.8 4255.8 8204.4
-bwd_fused_fp16_d96 1 br64_bc128_w8_s3_fa2_ptr 630.8 2386.2 9408.1 18770.6
-bwd_fused_fp16_d96_causal 1 br32_bc128_w8_s2_fa2_tma 559.45 1811.4 6738.4 13383.0
+bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_fused_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_tma 422.23 1385.5 5160.4 9781.5
-bwd_fused_fp16_d192 1 br16_bc64_w8_s4_fa2_ptr 1651.6 6474.5 25766.4 51488.9
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s4_fa2_ptr 976.39 3449.8 12781.1 25282.3
-bwd_fused_fp16_d256 1 br16_bc64_w8_s4_fa2_ptr 1285.1 5034.4 20031.6 40027.9
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s4_fa2_ptr 766.83 2710.1 9928.2 19637.4
 decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 19.668 66.999 258.34 513.47
 decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 11.614 34.94 130.1 256.97
 decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 15.027

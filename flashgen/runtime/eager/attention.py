@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashgen.runtime.block_mask import dense
 from flashgen.runtime.eager.visibility import keep_mask, own_positions, places
-from flashgen.spec.features import MASKED_BELOW, PLAIN, Features
+from flashgen.spec.features import PLAIN, Features, as_kernels_add
 
 
 def attention(
@@ -64,8 +64,7 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
         if features.bias.dtype is torch.bool:
             s = s.masked_fill(~features.bias, float("-inf"))
         else:
-            bias = features.bias.to(s.dtype)
-            s = s + bias.masked_fill(bias <= MASKED_BELOW, float("-inf"))
+            s = s + as_kernels_add(features.bias.to(s.dtype))
     if features.slopes is not None:
         s = s - at.slopes(features.slopes.to(s.dtype)) * (at.rows - at.keys).abs()
     for mask in at.seen(features, causal=diagonal is not None):
@@ -111,7 +110,7 @@ def softmax_parts(
     unseen = row_sum == 0
     lse = torch.where(unseen, float("-inf"), row_max + torch.where(unseen, 1.0, row_sum).log())
     if features.sinks is not None:
-        sinks = features.sinks.to(s.dtype)[:, None, None]
+        sinks = as_kernels_add(features.sinks.to(s.dtype))[:, None, None]
         # As a softmax with the sink among the scores: inf minus inf.
         sinks = sinks.masked_fill(sinks == float("inf"), float("nan"))
         row_sum = row_sum + torch.exp(sinks - row_max)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from benchmarks.given_roles import program_of
@@ -10,8 +12,9 @@ from flashgen.compile.sass import Listing
 from flashgen.errors import NoEstimate
 from flashgen.estimate import loop_program
 from flashgen.estimate.loop_program import Program
-from flashgen.estimate.machines import MACHINES
+from flashgen.estimate.machines import MACHINES, matrix_cycles
 from flashgen.estimate.sm import steady_cycles
+from flashgen.spec.gpu import TARGETS
 from tests.listings import Line, line, loop
 
 SM90 = MACHINES["sm_90"]
@@ -52,7 +55,7 @@ def program(code: Listing, *, warpgroups: int = 2, tiles: int = 2) -> Program:
         load_bytes=(16384,) * tiles,
         ring=2,
         machine=SM90,
-        hmma=6.0,
+        matrix=partial(matrix_cycles, SM90, TARGETS["nvidia_h200"]),
     )
 
 

@@ -260,7 +260,7 @@ class TestBadInput:
         monkeypatch.setattr(cli.tables, "tables_of", interrupt)
         assert run("targets")[::2] == (130, "flashgen: interrupted\n")
         monkeypatch.setattr("flashgen.tune.tune.tune", lambda *_: interrupt(0))
-        saved = "flashgen: interrupted; results are saved, and the same command resumes\n"
+        saved = "flashgen: interrupted; what was tried is kept, and the same command goes on\n"
         assert run("tune")[::2] == (130, saved)
 
 
@@ -947,9 +947,13 @@ def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkey
     while not table.exists() and running.poll() is None:
         time.sleep(0.01)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the children, too
-    _, errors = running.communicate()
+    printed, errors = running.communicate()
     assert running.returncode == 130, errors
-    assert errors == "flashgen: interrupted; results are saved, and the same command resumes\n"
+    *_, ended, written, kept = printed.splitlines()
+    assert ended == "Interrupted: 1 entry changed"
+    assert written == f"Written: {table} and {out / 'generated'}"
+    assert kept == f"{log} has all that was tried: the same command goes on from there."
+    assert errors == "flashgen: interrupted; what was tried is kept, and the same command goes on\n"
     found = [Outcome.from_json(json.loads(record)) for record in log.read_text().splitlines()]
     assert 24 in {outcome.spec.head_dim for outcome in found if outcome.stage == "check"}
     assert found_dims() == [24]

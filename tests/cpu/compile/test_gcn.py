@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,21 @@ def test_the_busiest_unit_bounds_a_score() -> None:
     twice = replace(compiled, loop=replace(loop, matrix_flops=2**21))
     assert cycles_a_score(twice, spec, config, gpu) == (0.5, 0.125)
     assert cycles_a_score(compiled, spec, config, replace(gpu, arch="gfx1030")) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "cycles"),
+    [({}, 0.0625), ({"fp8": True}, 0.03125), ({"dtype": "float32", "precision": "tf32"}, 0.125)],
+)
+def test_the_matrix_units_bound_a_score_by_its_operands(
+    fields: dict[str, Any], cycles: float
+) -> None:
+    """4 x 128 operations a score on a B200: 8192 of 16 bits in a cycle."""
+    spec, config = make_spec(head_dim=128, **fields), make_config(128, 64)
+    compiled = replace(made_compiled(), arch="sm_100", num_warps=4, issued=(1, 0))
+    bound = cycles_a_score(compiled, spec, config, TARGETS["nvidia_b200"])
+    assert bound is not None
+    assert bound[0] == cycles
 
 
 def test_an_unknown_architecture_is_named() -> None:

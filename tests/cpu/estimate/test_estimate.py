@@ -56,6 +56,7 @@ def replayed(*cycles: tuple[float, ...], **fields: Any) -> Replay:
             "loaded_bytes": (0.0,) * loops,
             "usage": (USAGE,) * loops,
             "block_flops": (1000,) * loops,
+            "block_work": fields.get("block_flops", (1000,) * loops),
             "least_cycles": (0.0,) * loops,
             "equal_parts": (0,) * loops,
             "outside": 100,
@@ -241,6 +242,15 @@ def test_nothing_is_above_the_peak(
     assert A100.peak_tflops is not None
     operations = block_flops * sum(trips)
     assert operations / timing.low_us * 1e-6 <= A100.peak_tflops * (1 + 1e-9)
+
+
+def test_the_peak_is_that_of_the_operands() -> None:
+    """Of the same products in 8 bits, which no replay slows down, half the time."""
+    found = replayed((1e-3,), block_flops=(10**9,))
+    blocks = [(10**4,)] * 1000
+    eight = replace(found, block_work=(10**9 / 2,))
+    at_16_bits, at_8 = (time_of(each, blocks, A100).low_us for each in (found, eight))
+    assert at_16_bits / at_8 == pytest.approx(2)
 
 
 @given(

@@ -39,6 +39,7 @@ def replayed(cycles: float, residents: int = 1) -> Replay:
         loaded_bytes=(16384.0, 16384.0),
         usage=(usage, usage),
         block_flops=(1000, 1000),
+        block_work=(1000, 1000),
         least_cycles=(1.0, 1.0),
         equal_parts=(1, 1),
         outside=0,
@@ -125,7 +126,7 @@ def test_what_a_window_hides_costs_nothing() -> None:
     found = replace(
         replayed(3000.0), phases=((0,), (1,), (2,)), cycles=((3000.0,) * 3,),
         far_cycles=((3000.0,) * 3,), lone_cycles=(3000.0,) * 3, loaded_bytes=(16384.0,) * 3, usage=(usage,) * 3,
-        block_flops=(1000,) * 3, least_cycles=(1.0,) * 3, equal_parts=(1,) * 3,
+        block_flops=(1000,) * 3, block_work=(1000,) * 3, least_cycles=(1.0,) * 3, equal_parts=(1,) * 3,
     )  # fmt: skip
     spec, config = replace(SPEC, window=True), make_config(16, 64, split_keys=256)
     long, short = (estimate(found, spec, config, problem_of(1, n), A100) for n in (1 << 16, 8192))

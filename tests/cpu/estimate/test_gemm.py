@@ -150,3 +150,22 @@ def test_nothing_is_above_the_peak_and_halves_are_equal() -> None:
     for of in found:
         assert len(of.times) == 29
         assert 2 * of.m * of.k * of.n / min(of.times.values()) * 1e-6 < H100.peak_tflops
+
+
+@pytest.mark.slow("compiles four products: 10 s")
+def test_products_of_8_bits_are_estimated_by_their_own_peak() -> None:
+    """On an H20, whose matrix units are so slow that they alone bound 16-bit products."""
+    h20, n, times = TARGETS["nvidia_h20"], 8192, {}
+    for operands in ("fp16", "fp8e4nv"):
+        for config in ((128, 128, 64, 3, 4), (128, 256, 64, 3, 8)):
+            made = cubins.product("sm_90", config, by_columns=False, whole=True, operands=operands)
+            blocks = [(n // config[2],)] * (n * n // (config[0] * config[1]))
+            timing = estimate_cubin(made.code, blocks=blocks, target=h20, **made.geometry())
+            times[operands, config] = timing.median_us
+    assert h20.peak_tflops is not None
+    least_us = 2 * n**3 / h20.peak_tflops * 1e-6
+    fp16 = [us for (operands, _), us in times.items() if operands == "fp16"]
+    fp8 = [us for (operands, _), us in times.items() if operands == "fp8e4nv"]
+    assert least_us < min(fp16)
+    assert least_us / 2 < min(fp8) < least_us
+    assert len(set(fp8)) == 2

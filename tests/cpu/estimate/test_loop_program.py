@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from flashgen.compile.loops import main_bodies, roles
@@ -9,16 +11,18 @@ from flashgen.compile.sass import Listing
 from flashgen.estimate import loop_program
 from flashgen.estimate import loop_program as rows
 from flashgen.estimate.loop_program import PIPE_OF, Row, row, unknown_share
-from flashgen.estimate.machines import MACHINES
+from flashgen.estimate.machines import MACHINES, matrix_cycles
+from flashgen.spec.gpu import TARGETS
 from tests.listings import Line, line, listing, loop
 
 SM80, SM90 = MACHINES["sm_80"], MACHINES["sm_90"]
-HMMA_CYCLES = 8.0
+A100 = partial(matrix_cycles, SM80, TARGETS["nvidia_a100_sxm4_80gb"])
+H200 = partial(matrix_cycles, SM90, TARGETS["nvidia_h200"])
 
 
 def made(text: str | Line, *, spills_to_l2: bool = False) -> Row:
     (instruction,) = listing(text).instructions
-    return row(instruction, SM80, HMMA_CYCLES, spills_to_l2=spills_to_l2)
+    return row(instruction, SM80, H200 if instruction.is_wgmma else A100, spills_to_l2=spills_to_l2)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_unknown_opcodes_are_counted() -> None:
 def linked(code: Listing, warps: int) -> loop_program.Program:
     main = main_bodies(code)
     return loop_program.link(
-        code, roles(code, main), main, SM90, 6.0, num_warps=warps, spills_to_l2=False
+        code, roles(code, main), main, SM90, H200, num_warps=warps, spills_to_l2=False
     )
 
 
@@ -161,7 +165,7 @@ def test_arrivals_in_an_earlier_loop_are_no_credit() -> None:
     assert len(main) == 2
     (role,) = roles(code, main)
     for body in main:
-        found = loop_program.link(code, [role], [body], SM90, 6.0, num_warps=4, spills_to_l2=False)
+        found = loop_program.link(code, [role], [body], SM90, H200, num_warps=4, spills_to_l2=False)
         assert found.credit == {3: 4}
 
 

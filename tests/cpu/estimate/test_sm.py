@@ -105,6 +105,31 @@ def test_tf32_takes_the_pipe_twice_as_long() -> None:
     assert trip(code, num_warps=8) == 2 * 8 * 8
 
 
+@pytest.mark.parametrize(
+    ("opcode", "slug", "rate"),
+    [
+        ("HMMA.16816.F32", "nvidia_a10", 1.0),
+        ("HMMA.1688.F32.TF32", "nvidia_a10", 0.5),
+        ("IMMA.16832.S8.S8.SAT", "nvidia_a10", 2.0),
+        ("IMMA.16832.S8.S8.SAT", "nvidia_geforce_rtx_3090", 4.0),
+        ("HMMA.16816.F16", "nvidia_geforce_rtx_3090", 2.0),
+    ],
+)
+def test_products_count_by_the_peak_of_their_operands(opcode: str, slug: str, rate: float) -> None:
+    code = loop(*[line(f"{opcode} R4, R4, R8, R4")] * 8)
+    found = board(code, TARGETS[slug], num_warps=4)
+    assert found.matrix_work(0) == found.matrix_flops(0) / rate
+    least = found.matrix_work(0) / (TARGETS[slug].matrix_flops_per_clock or 0)
+    assert found.least_cycles(0) == pytest.approx(least)
+
+
+def test_products_of_float64_are_refused_by_name() -> None:
+    """Also where they are so few that the other instructions of a loop outnumber them by far."""
+    few = loop(line("DMMA.884 R4, R4, R8, R4"), line(HMMA), *["MOV R1, R2"] * 300)
+    with pytest.raises(NoEstimate, match="DMMA"):
+        board(few)
+
+
 def test_blocks_share_the_exp2_of_a_sub_partition() -> None:
     code = loop(*[line(EXP2)] * 10)
     for blocks in (2, 3):

@@ -7,6 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -341,6 +342,22 @@ def test_inputs_have_the_problem_s_shapes_and_are_never_zeros(dtype: str) -> Non
     again = inputs.make_inputs(spec, problem, 3, "cpu")
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), again, strict=True))
     assert not torch.equal(q, inputs.make_inputs(spec, problem, 4, "cpu")[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "tflops"), [({}, 989), ({"fp8": True}, 1979), ({"dtype": "float32", "precision": "tf32"}, 495)]
+)  # fmt: skip
+def test_a_ceiling_is_the_peak_of_the_operands(fields: dict[str, Any], tflops: float) -> None:
+    from flashgen.evaluate.tasks import Launches, _ceiling
+    from flashgen.spec.gpu import known_target
+
+    spec = make_spec(head_dim=128, **fields)
+    asked = Launches(
+        spec=spec, problem=workload(spec, 8192), device="cuda:0", seed=0, l2_bytes=0,
+        peak_tflops=known_target("nvidia_h200").peak_tflops, cache="",
+    )  # fmt: skip
+    assert _ceiling(asked).peak_tflops == pytest.approx(tflops, rel=0.01)
+    assert _ceiling(replace(asked, peak_tflops=None)).peak_tflops is None
 
 
 def test_the_workload_s_peak_is_what_a_ceiling_compares() -> None:

@@ -19,7 +19,7 @@ import pytest
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.kernels import render
-from flashgen.kernels.render import HEADER_LINES, digest_of
+from flashgen.kernels.render import HEADER_LINES, code_of, digest_of
 from flashgen.kernels.text import text_name
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -330,7 +330,7 @@ def body_of(source: str) -> str:
     return "".join(source.splitlines(keepends=True)[HEADER_LINES:])
 
 
-def test_header_is_five_lines_with_the_digest_of_the_rest() -> None:
+def test_header_is_five_lines_with_the_digest_of_the_code_below() -> None:
     for rendered in texts().values():
         lines = rendered.source.splitlines()
         assert all(line.startswith("# ") for line in lines[:HEADER_LINES])
@@ -342,6 +342,87 @@ def test_header_is_five_lines_with_the_digest_of_the_rest() -> None:
             == f"# {digest_of(body_of(rendered.source))}"
         )
         assert max(map(len, lines)) <= 100, rendered.name
+
+
+def test_code_is_a_text_without_comments_and_blank_lines() -> None:
+    text = """# words
+
+import triton  # more
+
+
+def f(
+    x,  # of one
+    # of the next
+    y: '#',
+
+):
+    z = f"# {x} #"  # "no string"
+
+    # the last
+    return '''a
+
+    # assembly''', z
+# end
+"""
+    left = """import triton
+def f(
+    x,
+    y: '#',
+):
+    z = f"# {x} #"
+    return '''a
+
+    # assembly''', z
+"""
+    assert code_of(text) == code_of(left) == left
+    assert digest_of(text) == digest_of(left) != digest_of(left.replace("z =", "w ="))
+
+
+EDITS = {
+    "a comment and a blank line": (r"^(import triton\b.*)$", r"\1  # words\n\n# more\n"),
+    "a comment in the kernel": (r"^(    +)(tl|gl)\.store\(", r"\1# words\n\n\g<0>"),
+    "a constant": (r"""float\("-inf"\)""", "-1e30"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_digest_is_of_the_code(
+    edit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    forward = make_spec("bfloat16", 64, "causal")
+    kernels = [
+        (forward, make_config(64, 64)),
+        (forward.for_direction("backward_dkv"), make_config(64, 64)),
+        (forward.for_direction("decode"), make_config(16, 64, num_stages=3)),
+    ]
+    before = [render.render(*kernel) for kernel in kernels]
+    for file in template_files():
+        edited = re.sub(*EDITS[edit], file.read_text(), flags=re.MULTILINE)
+        (tmp_path / file.name).write_text(edited)
+    monkeypatch.setattr(paths, "templates_dir", lambda: tmp_path)
+    render._environment.cache_clear()
+    try:
+        after = [render._rendered.__wrapped__(*kernel) for kernel in kernels]
+    finally:
+        render._environment.cache_clear()
+    for old, new in zip(before, after, strict=True):
+        assert body_of(old.source) != body_of(new.source)
+        assert (old.digest == new.digest) == (edit != "a constant")
+        assert (old.text_digest == new.text_digest) == (edit != "a constant")
+
+
+def test_a_template_that_renders_no_python_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for file in template_files():
+        (tmp_path / file.name).write_text(f"{file.read_text()}\nbroken = (\n")
+    monkeypatch.setattr(paths, "templates_dir", lambda: tmp_path)
+    render._environment.cache_clear()
+    try:
+        with pytest.raises(FlashgenError, match="renders no Python"):
+            render._rendered.__wrapped__(make_spec("bfloat16", 64), make_config(64, 64))
+    finally:
+        render._environment.cache_clear()
 
 
 def test_names_and_digests_are_distinct() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.errors import GeneratedError, InvalidArgument, NoEstimate
+from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.trip_counts import grid
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
@@ -52,7 +52,7 @@ def test_it_is_refused_by_name_elsewhere(arch: str, why: str) -> None:
     reason = why_illegal(SPEC, default_config(SPEC), BY_ARCH[arch]) or ""
     assert "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later" in reason
     assert why in reason
-    with pytest.raises(GeneratedError, match=why):
+    with pytest.raises(InvalidArgument, match=why):
         ladder(Served(archs={}, choices={}), "one", BY_ARCH[arch], SPEC, 100)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flashgen.runtime import sglang
 from flashgen.runtime.paged import warmups
 
 PAGE, DIM, HEADS, KV_HEADS = 16, 32, 4, 2
@@ -59,12 +57,3 @@ def test_what_an_engine_warms_up() -> None:
     assert {x[2:] for x in cases(head_dim=72) if x[0]} == {
         (1, 0, False), (1, 0, True), (2, 0, False), (2, 0, True),
     }  # fmt: skip
-
-
-def test_without_sglang_its_plugin_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "sglang", None)  # type: ignore[arg-type]
-    sglang.register()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("flashgen needs SGLang 0.5.23")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -38,26 +37,6 @@ def test_the_plugin_has_a_name_of_its_own(backend: ModuleType) -> None:
     member = fakes.AttentionBackendEnum["FLASHGEN"]
     module, _, name = member.get_path().rpartition(".")
     assert (module, getattr(backend, name).get_name()) == (backend.__name__, "FLASHGEN")
-
-
-@pytest.mark.parametrize("lacks", ["module", "register_backend", "AttentionBackendEnum", "str"])
-def test_an_older_vllm_is_told_so_and_goes_on(
-    backend: ModuleType,
-    lacks: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    name = "vllm.v1.attention.backends.registry"
-    if lacks == "module":
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    elif lacks == "str":  # a registry that takes members alone
-        monkeypatch.setattr(sys.modules[name], "register_backend", lambda member, _: member.value)
-    else:
-        monkeypatch.delattr(sys.modules[name], lacks)
-    plugin.register()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("flashgen needs vLLM 0.33")
-    assert fakes.AttentionBackendEnum.__members__ == {}
 
 
 def test_what_it_takes(backend: ModuleType) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import random
 import re
@@ -30,6 +29,7 @@ from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.space import legal_configs
 from flashgen.table import emit
+from flashgen.table.table import load
 from flashgen.tune import evaluators, places, story, tune
 from flashgen.tune.options import TuneOptions
 from tests.fakes import FakeEvaluator
@@ -97,15 +97,17 @@ def key(outcome: Outcome) -> str:
     return f"{outcome.stage} {outcome.spec.name} {outcome.problem.seq_k} {outcome.config.label}"
 
 
-def tune_into(out: Path, evaluator: Counting) -> None:
-    """What a child does: tune all specs, with nothing emitted."""
+def tune_into(out: Path, evaluator: Counting, trials: int = 30) -> None:
+    """What a child does: tune all specs, with nothing emitted. What it prints is in printed.txt."""
     places.choose = lambda *_: ((), {0: H200})  # type: ignore[assignment]
     evaluators.make_evaluator = lambda *_: evaluator  # type: ignore[assignment]
     story.goal_for = cheap_goal  # type: ignore[attr-defined]
     emit.write = lambda *_: []  # type: ignore[assignment]
     paths.shipped_configs_dir = lambda: out / "nothing shipped"  # type: ignore[assignment]
-    options = TuneOptions(specs=SPECS, seqs=SEQS, budget=Budget(trials=30), out=out)
-    tune.tune(options, Console(file=io.StringIO()))
+    options = TuneOptions(specs=SPECS, seqs=SEQS, budget=Budget(trials=trials), out=out)
+    out.mkdir(exist_ok=True)
+    with (out / "printed.txt").open("w") as file:
+        tune.tune(options, Console(file=file, width=200))
 
 
 def cheap_goal(*arguments: object, **fields: object) -> Goal:
@@ -182,6 +184,40 @@ def test_kills_cost_nothing_and_change_nothing(kills: int, tmp_path: Path) -> No
     assert os.waitpid(pid, 0)[1] == 0
     assert table_of(out) == table_of(tmp_path / "undisturbed")
     assert not paths.session_file(out, H200.slug).exists()
+
+
+@pytest.mark.parametrize(("answers", "found"), [(3, False), (150, True)])
+def test_ctrl_c_names_what_it_wrote_or_says_that_it_wrote_nothing(
+    answers: int, found: bool, tmp_path: Path
+) -> None:
+    out, evaluator = tmp_path / "out", Counting(recorded(), H200)
+    evaluator.ledger = tmp_path / "ledger.txt"
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            tune_into(out, evaluator, trials=10_000)
+        except KeyboardInterrupt:
+            status = 130
+        finally:
+            os._exit(status)
+    while count(evaluator.ledger) < answers:
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the run ended before Ctrl-C"
+        time.sleep(0.0005)
+    os.kill(pid, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    table, log = paths.table_file(out, H200.slug), paths.log_file(out, H200.slug)
+    *_, ended, last, kept = ["", *(out / "printed.txt").read_text().splitlines()]
+    if found:
+        assert ended == "Interrupted: 1 entry changed"
+        assert last == f"Written: {table} and {paths.generated_dir(out)}"
+        assert len(load(table).entries) == 1
+    else:
+        assert last.startswith(f"Interrupted: nothing is written to {table}, ")
+        assert not table.exists()
+    assert kept == f"{log} has all that was tried: the same command goes on from there."
+    assert known(out)
 
 
 REAL = ("tune --target nvidia_a100_sxm4_80gb --head-dim 64 --no-causal --seq 512 --seq 4096 "

@@ -24,7 +24,7 @@ from flashgen.search.goal import Budget, rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Outcome, Stage, Status
+from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.table import emit
@@ -180,6 +180,53 @@ def test_ctrl_c_saves_the_best_and_the_same_command_ends_as_if_nothing_had_been(
     assert [with_evidence(entry, run="") for entry in again.entries] == [
         with_evidence(entry, run="") for entry in whole.entries
     ]
+
+
+@pytest.mark.parametrize("source", ["estimated", "measured"])
+@pytest.mark.parametrize("shipped", [True, False])
+def test_ctrl_c_before_there_is_a_better_result_says_that_the_log_alone_is_kept(
+    tmp_path: Path,
+    monkeypatch: Patch,
+    emitted: Emitted,
+    no_shipped_tables: Path,
+    source: Source,
+    shipped: bool,
+) -> None:
+    def interrupt(stage: Stage, config: KernelConfig) -> Status | None:
+        if stage == "timed":
+            raise KeyboardInterrupt
+        return None
+
+    if shipped:
+        held = Table(gpu=H200).with_entry(TestWhatIsHeld.HELD, made_run())
+        save(held, no_shipped_tables / "nvidia_h200.yaml")
+    screen = Console(file=io.StringIO(), width=200)
+    evaluator = Served(us=us, gpu=H200, source=source, failing=interrupt)
+    monkeypatch.setattr(evaluators, "make_evaluator", lambda *_: evaluator)
+    monkeypatch.setattr(places, "choose", lambda *_: ((), {0: H200}))
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(TuneOptions(specs=(SPEC,), budget=TRIALS, out=tmp_path), screen)
+    *_, nothing, kept = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    table = tmp_path / "configs" / "nvidia_h200.yaml"
+    assert nothing.startswith(f"Interrupted: nothing is written to {table}, ")
+    assert not table.exists()
+    assert emitted == []
+    log, words, _ = kept.partition(" has all that was tried: the same command goes on")
+    assert words
+    assert Path(log).stat().st_size > 0
+
+
+def test_a_run_that_was_killed_before_it_generated_generates_when_it_goes_on(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    save(Table(gpu=H200), tmp_path / "configs" / "nvidia_h200.yaml")
+    with monkeypatch.context() as patched:
+        patched.setattr(emit, "write", _killed)
+        with pytest.raises(Killed):
+            run(patched, tmp_path)
+    table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200, source="estimated"))
+    assert "1 search, 1 entry changed" in printed
+    assert len(table.entries) == len(emitted) == 1
 
 
 def test_a_first_ctrl_c_in_the_final_round_saves_the_winner_too(
@@ -479,6 +526,18 @@ class TestWhatIsHeld:
         _, printed = run(monkeypatch, tmp_path)
         assert (tmp_path / "configs" / "nvidia_h200.yaml").read_text() == text
         assert "the table's entry stays: it is measured, and estimated never replaces" in printed
+
+    def test_a_new_folder_gets_the_shipped_table_where_nothing_beats_it(
+        self, tmp_path: Path, monkeypatch: Patch, no_shipped_tables: Path
+    ) -> None:
+        self.held(no_shipped_tables, source="measured")
+        _, printed = run(monkeypatch, tmp_path / "new")
+        assert "1 search, 0 entries changed" in printed
+        (said,) = re.findall("^Written: (.*) and (.*)$", printed, re.MULTILINE)
+        table, copy, _ = said[0].partition(" (a copy of the shipped table)")
+        assert copy
+        assert load(Path(table)) == load(no_shipped_tables / "nvidia_h200.yaml")
+        assert emit.check(emit.tables_for(tmp_path / "new"), Path(said[1])) == []
 
     def test_a_measurement_replaces_an_estimate(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted

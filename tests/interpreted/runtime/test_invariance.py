@@ -19,16 +19,18 @@ from flashgen.spec.config import KernelConfig
 from tests import invariance
 from tests.invariance import SEGMENTS, differing, free_choices, pairs_of
 
-Seeded = Callable[[int], None]
+Seeded = Callable[..., None]
+GPUS = "nvidia_h200", "nvidia_a100_sxm4_80gb"
+"""The second has mma.sync alone, and above head dim 128 kernels that multiply in parts."""
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Seeded:
-    """Serves from here on with the segment and the tiles that a seed draws."""
-    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
+    """Serves from here on with the segment and the tiles that a seed draws, as a GPU."""
     monkeypatch.setenv("FLASHGEN_LOG", "error")
 
-    def seeded(seed: int) -> None:
+    def seeded(seed: int, gpu: str = GPUS[0]) -> None:
+        monkeypatch.setenv("FLASHGEN_GPU", gpu)
         monkeypatch.setattr(numeric_class, "SEGMENT", SEGMENTS[seed % len(SEGMENTS)])
         monkeypatch.setattr(selection, "default_configs", free_choices(seed))
         dispatcher = Dispatcher(package="generated", archs={}, choices={})
@@ -44,7 +46,7 @@ MORE = pytest.mark.slow("make test has 24 cases")
 @pytest.mark.parametrize("first", [0, 12, *(pytest.param(n, marks=MORE) for n in (24, 36))])
 def test_the_same_bits(serve: Seeded, first: int) -> None:
     for seed in invariance.seeds(first, 12):
-        serve(seed)
+        serve(seed, GPUS[seed // 2 % len(GPUS)])
         assert differing(pairs_of(seed)) == 0, f"seed {seed}"
 
 
@@ -52,8 +54,15 @@ def test_the_same_bits(serve: Seeded, first: int) -> None:
 @pytest.mark.parametrize("first", range(48, 1104, 48))
 def test_the_same_bits_of_many(serve: Seeded, first: int) -> None:
     for seed in invariance.seeds(first, 48):
-        serve(seed)
+        serve(seed, GPUS[seed // 2 % len(GPUS)])
         assert differing(pairs_of(seed)) == 0, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", [3, 6, 8])
+def test_decodes_of_wide_heads_on_gpus_with_mma_sync(serve: Seeded, seed: int) -> None:
+    """They multiply Q and K in parts of the head dim, and the prefill in one."""
+    serve(seed, GPUS[1])
+    assert differing(invariance.by_decode(invariance.case_of(seed, wide=True))) == 0
 
 
 def test_drop_ins_give_the_same_bits(serve: Seeded) -> None:
@@ -100,6 +109,18 @@ def test_it_is_true_or_false(serve: Seeded, given: Any) -> None:
     for call in (attention, decode):
         with pytest.raises(InvalidArgument, match="invariant must be True or False"):
             call(q, q, q, invariant=given)
+
+
+@pytest.mark.parametrize("gpu", ["amd_instinct_mi300x", "amd_radeon_rx_9070_xt"])
+def test_gpus_of_amd_are_refused_by_name(
+    serve: Seeded, monkeypatch: pytest.MonkeyPatch, gpu: str
+) -> None:
+    serve(0)
+    monkeypatch.setenv("FLASHGEN_GPU", gpu)
+    q = torch.zeros(1, 1, 8, 64).half()
+    for call in (attention, decode, explain, explain_decode):
+        with pytest.raises(InvalidArgument, match=f"invariant needs a GPU of NVIDIA.*{gpu}"):
+            call(q, q, q, invariant=True)
 
 
 MUTANTS: dict[str, tuple[str, str]] = {

@@ -1,0 +1,76 @@
+"""What a tuning run prints at its end: the results, where they are, and what to try next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+
+from flashgen import paths
+from flashgen.spec.problem import bucket_of
+from flashgen.table.show import entries_grid
+from flashgen.tune.progress import explain_options, failure_lines
+from flashgen.tune.story import Story
+
+
+def report(story: Story, console: Console) -> None:
+    """Print the end of a run that searched all it was asked for."""
+    options, found = story.options, story.found
+    keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in options.searches]
+    order = sorted(found, key=lambda key: keys.index(key) if key in keys else len(keys))
+    console.print()
+    console.print(entries_grid(found[key] for key in order))
+    lines = [
+        *failure_lines(story.outcomes),
+        f"{len(keys)} search{'es' * (len(keys) != 1)}, {_changes(story)}",
+    ]
+    if story.unbegun:
+        lines.append(f"{story.unbegun} of them did not begin: the time was over")
+    if story.writes:
+        copy = "" if story.changed else " (a copy of the shipped table)"
+        table = paths.table_file(options.out, story.slug)
+        lines.append(f"Written: {table}{copy} and {paths.generated_dir(options.out)}")
+    console.print("", *lines, *_to_try(story), sep="\n", soft_wrap=True)  # commands stay whole
+
+
+def report_interrupted(story: Story, console: Console, *, generated: bool) -> None:
+    """Print what Ctrl-C leaves of a run. generated: whether generated/ agrees with the table."""
+    out = story.options.out
+    log, table = paths.log_file(out, story.slug), paths.table_file(out, story.slug)
+    if story.changed:
+        also = f" and {paths.generated_dir(out)}" if generated else ""
+        lines = [f"Interrupted: {_changes(story)}", f"Written: {table}{also}"]
+    else:
+        lines = [
+            f"Interrupted: nothing is written to {table}, for nothing was found so far that is "
+            "checked and better than what is there."
+        ]
+    if log.exists():
+        lines.append(f"{log} has all that was tried: the same command goes on from there.")
+    console.print(*lines, sep="\n", soft_wrap=True)
+
+
+def _changes(story: Story) -> str:
+    """How many entries are others than the run found."""
+    before = story.began_with
+    changes = sum(entry != before.find(*entry.key) for entry in story.table.entries)
+    return f"{changes} entr{'y' if changes == 1 else 'ies'} changed"
+
+
+def _to_try(story: Story) -> list[str]:
+    """Commands that show, verify and use what was found."""
+    options, slug = story.options, story.slug
+    elsewhere = "" if options.out == Path() else shlex.quote(str(options.out))
+    option = elsewhere and f" --out {elsewhere}"
+    written = paths.generated_dir(options.out).resolve()
+    shipped = written == paths.shipped_generated_dir().resolve()
+    served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
+    keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in options.searches]
+    mine = [story.found[key] for key in keys if key in story.found]
+    lines = ["Try next:"]
+    if mine:  # sharing kernels touches other buckets, too
+        lines.append(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
+    lines.append(f"  flashgen verify {'--gpu' if story.on_gpu else f'--target {slug}'}{option}")
+    lines.append(f"  {served}python -c 'from flashgen import attention; help(attention)'")
+    return lines
