@@ -170,8 +170,8 @@ class LadderSteps:
     """Selects configs of steps for a GPU, from what a generated package serves on it and an
     evaluator.
 
-    evaluator None: a smoke run, which takes the first legal candidate and relies on the check of
-    the case. Kernels are written to `folder`.
+    evaluator None: the table's config, or the first legal candidate; the check of the case is
+    relied on. Kernels are written to `folder`.
     """
 
     gpu: Gpu
@@ -221,11 +221,12 @@ class LadderSteps:
         Raises LeftOut if no interpreter can run it, FlashgenError if no candidate is correct.
         """
         legal = self._legal(step, spec)
-        if self.evaluator is None:
-            if not legal[0].interpretable:
-                raise LeftOut(f"schedule {step.schedule} has no interpreter: it needs an sm_90 GPU")
-            return legal[0], "the first candidate"
         known = [config for config in self._known(spec, problem) if step.holds(config, spec)]
+        if self.evaluator is None:
+            config = (*known, *legal)[0]
+            if not (config.interpretable or torch.cuda.is_available()):
+                raise LeftOut(f"schedule {step.schedule} has no interpreter: it needs an sm_90 GPU")
+            return config, "the table's choice" if known else "the first candidate"
         compiled = [o for o in self._ask("compile", spec, problem, [*known, *legal]) if o.ok]
         ranked = sorted(compiled, key=lambda outcome: _rank(outcome, known))
         most = TILES if self.evaluator.source == "measured" else 1

@@ -8,7 +8,7 @@ import difflib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,6 +32,17 @@ def verify(
     executed: Annotated[
         bool, typer.Option(help="Execute every kernel on the CPU as Triton compiles it.")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --executed: add to these results, and trust them."),
+    ] = None,
+    enter: Annotated[
+        Literal["choose", "admit"] | None,
+        typer.Option(
+            help="With --executed: choose the table's list of executed kernels anew, or admit this "
+            "Triton to those that hold under it."
+        ),
+    ] = None,
     invariant: Annotated[
         bool, typer.Option(help="Compare the machine code of the kernels of each numeric class.")
     ] = False,
@@ -53,7 +64,9 @@ def verify(
             option = "--executed" if executed else "--invariant"
             raise InvalidArgument(f"{option} needs --target SLUG: nothing runs on a GPU")
         table = named_table(target, out)
-        return _compare(table) if invariant else _execute(table, out, jobs)
+        if executed and enter is not None:
+            return _enter(table, enter, out, jobs)
+        return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
@@ -89,13 +102,32 @@ def _compare(table: Table) -> None:
         raise typer.Exit(1)
 
 
-def _execute(table: Table, out: Path, jobs: int | None) -> None:
+def _enter(table: Table, what: str, out: Path, jobs: int | None) -> None:
+    """Write the list `executed` of a table, and generate."""
+    from flashgen.evaluate.offline import OfflineEvaluator
+    from flashgen.table import emit
+    from flashgen.table.table import save
+    from flashgen.tune.executed import admit, choose
+
+    tables = emit.tables_for(out, evidence=True)
+    table = tables.pop(table.gpu.slug)
+    with OfflineEvaluator(table.gpu, paths.state_dir(out), jobs) as evaluator:
+        if what == "choose":
+            made = choose(table, evaluator, list(tables.values()))
+        else:
+            made = admit(table, evaluator)
+    save(made, paths.table_file(out, table.gpu.slug))
+    emit.write(emit.tables_for(out), paths.generated_dir(out))
+    print(f"{table.gpu.slug}: {len(made.executed)} executed entries")
+
+
+def _execute(table: Table, out: Path, jobs: int | None, record: Path | None) -> None:
     """Print the verdict of each kernel of a table. Raises typer.Exit where one does not hold."""
     from flashgen.tune.verify import execute
 
     log = paths.state_dir(out) / f"{table.gpu.slug}-executed.jsonl"
     found = []
-    for name, result in execute(table, log, jobs):
+    for name, result in execute(table, log, jobs, record=record):
         found.append((name, result.holds))
         for line in result.lines():
             print(printable(line), flush=True)

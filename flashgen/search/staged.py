@@ -49,8 +49,8 @@ FINALISTS = 4
 """Challengers of a final round, in addition to incumbent and default."""
 
 FINALISTS_LENT = 2
-"""The same where only what tables hold is tried, three configs in the mean. With them twenty specs
-are measured in ten minutes (benchmarks/campaign_clock.py --from-tables)."""
+"""The same where only what tables hold is tried, three configs in the mean. With them a
+simulation had twenty specs measured in ten minutes (docs/lab-notes.md)."""
 
 
 def search(

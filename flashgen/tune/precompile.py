@@ -10,6 +10,7 @@ the binary is not found and Triton compiles as usual: nothing wrong is ever run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -160,16 +161,23 @@ def precompile(
 
 
 def package(
-    table: Table, pairs: Iterable[Pair], out: Path, *, jobs: int | None = None
+    table: Table,
+    pairs: Iterable[Pair],
+    out: Path,
+    *,
+    jobs: int | None = None,
+    cache: Path | None = None,
 ) -> Iterator[Precompiled]:
-    """Compile kernels into the folder `out`, for use with `FLASHGEN_AOT=OUT`.
+    """Compile kernels into the folder `out`, for use with `FLASHGEN_AOT=OUT`. cache: a folder of
+    Triton's, which may have some of them.
 
     out/<slug>/ holds Triton's metadata and binary of each kernel, and a manifest, which is written
     last: if it exists, so does all that it names. Kernels that do not compile are left out. Raises
     FlashgenError if the folder cannot be written, and the errors of precompile.
     """
     folder, kernels = out / table.gpu.slug, {}
-    with temporary_folder("aot") as cache:
+    with contextlib.ExitStack() as stack:
+        cache = cache or stack.enter_context(temporary_folder("aot"))
         for made in precompile(pairs, table.gpu, cache=cache, jobs=jobs):
             if made.keys:
                 kernels[made.name] = [

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from flashgen import settings
+from flashgen.compile.ptx import build_ptx
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
 from flashgen.evaluate.pools import Children
@@ -23,6 +25,7 @@ from flashgen.evaluate.tasks import ForArch, task
 from flashgen.evaluate.workers.answers import Done, TimedOut
 from flashgen.files import content_of
 from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome
@@ -145,15 +148,25 @@ EXECUTE_LIMIT_S = 300.0
 """A kernel takes 2 to 30 s on one core, its compilation included."""
 
 
-def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[str, Sanitized]]:
+SAME_PTX = ("sm_80", "sm_86", "sm_89")
+"""Architectures for which Triton writes the same instructions. instructions() is compared for each
+kernel, as its signature has it; not for the other types of tensors that a case may have."""
+
+
+def execute(
+    table: Table, log: Path, jobs: int | None = None, *, record: Path | None = None
+) -> Iterator[tuple[str, Sanitized]]:
     """Execute every kernel of a table as this Triton compiles it, on sanitize.executed_cases(), and
     yield the name of its spec with what was found, in the order of the table. `jobs` children work.
 
     The lines of `log` are the results so far: a run that was cut off goes on, and one that comes to
-    the end deletes them.
+    the end deletes them. `record` holds verdicts of several tables, by architecture and digest: a
+    kernel that it has without a fault is not executed, and all others are added. Across SAME_PTX a
+    kernel whose PTX is the same but for the target counts as executed.
     """
     kernels = dict.fromkeys((e.spec, config) for e in table.everything for config in kernels_of(e))
-    known = _known(log)
+    held = {} if record is None else _recorded(record, table, kernels)
+    known = _known(log) | held
     with contextlib.closing(Children(jobs or cpu_count())) as children:
         pending = {
             (spec, config): children.submit(
@@ -178,8 +191,48 @@ def execute(table: Table, log: Path, jobs: int | None = None) -> Iterator[tuple[
                     log.parent.mkdir(parents=True, exist_ok=True)
                     with log.open("a") as file:
                         file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")
+            if record is not None and rendered.digest not in held:
+                _record(record, table.gpu.arch, found)
             yield spec.name, found
     log.unlink(missing_ok=True)
+
+
+def _recorded(
+    record: Path, table: Table, kernels: Iterable[tuple[AttentionSpec, KernelConfig]]
+) -> dict[str, Sanitized]:
+    """What a record has of a table's kernels without a fault; what is lent is added to it."""
+    version, arch = triton_version(), table.gpu.arch
+    text = record.read_text() if record.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines()]
+    right = [line for line in lines if line["triton"] == version and not line["faults"]]
+    here = {line["digest"]: line["name"] for line in right if line["arch"] == arch}
+    others = {
+        line["digest"]: line["arch"]
+        for line in right
+        if arch in SAME_PTX and line["arch"] in SAME_PTX and "executed_for" not in line
+    }
+    for spec, config in kernels:
+        rendered = render(spec, config)
+        other = None if rendered.digest in here else others.get(rendered.digest)
+        if other and instructions(spec, config, arch) == instructions(spec, config, other):
+            here[rendered.digest] = rendered.name
+            lent = Sanitized(name=rendered.name, digest=rendered.digest, passed=True)
+            _record(record, arch, lent, executed_for=other)
+    return {d: Sanitized(name=name, digest=d, passed=True) for d, name in here.items()}
+
+
+def _record(record: Path, arch: str, found: Sanitized, **more: str) -> None:
+    """Add the verdict of a kernel to a record."""
+    line = {"triton": triton_version(), "arch": arch, "name": found.name, "digest": found.digest}
+    faults = len(found.findings) + (not found.passed)
+    with record.open("a") as file:
+        file.write(json.dumps(line | {"faults": faults} | more) + "\n")
+
+
+def instructions(spec: AttentionSpec, config: KernelConfig, arch: str) -> str:
+    """The PTX of a kernel without its target, lines of the source and debug sections."""
+    ptx = build_ptx(render(spec, config), spec, config, arch).ptx.partition("\t.section\t")[0]
+    return re.sub(r"^\s*\.(target|file|loc)\b.*\n", "", ptx, flags=re.MULTILINE)
 
 
 def _known(log: Path) -> dict[str, Sanitized]:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from flashgen.evaluate.check_attention import packed_case
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.sanitize import Sanitized, executed_cases, sanitize
+from flashgen.evaluate.workers.answers import Done
+from flashgen.kernels.render import render
 from flashgen.ptx.program import InvalidPtx
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
@@ -27,6 +30,7 @@ from flashgen.spec.problem import Problem
 from flashgen.spec.records import record_of
 from flashgen.spec.vocabulary import Direction
 from flashgen.table.table import load
+from flashgen.tune import verify as verifying
 from flashgen.tune.verify import execute
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
@@ -133,6 +137,36 @@ def test_a_table_is_executed_and_a_run_that_was_cut_off_goes_on(tmp_path: Path) 
     log.write_text("\n".join(map(json.dumps, lines)) + '\n{"triton": "3.')
     ((_, again),) = execute(table, log, 1)
     assert again == held
+
+
+def test_a_record_is_trusted_and_lends_the_same_ptx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec("bfloat16", 64, direction="backward_delta")
+    table = made_table(made_entry(spec, config=make_config(16, 16, num_warps=2, num_stages=1)))
+    log, record, asked = tmp_path / "log.jsonl", tmp_path / "record.jsonl", []
+    found = Sanitized(
+        name="kernel", digest=render(spec, table.entries[0].config).digest, passed=True
+    )
+
+    class Children:
+        def __init__(self, *_: object) -> None: ...
+        def close(self) -> None: ...
+        def submit(self, task: object) -> SimpleNamespace:
+            asked.append(task)
+            return SimpleNamespace(result=lambda: Done(asdict(found)))
+
+    monkeypatch.setattr(verifying, "Children", Children)
+    gpus = [replace(table.gpu, arch=arch) for arch in ("sm_80", "sm_80", "sm_86", "sm_90", "sm_86")]
+    counts = []
+    for gpu in gpus:
+        ((_, verdict),) = execute(replace(table, gpu=gpu), log, 1, record=record)
+        assert verdict.holds
+        counts.append(len(asked))
+    assert counts == [1, 1, 1, 2, 2]  # sm_86 has the instructions of sm_80, sm_90 has not
+    record.write_text(record.read_text().replace('"faults": 0', '"faults": 1'))
+    list(execute(replace(table, gpu=gpus[0]), log, 1, record=record))
+    assert len(asked) == 3
 
 
 def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -380,7 +380,7 @@ def f(
 
 EDITS = {
     "a comment and a blank line": (r"^(import triton\b.*)$", r"\1  # words\n\n# more\n"),
-    "a comment in the kernel": (r"^(    +)(tl|gl)\.store\(", r"\1# words\n\n\g<0>"),
+    "a comment in the kernel": (r"^( *)(tl|gl)\.store\(", r"\1# words\n\n\g<0>"),
     "a constant": (r"""float\("-inf"\)""", "-1e30"),
 }
 

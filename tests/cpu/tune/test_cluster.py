@@ -349,7 +349,7 @@ def test_addresses_and_a_ray_that_is_missing(monkeypatch: pytest.MonkeyPatch) ->
         pass
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(ToolchainError, match=r"--cluster needs Ray: pip install .*cluster"),
+        pytest.raises(ToolchainError, match=r"--cluster needs Ray: .*pip install .*ray\[client\]"),
         cluster.connected("auto", None),
     ):
         pass

@@ -14,7 +14,7 @@ from flashgen.spec.outcome import Stage
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table.entry import RunnerUp, short_digest
 from flashgen.table.table import Table
-from flashgen.tune.donors import CheckedByDonors, Donors
+from flashgen.tune.donors import ALIKE, CheckedByDonors, Donors
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec
 from tests.tables import DIGEST, H200, made_entry, with_evidence
@@ -59,12 +59,37 @@ def test_an_invariant_spec_is_lent_what_the_plain_one_has_after_its_own() -> Non
 
 @pytest.mark.parametrize(
     ("gpu", "spec"),
-    [(H200, SPEC), (L4, make_spec(mask="causal")), (L4, make_spec(dtype="float16"))],
-    ids=["itself", "mask", "dtype"],
+    [
+        (H200, SPEC),
+        (L4, make_spec(mask="causal")),
+        (L4, make_spec(dtype="float32", precision="tf32")),
+        (L4, SPEC.for_direction("backward_dq")),
+    ],
+    ids=["itself", "mask", "dtype", "direction"],
 )
-def test_only_this_very_spec_of_others_counts(gpu: Gpu, spec: Any) -> None:
+def test_what_computes_something_else_lends_nothing(gpu: Gpu, spec: Any) -> None:
     assert chosen([of(gpu, TILE, spec=spec)]) == []
     assert chosen([of(L4, TILE)]) == [TILE]
+
+
+def test_like_specs_lend_after_the_spec_itself_and_no_more_than_alike() -> None:
+    """In the form that the spec can have: packed sequences have pointers, and schedule fa2."""
+    half, packed = make_spec(dtype="float16"), make_spec(varlen=True)
+    tables = [of(L4, OTHER, spec=half), of(H100, TILE, bucket=THERE)]
+    assert chosen(tables) == [TILE, OTHER]
+    described = replace(OTHER, loads="descriptor", schedule="s_ahead", num_stages=2)
+    donors = Donors([of(H100, described)], H200)
+    assert list(donors.chosen(packed, HERE, on_gpu=False)) == [OTHER.pointer_twin(packed)]
+    tiles = [
+        make_config(br, bc, num_warps=warps)
+        for br in (32, 64, 128)
+        for bc in (16, 32, 64)
+        for warps in (2, 4)
+    ]
+    many = [
+        replace(of(L4, tile, spec=half), gpu=replace(L4, name=f"L4 {tile.label}")) for tile in tiles
+    ]
+    assert len(chosen(many)) == ALIKE < len(tiles)
 
 
 def test_what_no_time_chose_on_amd_is_not_lent_to_nvidia() -> None:

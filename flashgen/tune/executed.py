@@ -1,45 +1,33 @@
-"""Chooses kernels of schedules hopper and blackwell for a table: those that are estimated faster
-than its entries, or as fast within NEAR with fewer instructions, and that flashgen.ptx executes
-right and without a fault. Where the table has no times, those that take fewer cycles a score. What
-another GPU of the same chip was measured with comes before the table's entries, but not before an
-executed one that is estimated faster.
+"""The list `executed` of a table: kernels of schedules hopper and blackwell that no GPU has timed.
 
-    python benchmarks/choose_executed.py choose nvidia_h100_80gb_hbm3 nvidia_h200 nvidia_b200
-    PYTHONPATH=.venv/triton-3.8.0 python benchmarks/choose_executed.py admit nvidia_h200
+They are estimated faster than the entries, or as fast within NEAR with fewer instructions, and
+flashgen.ptx executes them right and without a fault. Where the table has no times, they take fewer
+cycles a score. What another GPU of the same chip was measured with comes before the entries, but
+not before an executed one that is estimated faster.
 
-choose writes the list `executed` of a table anew, for the installed Triton. admit adds that Triton
-to the versions of each of its kernels that compiles there, and is executed right; one that has an
-estimate must compile without spills. Both resume: what was compiled and executed is kept under
---cache.
+choose() makes the list anew, for the installed Triton. admit() adds that Triton to the versions of
+each kernel that compiles there, and is executed right; one that has an estimate must compile
+without spills.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import groupby, islice
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # this checkout's flashgen, whose tables it writes
-
-from flashgen import paths, settings
-from flashgen.evaluate import offline
+from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome
 from flashgen.spec.problem import Bucket
 from flashgen.spec.space import legal_configs
-from flashgen.table import emit
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
-from flashgen.table.table import Table, load_with_evidence, save
+from flashgen.table.table import Table
 from flashgen.tune.run_files import run_now
 from flashgen.tune.transfer import measured_on_chip
 
@@ -292,32 +280,3 @@ def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
 
 def _number(triton: str) -> list[int]:
     return [int(part) for part in triton.split(".")]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Choose or admit, table by table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("choose", "admit"))
-    parser.add_argument("slug", nargs="+")
-    parser.add_argument("--specs", default="*", help="a pattern of their names; others stay")
-    parser.add_argument("--jobs", type=int)
-    parser.add_argument("--cache", type=Path, default=Path(".flashgen"))
-    asked = parser.parse_args(arguments)
-    vars(offline)["CHECK_LIMIT_S"] = 900.0  # of a machine that does much else
-    for slug in asked.slug:
-        path = paths.shipped_table(slug)
-        table = load_with_evidence(path)
-        with OfflineEvaluator(table.gpu, asked.cache, asked.jobs) as evaluator:
-            if asked.what == "choose":
-                others = [t for other, t in emit.tables_for(Path()).items() if other != slug]
-                made = choose(table, evaluator, others, asked.specs)
-            else:
-                made = admit(table, evaluator, asked.specs)
-        save(made, path)
-        print(f"{slug}: {len(made.executed)} executed entries, {datetime.now(UTC):%H:%M}")
-    emit.write(emit.tables_for(Path()), paths.generated_dir(Path()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""benchmarks/choose_executed.py: which kernels of schedules hopper and blackwell enter a table, and leave it."""
+"""tune/executed.py: which kernels of schedules hopper and blackwell enter a table, and leave it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import choose_executed as program
 from flashgen import settings
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Status, Timing
 from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.tune import executed as program
 from tests.makers import make_config
 from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table
 

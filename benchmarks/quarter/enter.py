@@ -1,0 +1,149 @@
+"""Enter what gpu_quarter.py measured: the table of the GPU, and benchmarks/results/<slug>/.
+
+A table takes what the rounds decide, by the rule of the final round: times of one round alone
+compare. The folder gets the lines, quarter.json as flashgen bench has it, a page and measured.svg.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks import measured
+from benchmarks.quarter.lines import Line, outcomes_of, page, read
+from flashgen import paths
+from flashgen.bench.listing import markdown
+from flashgen.bench.record import SCHEMA, Measured
+from flashgen.errors import FlashgenError
+from flashgen.evaluate.gpu_state import Conditions
+from flashgen.search.decide import choose, median_us, p_value
+from flashgen.search.goal import Found
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import CheckResult, Outcome
+from flashgen.spec.problem import BUCKET_SEQ, Problem, bucket_of, workload
+from flashgen.spec.records import record_of
+from flashgen.spec.space import legal_configs, tuned_default
+from flashgen.table import emit
+from flashgen.table.entry import Run
+from flashgen.table.table import Table, save
+from flashgen.tune.progress import entry_of
+from flashgen.tune.run_files import held_table, with_conditions
+
+
+def enter(files: Sequence[Path], out: Path) -> int:
+    """Enter the lines of one GPU. Raises FlashgenError for those of several, or of a tiny run."""
+    lines = [line for file in files for line in read(file)]
+    abouts = [line for line in lines if line["kind"] == "about"]
+    kinds = {(str(each["gpu"]), each["triton"], each["torch"], each["tiny"]) for each in abouts}
+    if len(kinds) != 1 or abouts[0]["tiny"] or abouts[0]["gpu"] is None:
+        raise FlashgenError(
+            f"the lines must be measured, of one GPU, torch and Triton: got {len(kinds)} kinds, "
+            f"{sum(each['tiny'] for each in abouts)} tiny runs"
+        )
+    about, gpu = abouts[0], record_of(Gpu, abouts[0]["gpu"])
+    table = held_table(out, gpu)
+    made = entered(table, lines, about)
+    save(made, paths.table_file(out, gpu.slug))
+    emit.write(emit.tables_for(out), paths.generated_dir(out))
+    folder = out / "benchmarks" / "results" / gpu.slug
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    (folder / "quarter.jsonl.gz").write_bytes(gzip.compress(text, mtime=0))
+    cases = [line["case"] for line in lines if "case" in line]
+    run = {name: value for name, value in about.items() if name not in ("kind", "tiny", "run")}
+    record = {
+        "benchmark": "flashgen bench",
+        "schema": SCHEMA,
+        "runs": [run],
+        "struck": [],
+        "cases": cases,
+    }
+    (folder / "quarter.json").write_text(json.dumps(record, indent=1) + "\n")
+    versions = f"torch {about['torch']}, Triton {about['triton']}"
+    first = f"{about['date'][:10]}, {versions}, measured by `benchmarks/gpu_quarter.py`."
+    head = [first, "", "```text", *page(lines), "```"]
+    found = [record_of(Measured, case) for case in cases]
+    (folder / "quarter.md").write_text(markdown(found, head).replace("flashgen bench", gpu.name, 1))
+    shown = [case for case in cases if case["problem"]["seq_k"] == 8192 and measured.rates(case)]
+    if shown:
+        measured.draw(shown, run, folder / "measured.svg")
+    changed = sum(entry not in table.entries for entry in made.entries)
+    print(f"{changed} entries are new in {paths.table_file(out, gpu.slug)}; see {folder}")
+    print("The picture, pages and README state what was measured before: state what is now.")
+    return 0
+
+
+def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
+    """The table with what one round of each spec and bucket decides: rather one at the length that
+    tuning times, rather one with all samples, rather the last.
+    """
+    found = outcomes_of(lines)
+    checks = {(o.spec, o.config): o.check for o in found if o.stage == "check" and o.ok}
+    wrong = {(o.spec, o.config) for o in found if o.stage == "check" and not o.ok}
+    day = datetime.fromisoformat(about["date"])
+    run = Run(
+        id=f"{day:%Y%m%dT%H%M%SZ}-measured",
+        source="measured",
+        **{name: about[name] for name in ("flashgen", "triton", "torch", "cuda", "protocol")},
+    )
+    states = [Conditions(**line["conditions"]) for line in lines if line.get("conditions")]
+    run = with_conditions(run, SimpleNamespace(conditions=states[-1] if states else None))
+    rounds = []
+    for line in lines:
+        finals = [o for o in outcomes_of([line]) if o.stage == "final" and o.ok]
+        finals = [o for o in finals if (o.spec, o.config) not in wrong]
+        if finals and (finals[0].spec.varlen or finals[0].problem == usual(finals[0])):
+            tuned = finals[0].problem.seq_k == BUCKET_SEQ[bucket_of(finals[0].problem.seq_k)]
+            rounds.append((tuned, "full" in line["key"], len(rounds), finals))
+    last = {
+        (finals[0].spec, bucket_of(finals[0].problem.seq_k)): finals
+        for *_, finals in sorted(rounds, key=lambda each: each[:3])
+    }
+    for finals in last.values():
+        table = decided(table, finals, checks, run)
+    return table
+
+
+def usual(outcome: Outcome) -> Problem:
+    """The sizes that tuning times at that length."""
+    return workload(outcome.spec, outcome.problem.seq_k)
+
+
+def decided(
+    table: Table, finals: Sequence[Outcome], checks: Mapping[Any, CheckResult | None], run: Run
+) -> Table:
+    """The table after one round, which changes nothing where a measured entry stays."""
+    spec, problem, gpu = finals[0].spec, finals[0].problem, table.gpu
+    key = (spec, bucket_of(problem.seq_k))
+    held, executed = table.find(*key), table.executed_for(*key)
+    if executed and executed.serves_under(run.triton):
+        held = executed
+    default = tuned_default(spec, gpu)
+    order = sorted(finals, key=lambda each: median_us(each.timing))
+    timed = {each.config: each for each in order}
+    rivals = [timed[c] for c in dict.fromkeys((held and held.config, default)) if c in timed]
+    winner = choose(order, rivals)
+    if winner is None or why_illegal(spec, winner.config, gpu) or default not in timed:
+        return table
+    stays = held is not None and held.config == winner.config
+    if stays and held.result.source == "measured":
+        return table
+    check = checks.get((spec, winner.config))
+    if check is None:
+        print(f"{spec.name} {problem.label}: {winner.config.label} won, and was not compared there")
+        return table
+    found = Found(
+        winner=replace(winner, check=check), default=timed[default],
+        runners_up=tuple(each for each in order if each is not winner)[:2],
+        incumbent=timed.get(held.config) if held else None, candidates=len(finals),
+        legal=len(legal_configs(spec, gpu, on_gpu=True)), exhaustive=False, replaced=not stays,
+        p_value=p_value(winner, order, rivals),
+    )  # fmt: skip
+    return table.with_entry(entry_of(spec, problem, found, run.id), run)

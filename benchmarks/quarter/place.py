@@ -1,0 +1,247 @@
+"""Place: the device of gpu_quarter.py, and how each kind of item is done there.
+
+Checks, rounds and times are those of flashgen's own evaluator, called in this process; cases are
+those of flashgen bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from triton import knobs
+
+from benchmarks import dispatch_overhead
+from benchmarks.quarter.experiments import OWN_SCHEDULES, Item, held_out
+from benchmarks.quarter.lines import Line, read
+from flashgen import settings
+from flashgen.bench import race
+from flashgen.bench.case import BenchCase, make_inputs
+from flashgen.bench.contenders import dispatchers, flashgen_and_torch
+from flashgen.bench.ladder import LadderSteps
+from flashgen.bench.record import provenance
+from flashgen.bench.run import copy_gbs, matmul_tflops
+from flashgen.errors import NoGpuError
+from flashgen.evaluate import inputs, measure, tasks
+from flashgen.evaluate.evaluator import Request
+from flashgen.kernels.launch import device_gpu
+from flashgen.kernels.render import render
+from flashgen.runtime.kernel_files import binaries, offer
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import known_target
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+
+WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
+"""Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
+SMOKE_TARGET = "nvidia_h200"
+UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.WRONG)
+PEERS, TINY_PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash"), ("flashgen", "SDPA math")
+
+
+class Place:
+    """The device, and what is done on it. Without a GPU only what Triton's interpreter runs is
+    done, and no time is kept.
+    """
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.on_gpu, self.tiny, self.out = torch.cuda.is_available(), asked.tiny, asked.out
+        if not (self.on_gpu or self.tiny):
+            raise NoGpuError("torch sees no GPU here: --tiny tries the program without one")
+        torch.backends.cuda.enable_cudnn_sdp(not self.tiny)  # a driver that records has none
+        self.gpu = gpu = device_gpu(0) if self.on_gpu else known_target(SMOKE_TARGET)
+        self.device = "cuda:0" if self.on_gpu else "cpu"
+        watch = measure.CudaStopwatch(0, gpu.l2_bytes) if self.on_gpu else race.SmokeStopwatch()
+        self.bench = race.Place(gpu=gpu if self.on_gpu else None, index=0, stopwatch=watch)
+        self.budgets = {True: measure.BUDGETS["final"]}
+        self.budgets[False] = replace(self.budgets[True], warm_s=WARM_S, sample_s=SAMPLE_S)
+        vars(measure)["LOAD_US"] = LOAD_US
+        facts = map(Outcome.from_json, read(asked.prepared / "facts.jsonl"))
+        self.facts = {(o.gpu, o.spec, o.problem, o.config, o.stage): o for o in facts}
+        self.frozen = {item.key: line for item, line in held_out(gpu).items()}
+        self.dispatchers = dispatchers()
+        served, folder = self.dispatchers[0].served, self.out / "kernels"
+        self.ladder = LadderSteps(gpu=gpu, served=served, evaluator=None, folder=folder)
+        self.about: Line = {"kind": "about", "tiny": self.tiny} | provenance(
+            self.bench.gpu, command="gpu_quarter.py run", dtype="bfloat16",
+            tables=self.dispatchers[0].digest(), conditions=self.bench.conditions(),
+        )  # fmt: skip
+        self.checked: set[tuple[AttentionSpec | None, KernelConfig]] = set()
+        self.cached: Counter[bool] = Counter()
+        if self.on_gpu:
+            knobs.compilation.listener = lambda **fact: self.cached.update([fact["cache_hit"]])
+            carried = settings.aot_folder()
+            for name in binaries(carried) if carried else ():
+                offer(name)
+
+    @property
+    def first_line(self) -> str:
+        """Where this runs, and of which Triton the carried kernels are."""
+        carried, folder = "none are carried, all are compiled here", settings.aot_folder()
+        for file in folder.glob("*/manifest.json") if folder else ():
+            held = json.loads(file.read_text())
+            same = "" if held["triton"] == self.about["triton"] else ", and compiled anew"
+            carried = f"{len(held['kernels'])} are carried, of Triton {held['triton']}{same}"
+        where = self.gpu.name if self.on_gpu else "no GPU, nothing is measured"
+        return f"{where}; Triton {self.about['triton']}; kernels: {carried}"
+
+    def measured(self, item: Item) -> Line:
+        """What an item's line says; its status is "broken" if the context is lost."""
+        self.cached.clear()
+        measure.BUDGETS["final"] = self.budgets[item.full]
+        found: Line = {"status": "ok"}
+        do: dict[str, Callable[[Item], Line]] = {
+            "floors": self._floors, "check": self._check, "round": self._round, "case": self._case,
+            "rough": self._rough, "varlen": self._varlen, "host": self._host,
+        }  # fmt: skip
+        try:
+            if self.on_gpu or item.kind in ("check", "case"):
+                found |= do[item.kind](item)
+        except Exception as error:  # torch, Triton and the driver each raise classes of their own
+            text = str(error) or str(error.__cause__ or type(error).__name__)
+            found = {"status": "failed", "detail": text.strip().partition("\n")[0][:300]}
+            try:
+                tasks.device_answers({"device": self.device})
+            except NoGpuError:
+                found["status"] = "broken"
+        return found | {"compiled": self.cached[False]}
+
+    def _floors(self, item: Item) -> Line:
+        rates = {"cuBLAS, TFLOP/s": matmul_tflops("bfloat16", self.bench)}
+        return {"rows": rates | {"copy, GB/s": copy_gbs(self.bench)}}
+
+    def _host(self, item: Item) -> Line:
+        dispatch_overhead.BATCHES = 2 if self.tiny else 200
+        return {"rows": {f"{e.name}, us": e.median_us for e in dispatch_overhead.costs()}}
+
+    def _varlen(self, item: Item) -> Line:
+        """Torch's FlashAttention-2 over packed sequences, forward and backward."""
+        assert item.spec is not None
+        call = inputs.make_forward(item.spec, item.problem, 0, self.device)
+        of, every = call.features.sequences, (call.q, call.k, call.v)
+        q, k, v = (x[0].transpose(0, 1).detach().requires_grad_() for x in every)
+        ends = (of.q_begins, of.k_begins, of.max_q, of.max_k)
+
+        def forward() -> Any:
+            of_torch = torch.ops.aten._flash_attention_forward
+            return of_torch(q, k, v, *ends, 0.0, item.spec.causal, False, scale=call.scale)[0]
+
+        o = forward()
+        do = torch.randn_like(o)
+        runs = {
+            "torch varlen forward, us": torch.no_grad()(forward),
+            "backward, us": lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True),
+        }
+        free = measure.Ceiling(operations=0.0, peak_tflops=None)
+        raced = measure.interleave(
+            list(runs.values()), stopwatch=self.bench.stopwatch, ceilings=[free, free]
+        )
+        return {"rows": dict(zip(runs, (each.timing.median_us for each in raced), strict=True))}
+
+    def _check(self, item: Item) -> Line:
+        spec, config = item.spec, item.configs[0]
+        if not self.on_gpu and not config.interpretable:
+            return {}
+        asked = tasks.Check(
+            spec=spec, config=config, device=self.device, arch=self.gpu.arch, seed=0
+        )
+        result = CheckResult(**tasks.check_one(plain(asked)))
+        status = Status.OK if result.passed else Status.WRONG
+        self.checked.add((spec, config))
+        outcome = self.outcome("check", item, config, status=status, check=result)
+        return {"status": status.value, "outcomes": [outcome]}
+
+    def _launches(self, item: Item) -> Any:
+        return tasks.Launches(
+            spec=item.spec, problem=item.problem, device=self.device, seed=0, cache=str(self.out),
+            l2_bytes=self.gpu.l2_bytes, peak_tflops=self.gpu.peak_tflops,
+        )  # fmt: skip
+
+    def _rough(self, item: Item) -> Line:
+        config, frozen = item.configs[0], self.frozen.get(item.key)
+        asked = tasks.Measure(launches=self._launches(item), config=config, effort="rough")
+        found = {"timing": Timing(**tasks.measure_one(plain(asked)))}
+        found |= {"estimate": Timing(**frozen["estimate"])} if frozen else {}
+        return {"outcomes": [self.outcome("rough", item, config, **found)]}
+
+    def _round(self, item: Item) -> Line:
+        """The fastest is compared with float64, unless it was. If the round fails, it is repeated
+        without those that fail by themselves.
+        """
+        configs, failed = [c for c in item.configs if self._fits(item, c)], {}
+        final = tasks.Final(launches=self._launches(item), configs=tuple(configs))
+        try:
+            found = tasks.measure_round(plain(final))
+        except Exception:  # as in measured()
+            for config in tuple(configs):
+                line = self.measured(replace(item, kind="rough", configs=(config,)))
+                if line["status"] == "broken":
+                    return line
+                if line["status"] != "ok":
+                    configs.remove(config)
+                    failed[config.label] = line["detail"]
+            found = tasks.measure_round(plain(replace(final, configs=tuple(configs))))
+        sdpa_us = found["sdpa"] and found["sdpa"]["median_us"]
+        outcomes = [
+            self.outcome("final", item, config, timing=Timing(**t), passes_us=us, sdpa_us=sdpa_us)
+            for config, t, us in zip(configs, found["timings"], found["passes"], strict=True)
+        ]
+        line = {"failed": failed, "conditions": found["conditions"], "outcomes": outcomes}
+        medians = [timing["median_us"] for timing in found["timings"]]
+        best = configs[medians.index(min(medians))]
+        if (item.spec, best) not in self.checked:
+            line["outcomes"] += self._check(replace(item, configs=(best,)))["outcomes"]
+        return line
+
+    def _case(self, item: Item) -> Line:
+        """As flashgen bench has it, without the contenders of which nothing new is expected."""
+        case = BenchCase(direction=item.direction, spec=item.spec, problem=item.problem)
+        smoke = not self.on_gpu
+        contenders = [
+            each
+            for each in (
+                *flashgen_and_torch(case, *self.dispatchers, smoke=smoke),
+                *self.ladder.contenders(case),
+            )
+            if each.name in (TINY_PEERS if self.tiny else PEERS)
+            or any(word in each.name for word in OWN_SCHEDULES)
+        ]
+        with torch.no_grad():
+            found, during = race.run_case(
+                case, make_inputs(case, self.device), contenders, self.bench
+            )
+        sizes = {"spec": asdict(case.spec), "problem": asdict(case.problem)}
+        ran = {"key": case.key, "direction": case.direction, "lines": [asdict(e) for e in found]}
+        return {"case": ran | sizes | {"run": 0, "during": during and asdict(during)}}
+
+    def _fits(self, item: Item, config: KernelConfig) -> bool:
+        """Whether nothing is known against a kernel from before."""
+        facts = (self._fact(item, config, stage) for stage in ("timed", "check"))
+        return all(fact is None or fact.status not in UNFIT for fact in facts)
+
+    def _fact(self, item: Item, config: KernelConfig, stage: Stage) -> Outcome | None:
+        return self.facts.get((self.gpu.slug, item.spec, item.problem, config, stage))
+
+    def outcome(self, stage: Stage, item: Item, config: KernelConfig, **found: Any) -> Line:
+        """An outcome as a log has it, with the estimate and the facts that were prepared."""
+        fact = self._fact(item, config, "timed")
+        if fact is not None:
+            told = ("registers", "shared_bytes", "spill_bytes")
+            found = {name: getattr(fact, name) for name in told} | {"estimate": fact.timing} | found
+        source: Source = "measured" if self.on_gpu else "untimed"
+        asked = Request(
+            stage=stage, spec=item.spec, problem=item.problem, gpu=self.gpu.slug, source=source
+        )
+        status, digest = found.pop("status", Status.OK), render(item.spec, config).digest
+        return asked.outcome(config, status, digest=digest, **found).to_json()
+
+
+def plain(asked: Any) -> Line:
+    """What a task is asked, as it travels."""
+    found: Line = json.loads(json.dumps(asdict(asked)))
+    return found

@@ -1,0 +1,129 @@
+"""benchmarks/gpu_quarter.py: what it does in its seconds, and how it goes on behind what hangs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_quarter as program
+from benchmarks.quarter import experiments, lines
+from flashgen.evaluate.evaluator import triton_version
+from flashgen.spec.config import config_of
+from flashgen.spec.problem import workload
+from tests.makers import make_config, make_spec
+from tests.tables import H200
+
+PROGRAM = Path(program.__file__)
+STUB = """
+import json, os, sys, time
+out, number = sys.argv[sys.argv.index("--out") + 1], len(os.listdir(sys.path[0])) - 1
+open(sys.path[0] + f"/{number}", "w")
+item = {"kind": "check", "key": f"k{number}", "experiment": "right", "outcomes": [], "began": time.time()}
+open(out + "/now.json", "w").write(json.dumps(item | {"until": time.time() + (60 if number else 0.2)}))
+os._exit([0, 9, 0][number]) if number else time.sleep(60)
+"""
+
+
+def asked(out: Path, **more: Any) -> Namespace:
+    given = {"out": out, "prepared": out, "tiny": True, "only": None, "jobs": 1, "execute": False}
+    given |= {"seconds": 60.0, "until": 1e6, "ahead": False, "freeze": False}
+    return Namespace(**given | more)
+
+
+def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_path: Path) -> None:
+    known = {"kind": "floors", "key": "floors", "experiment": "floors", "run": "1", "seconds": 15.0}
+    lines.append(tmp_path / program.LINES, known | {"status": "given up", "outcomes": []})
+    words = ["run", "--tiny", "--out", str(tmp_path), "--only", "floors", "forward", "last"]
+    done = subprocess.run([sys.executable, PROGRAM, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no GPU, nothing is measured" in done.stdout
+    assert "floors: 0 of 1 ok" in done.stdout
+    found = lines.read(tmp_path / program.LINES)[2:]
+    assert [each["kind"] for each in found] == ["round", "case", "check"]
+    assert {each["status"] for each in found} == {"ok"}
+    named = {each["name"]: each["status"] for each in found[1]["case"]["lines"]}
+    assert named["flashgen"] == named["SDPA math"] == "ok"
+    assert [each["source"] for each in found[2]["outcomes"]] == ["untimed"]
+
+
+def test_what_hangs_or_dies_is_given_up_and_the_next_child_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = tmp_path / "children" / "stub.py"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    monkeypatch.setattr(program, "__file__", str(stub))
+    assert program.run(asked(tmp_path)) == 0
+    found = [(each["key"], each["detail"]) for each in lines.read(tmp_path / program.LINES)]
+    assert found == [("k0", "hung"), ("k1", "its process ended with 9")]
+
+
+def test_an_experiment_has_its_seconds_and_those_that_were_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def measured(item: experiments.Item) -> lines.Line:
+        clock[0] += 4.0
+        return {"status": "ok"}
+
+    place = SimpleNamespace(about={"kind": "about"}, first_line="", gpu=H200, measured=measured)
+    stand_in = SimpleNamespace(Place=lambda asked: place)
+    monkeypatch.setitem(sys.modules, "benchmarks.quarter.place", stand_in)
+    monkeypatch.setattr(program, "time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    listed = [
+        experiments.Experiment(name=name, seconds=s, items=partial(_items, first, last))
+        for name, s, first, last in (("a", 10, 0, 4), ("b", 7, 4, 5), ("c", 2, 5, 8))
+    ]
+    monkeypatch.setattr(program, "EXPERIMENTS", listed)
+    assert program.work(asked(tmp_path, tiny=False)) == 0
+    # a ends 2 s late, b leaves 1 of its 7, with which c has 3: one item. What was cut off follows.
+    done = [each["kind"] for each in lines.read(tmp_path / program.LINES)[1:]]
+    assert done == ["k0", "k1", "k2", "k4", "k5", "k3", "k6", "k7"]
+
+
+def _items(first: int, last: int, *_: object) -> Any:
+    return (experiments.Item(kind=f"k{number}") for number in range(first, last))
+
+
+def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed() -> set[str]:
+        items = [item for item in experiments._packed(H200, []) if item.kind == "round"]
+        return {config.schedule for item in items for config in item.configs}
+
+    assert "hopper" not in packed()
+    more, legal = config_of("br128_bc128_w8_s2_hopper_tma_lpt"), experiments.legal
+    monkeypatch.setattr(experiments, "legal", lambda spec, gpu: (more, *legal(spec, gpu)))
+    assert "hopper" in packed()
+
+
+def test_what_is_launched_is_compiled_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, config = make_spec(), make_config(64, 32)
+    item = experiments.Item(kind="round", spec=spec, problem=workload(spec, 512), configs=(config,))
+    listed = experiments.Experiment(name="a", seconds=1, items=lambda *_: iter([item]))
+    monkeypatch.setattr(program, "EXPERIMENTS", [listed])
+    assert program.prepare(asked(tmp_path / "made", target=[H200.slug])) == 0
+    shutil.unpack_archive(tmp_path / "made.tar.xz", tmp_path / "there")
+    manifest = json.loads((tmp_path / "there/aot" / H200.slug / "manifest.json").read_text())
+    assert (len(manifest["kernels"]), manifest["triton"]) == (1, triton_version())
+    (fact,) = lines.outcomes_of([{"outcomes": lines.read(tmp_path / "there/facts.jsonl")}])
+    assert fact.ok
+    assert fact.timing is not None
+    assert (fact.gpu, fact.spec, fact.problem, fact.config) == (
+        H200.slug,
+        spec,
+        item.problem,
+        config,
+    )
