@@ -225,6 +225,13 @@ def code_of(text: str) -> str:
     Raises tokenize.TokenError or SyntaxError where the text is no Python.
     """
     lines = text.split("\n")
+    parts = [line.partition("#") for line in lines]
+    quoted = any(mark and ('"' in code or "'" in code) for code, mark, _ in parts)
+    closed = all(text.count(one) == text.count(other) for one, other in ("()", "[]", "{}"))
+    if closed and not quoted and '"""' not in text and "'''" not in text:
+        # No string can hold a comment's sign, so tokens, which take long, are not needed.
+        cut = (code.rstrip() if mark else code for code, mark, _ in parts)
+        return "".join(f"{line}\n" for line in cut if line.strip())
     held: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         (first, column), (last, _) = token.start, token.end

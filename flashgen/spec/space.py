@@ -408,7 +408,7 @@ def seed_configs(
         for config in specialized
         if on_gpu and config.order == order and why_illegal(spec, config, gpu) is None
     )
-    seeds = list(itertools.islice(hopper, HOPPER_SEEDS))
+    seeds = [*itertools.islice(hopper, HOPPER_SEEDS), *measured_seeds(spec, gpu)]
     known_good: Iterable[Tile] = (*RDNA_TILES, *KNOWN_GOOD) if rdna else KNOWN_GOOD
     if spec.direction in BY_KEYS:
         known_good = ((walked, owned, warps, stages) for owned, walked, warps, stages in known_good)
@@ -417,7 +417,7 @@ def seed_configs(
         seeds = [each for seed in seeds for each in (seed, *_few_registers((seed,)))]
         seeds.append(block_rule(spec, gpu))
     ampere = [config for config in _ampere_grid() if config.order == order]
-    seeds = [*measured_seeds(spec, gpu), *ampere, *_row_seeds(spec, gpu, order), *seeds]
+    seeds = [*ampere, *_row_seeds(spec, gpu, order), *seeds]
     seeds = [in_whole_rows(spec, seed, gpu) for seed in seeds]
     seeds.append(tuned_default(spec, gpu))
     seeds = list(in_parts(spec, tuple(seeds)))

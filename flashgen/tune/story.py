@@ -332,8 +332,10 @@ class Story:
         return self.jobs()
 
     def _measured_elsewhere(self, entry: Entry) -> bool:
-        """Whether this run estimates, and a GPU with the same chip was measured with the entry."""
-        return self._measured.get(entry.key) == entry.config
+        """Whether this run estimates, and a GPU with the same chip was measured with the entry, or
+        lends it what a like one was measured with.
+        """
+        return measured_for(self._measured, *entry.key) == entry.config
 
     def _share_kernels(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         specs = {entry.spec for entry in entries}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import ToolchainError
-from flashgen.paths import install_command
 from flashgen.search.space import Method
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ def proposer_for(
         try:
             from flashgen.search.samplers.auto import AutoProposer
         except ModuleNotFoundError as error:
+            from flashgen.paths import install_command
+
             command = install_command("tune")
             raise ToolchainError(f"this sampler needs {error.name}: {command}") from None
         return AutoProposer(space, method, guesses)

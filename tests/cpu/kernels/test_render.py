@@ -378,6 +378,15 @@ def f(
     assert digest_of(text) == digest_of(left) != digest_of(left.replace("z =", "w ="))
 
 
+@pytest.mark.parametrize("comment", ["# words", "# (", '# "words"', "# it's"])
+@pytest.mark.parametrize("value", ["1", '"#"', "'''\n#\n'''", "f(\n    2,\n)"])
+def test_what_is_code_does_not_depend_on_how_it_is_found(comment: str, value: str) -> None:
+    """Texts in which no string can hold the sign of a comment are cut without tokens."""
+    code = f"x = {value}\ny = x\n"
+    assert code_of(f"{comment}\n\nx = {value}  {comment}\n  {comment}\ny = x\n") == code
+    assert code_of(code) == code
+
+
 EDITS = {
     "a comment and a blank line": (r"^(import triton\b.*)$", r"\1  # words\n\n# more\n"),
     "a comment in the kernel": (r"^( *)(tl|gl)\.store\(", r"\1# words\n\n\g<0>"),

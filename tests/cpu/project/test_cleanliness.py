@@ -52,7 +52,7 @@ def test_no_file_is_huge() -> None:
 
 
 OUTPUT = re.compile(r"--(?:out|json|plot|record)[ =]\"?([a-z][\w./*-]*)")
-BY_DEFAULT = """paper.html report.html calibration.png campaign gemm.json engine_kernels.json transfer
+BY_DEFAULT = """paper.html report.html calibration.png gemm.json engine_kernels.json transfer
 search_efficiency.json search_efficiency.md vllm-prefill-nvidia_l4.patch""".split()
 TABLES = "configs/"
 """Tables are reviewed and committed: `flashgen table merge` writes one."""

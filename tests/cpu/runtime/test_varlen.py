@@ -340,10 +340,10 @@ def test_what_is_tuned_is_packed() -> None:
     spec = make_spec("bfloat16", 64, "causal", varlen=True)
     problem = Problem(batch=3, heads=4, kv_heads=2, seq_q=8, seq_k=16)
     q, k, v = make_inputs(spec, problem, 0, "cpu")
-    assert q.shape == (1, 4, 24, 64)
-    assert k.shape == v.shape == (1, 2, 48, 64)
+    assert q.shape == (1, 4, 19, 64)
+    assert k.shape == v.shape == (1, 2, 36, 64)
     assert q.stride()[1:] == (64, 256, 1)
     packed = make_features(spec, problem, 0, "cpu").sequences
     assert packed is not None
-    assert packed.lengths() == [(0, 8, 0, 16), (8, 8, 16, 16), (16, 8, 32, 16)]
+    assert packed.lengths() == [(0, 8, 0, 16), (8, 4, 16, 7), (12, 7, 23, 13)]
     assert (packed.max_q, packed.max_k) == (8, 16)

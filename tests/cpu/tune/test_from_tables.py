@@ -17,7 +17,7 @@ from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.spec.space import seed_configs, tuned_default
 from flashgen.table.entry import Entry, Run, short_digest
-from flashgen.table.table import Table, dump, load_with_evidence, parse, save
+from flashgen.table.table import APART, Table, dump, load_with_evidence, parse, save
 from flashgen.tune import workloads
 from flashgen.tune.donors import DEFAULT, is_derived
 from tests.cpu.tune.test_tune import Served, emitted, no_shipped_tables, run  # noqa: F401
@@ -310,16 +310,17 @@ def test_a_fused_backward_that_no_call_gets_is_not_written(
     assert (FUSED in {entry.spec for entry in found.without_idle().entries}) == kept
 
 
-def test_a_run_does_not_write_a_fused_backward_that_is_slower_than_two_kernels(
-    tmp_path: Path, monkeypatch: Patch
+@pytest.mark.parametrize(("us", "kept"), [(9.0, False), (7.0, True)])
+def test_a_run_writes_a_fused_backward_only_where_two_kernels_are_slower(
+    tmp_path: Path, monkeypatch: Patch, us: float, kept: bool
 ) -> None:
-    directions = ("backward_dkv", "backward_dq", "backward_fused")
-    specs = tuple(SPEC.for_direction(each) for each in directions)  # type: ignore[arg-type]
-    fake = evaluator({})
-    found, printed = run(monkeypatch, tmp_path, fake, specs=specs, seqs=(2048,), budget=ONLY)
-    assert {entry.spec for entry in found.entries} == set(specs)  # 1000 us, where two are 2000
-    fake.us = lambda config: 1.0 if config.br < 64 else 1000.0
-    assert "not written" not in printed
+    apart = [made_entry(SPEC.for_direction(each), config=FA2, median_us=4.0) for each in APART]
+    apart = [with_evidence(entry, runners_up=()) for entry in apart]
+    save(made_table(*apart), tmp_path / "configs" / f"{H200.slug}.yaml")
+    fake = Served(us=lambda config: us, gpu=H200, source="estimated")
+    found, printed = run(monkeypatch, tmp_path, fake, specs=(FUSED,), seqs=(2048,), budget=ONLY)
+    assert (FUSED in {entry.spec for entry in found.entries}) == kept
+    assert ("not written: dK/dV and dQ of the table take no longer" in printed) == (not kept)
 
 
 class TestTheSearchThatFollows:
