@@ -27,8 +27,9 @@ from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bytes_moved, flops
 
-PROTOCOL = 8
-"""Version of the model; estimates of other versions are not reused."""
+PROTOCOL = 9
+"""Version of the model, and of the problems that are estimated for an entry; estimates of other
+versions are not reused."""
 
 BAND = (0.8, 1.6)
 """The true time is expected within these multiples of the estimate for forward kernels of

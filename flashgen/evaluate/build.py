@@ -37,7 +37,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome, Status, Timing
-from flashgen.spec.problem import Problem
+from flashgen.spec.problem import Problem, timed_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,16 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """How far one config came: rendered is None if illegal, built None if it does not compile."""
+    """How far one config came: rendered is None if illegal, built None if it does not compile.
+
+    whole: of a decode, the variant for one split, if that is another than built.
+    """
 
     status: Status
     detail: str = ""
     rendered: Rendered | None = None
     built: Built | None = None
+    whole: Built | None = None
 
     @property
     def digest(self) -> str:
@@ -76,13 +80,26 @@ class BuildResult:
 
 
 def estimated(result: BuildResult, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
-    """The estimate of a kernel that was built. Raises NoEstimate."""
-    if request.spec.direction == "backward_delta":
-        return estimate_streaming(request.spec, request.problem, gpu)
-    built = result.built
-    if built is None or built.replay is None:
-        raise NoEstimate(built.no_estimate if built else "the kernel was not compiled")
-    return estimate(built.replay, request.spec, config, request.problem, gpu)
+    """The estimate of a kernel that was built, for all timed_problems. Raises NoEstimate."""
+    spec = request.spec
+    if spec.direction == "backward_delta":
+        return estimate_streaming(spec, request.problem, gpu)
+    timings = []
+    for problem in timed_problems(spec, request.problem):
+        built = result.built
+        if result.whole and launches_whole(spec, config, problem, gpu):
+            built = result.whole
+        if built is None or built.replay is None:
+            raise NoEstimate(built.no_estimate if built else "the kernel was not compiled")
+        timings.append(estimate(built.replay, spec, config, problem, gpu))
+    return Timing.of_batches(timings)
+
+
+def launches_whole(spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu) -> bool:
+    """Whether a problem is a decode of one split, whose O is the result and no part in float32: for
+    that Triton compiles another variant.
+    """
+    return spec.direction == "decode" and tuned_splits(spec, config, problem, gpu.sms) == 1
 
 
 def outcome_of(
@@ -131,18 +148,20 @@ Key = tuple[str, bool]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Build:
-    """One config in progress. whole: it serves a decode of one split; rank as Task has it."""
+    """One config in progress. variants: whether it serves a decode of one split, or both, that of
+    several first; rank as Task has it.
+    """
 
     spec: AttentionSpec
     config: KernelConfig
     drafted: BuildResult
-    whole: bool
+    variants: tuple[bool, ...]
     rank: int
 
     @property
-    def key(self) -> Key:
+    def keys(self) -> tuple[Key, ...]:
         """What is compiled once."""
-        return self.drafted.digest, self.whole
+        return tuple((self.drafted.digest, whole) for whole in self.variants)
 
 
 class Builder:
@@ -169,20 +188,24 @@ class Builder:
         """Draft a config and, if it is legal and not compiled yet for this problem, queue it for
         the compiler; rank as Task has it.
         """
-        whole = (
-            spec.direction == "decode" and tuned_splits(spec, config, problem, self._gpu.sms) == 1
-        )
         drafted = draft(spec, config, self._gpu)
-        build = Build(spec=spec, config=config, drafted=drafted, whole=whole, rank=rank)
-        if drafted.rendered is not None and not self._recalled(build):
-            self._answers.start(build.key, partial(self._submit, build))
+        variants: set[bool] = set()
+        if drafted.rendered is not None:
+            problems = timed_problems(spec, problem)
+            variants = {launches_whole(spec, config, each, self._gpu) for each in problems}
+        build = Build(
+            spec=spec, config=config, drafted=drafted, variants=tuple(sorted(variants)), rank=rank
+        )
+        for key in build.keys:
+            if not self._recalled(key):
+                self._answers.start(key, partial(self._submit, build, key))
         return build
 
-    def _recalled(self, build: Build) -> bool:
+    def _recalled(self, key: Key) -> bool:
         """Whether a kernel is built, now or in an earlier run."""
-        if build.key in self._built:
+        if key in self._built:
             return True
-        folder, (digest, whole) = self._cache / "compiled", build.key
+        folder, (digest, whole) = self._cache / "compiled", key
         compiled = recall(
             digest, self._gpu.arch, triton_version(), folder, whole=whole, facts_only=True
         )
@@ -191,16 +214,16 @@ class Builder:
         replayed = recall_replay(compiled, self._gpu, folder)
         if replayed is None:
             return False
-        self._built[build.key] = Built(compiled=compiled, replay=replayed)
+        self._built[key] = Built(compiled=compiled, replay=replayed)
         return True
 
-    def _submit(self, build: Build) -> Future[Answer]:
+    def _submit(self, build: Build, key: Key) -> Future[Answer]:
         asked = Compile(
             spec=build.spec,
             config=build.config,
             gpu=self._gpu,
             cache=str(self._cache / "compiled"),
-            whole=build.whole,
+            whole=key[1],
         )
         return self._compilers.submit(task(self._tasks.compile, asked, COMPILE_LIMIT_S, build.rank))
 
@@ -209,21 +232,28 @@ class Builder:
         rendered = build.drafted.rendered
         if rendered is None:
             return build.drafted
-        if build.key not in self._built:
-            answer = finite(self._answers.result(build.key, partial(self._submit, build)))
-            if not isinstance(answer, Done):
-                return _failed(answer, rendered, self._cache)
-            self._built[build.key] = Built.from_json(answer.value)
-        built = self._built[build.key]
-        status, detail = judge(
-            built.compiled, build.spec, build.config, self._gpu, measures=self._measures
+        for key in build.keys:
+            if key not in self._built:
+                answer = finite(self._answers.result(key, partial(self._submit, build, key)))
+                if not isinstance(answer, Done):
+                    return _failed(answer, rendered, self._cache)
+                self._built[key] = Built.from_json(answer.value)
+        found = [self._built[key] for key in build.keys]
+        verdicts = [
+            judge(each.compiled, build.spec, build.config, self._gpu, measures=self._measures)
+            for each in found
+        ]
+        status, detail = next((v for v in verdicts if v[0] is not Status.OK), verdicts[0])
+        whole = found[-1] if len(found) > 1 else None
+        return BuildResult(
+            status=status, detail=detail, rendered=rendered, built=found[0], whole=whole
         )
-        return BuildResult(status=status, detail=detail, rendered=rendered, built=built)
 
     def drop(self, builds: list[Build]) -> None:
         """Remove these from the queue, if they are still queued."""
         for build in builds:
-            self._answers.drop(build.key)
+            for key in build.keys:
+                self._answers.drop(key)
 
 
 def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:

@@ -244,6 +244,23 @@ def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, s
     )
 
 
+def first_sequences(call: Any, batch: int) -> Any:
+    """A call of decode with the first sequences of another one; any other call as it is. None is
+    copied.
+    """
+    from flashgen.kernels.launch_cache import Decode
+
+    if not isinstance(call, Decode):
+        return call
+    cache = call.cache
+    fewer: dict[str, Any] = {"lengths": cache.lengths[:batch]}
+    if cache.block_table is not None:
+        fewer["block_table"] = cache.block_table[:batch]
+    else:
+        fewer |= {"k": cache.k[:batch], "v": cache.v[:batch]}
+    return replace(call, q=call.q[:batch], cache=replace(cache, **fewer))
+
+
 def in_8_bits(cache: Cache, spec: AttentionSpec) -> Cache:
     """A cache with the elements and scales that a spec asks for: the largest become the largest."""
     import torch

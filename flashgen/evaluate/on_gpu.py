@@ -42,6 +42,7 @@ from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Status, Timing
+from flashgen.spec.records import record_of
 
 SEED = 0
 """Seed of the timed inputs: the same for all candidates."""
@@ -177,7 +178,7 @@ class GpuEvaluator(BaseEvaluator):
         """The outcome of a kernel that was timed by itself."""
         if not isinstance(answer, Done):
             return self._blamed(one, answer)
-        timing = Timing(**answer.value)
+        timing = record_of(Timing, answer.value)
         if why := self._clock.why_unsteady(timing.clock_mhz, one.request.search):
             return self._outcome(one, Status.UNSTEADY, why)
         return self._outcome(one, timing=timing)
@@ -218,7 +219,7 @@ class GpuEvaluator(BaseEvaluator):
         """The outcomes of a round; a round at another clock than the run's is UNSTEADY as a
         whole.
         """
-        timings = [Timing(**each) for each in value["timings"]]
+        timings = [record_of(Timing, each) for each in value["timings"]]
         why = self._clock.why_unsteady(timings[0].clock_mhz, request.search) if timings else ""
         sdpa = value["sdpa"]
         for one, timing, passes in zip(racing, timings, value["passes"], strict=True):
@@ -228,7 +229,7 @@ class GpuEvaluator(BaseEvaluator):
             yield replace(
                 self._outcome(one, timing=timing),
                 passes_us=tuple(passes),
-                sdpa_us=sdpa and Timing(**sdpa).median_us,
+                sdpa_us=sdpa and record_of(Timing, sdpa).median_us,
             )
 
     def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:

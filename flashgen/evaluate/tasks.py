@@ -20,7 +20,7 @@ from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.problem import Problem, flops
+from flashgen.spec.problem import Problem, flops, timed_problems
 from flashgen.spec.records import record_of
 
 if TYPE_CHECKING:
@@ -255,17 +255,23 @@ def execute_one(payload: Payload) -> Payload:
 def measure_one(payload: Payload) -> Payload:
     """The fields of a Timing."""
     from flashgen.evaluate.measure import measure
+    from flashgen.spec.outcome import Timing
 
     asked = record_of(Measure, payload, "the task")
     launches = asked.launches
     with _guarded(launches.device):
-        timing = measure(
-            _prepared(launches, asked.config),
-            effort=asked.effort,
-            stopwatch=_stopwatch(launches.device, launches.l2_bytes),
-            ceiling=_ceiling(launches),
-        )
-    return asdict(timing)
+        timings = [
+            measure(
+                run,
+                effort=asked.effort,
+                stopwatch=_stopwatch(launches.device, launches.l2_bytes),
+                ceiling=ceiling,
+            )
+            for run, ceiling in zip(
+                _prepared(launches, asked.config), _ceilings(launches), strict=True
+            )
+        ]
+    return asdict(Timing.of_batches(timings))
 
 
 def measure_round(payload: Payload) -> Payload:
@@ -274,38 +280,42 @@ def measure_round(payload: Payload) -> Payload:
     passes are the microseconds of each pass, by config. torch's SDPA runs in the same round for
     comparison; sdpa is null if it refuses the call.
     """
-    from flashgen.evaluate.measure import interleave
+    from flashgen.evaluate.measure import Raced, interleave
 
     asked = record_of(Final, payload, "the task")
     launches = asked.launches
     with _guarded(launches.device):
-        runs = [_prepared(launches, config) for config in asked.configs]
         sdpa = _sdpa(launches)
-        every = runs if sdpa is None else [*runs, sdpa]
+        racing = [_prepared(launches, config) for config in asked.configs] + [sdpa] * bool(sdpa)
+        every = [run for runs in racing for run in runs]
+        ceilings = _ceilings(launches)
         raced = interleave(
             every,
             stopwatch=_stopwatch(launches.device, launches.l2_bytes),
-            ceilings=[_ceiling(launches)] * len(every),
+            ceilings=ceilings * len(racing),
         )
         timings = [each.timing for each in raced]
         conditions = _conditions_under_load(every, timings, launches.device)
+    size = len(ceilings)
+    found = [Raced.of_batches(raced[at : at + size]) for at in range(0, len(raced), size)]
+    kernels = found[: len(asked.configs)]
     return {
-        "timings": [asdict(each) for each in timings[: len(runs)]],
-        "passes": [each.passes_us for each in raced[: len(runs)]],
-        "sdpa": None if sdpa is None else asdict(timings[-1]),
+        "timings": [asdict(each.timing) for each in kernels],
+        "passes": [each.passes_us for each in kernels],
+        "sdpa": asdict(found[-1].timing) if sdpa else None,
         "conditions": asdict(conditions),
     }
 
 
-def _sdpa(launches: Launches) -> Run | None:
-    """A launch of torch's SDPA, with any backend, on the round's inputs; None if it refuses, and
-    for kernels without a counterpart in torch: one part of a backward, pages, queries at the
-    end of the keys, or a feature.
+def _sdpa(launches: Launches) -> list[Run]:
+    """Launches of torch's SDPA, with any backend, on the round's inputs, as _prepared; none if it
+    refuses, and for kernels without a counterpart in torch: one part of a backward, pages, queries
+    at the end of the keys, or a feature.
     """
     spec = launches.spec
     alike = spec.direction == "forward" or (spec.direction == "decode" and not spec.causal)
     if not alike or spec.featured or spec.paged:
-        return None
+        return []
     from torch.nn.functional import scaled_dot_product_attention
 
     from flashgen.evaluate.inputs import make_inputs
@@ -314,35 +324,51 @@ def _sdpa(launches: Launches) -> Run | None:
         q, k, v = (getattr(_call(launches), name) for name in "qkv")
     else:
         q, k, v = make_inputs(spec, launches.problem, launches.seed, launches.device)
-    run = functools.partial(
-        scaled_dot_product_attention,
-        q,
-        k,
-        v,
-        is_causal=spec.causal,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    runs: list[Run] = []
+    for problem in timed_problems(spec, launches.problem):
+        first = slice(problem.batch)
+        runs.append(
+            functools.partial(
+                scaled_dot_product_attention,
+                q[first],
+                k[first],
+                v[first],
+                is_causal=spec.causal,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+        )
     try:
-        run()
+        for run in runs:
+            run()
     except RuntimeError:  # no backend for these head dims, or too little memory for the plain one
-        return None
-    return run
+        return []
+    return runs
 
 
-def _ceiling(launches: Launches) -> Ceiling:
+def _ceilings(launches: Launches) -> list[Ceiling]:
+    """The work of each launch of _prepared."""
     from flashgen.evaluate.measure import Ceiling
 
-    operations, peak = flops(launches.spec, launches.problem), launches.peak_tflops
-    return Ceiling(operations=operations, peak_tflops=peak and peak * launches.spec.matrix_rate)
+    spec = launches.spec
+    peak = launches.peak_tflops and launches.peak_tflops * spec.matrix_rate
+    return [
+        Ceiling(operations=flops(spec, problem), peak_tflops=peak)
+        for problem in timed_problems(spec, launches.problem)
+    ]
 
 
-def _prepared(launches: Launches, config: KernelConfig) -> Run:
-    """A launch of the kernel on this task's inputs, ready to repeat."""
-    from flashgen.evaluate.inputs import kernel_in, run_of
+def _prepared(launches: Launches, config: KernelConfig) -> list[Run]:
+    """Launches of the kernel on this task's inputs, ready to repeat: one for each of the
+    timed_problems.
+    """
+    from flashgen.evaluate.inputs import first_sequences, kernel_in, run_of
 
-    folder = _kernels(launches)
-    kernel = kernel_in(folder, launches.spec, config)
-    return run_of(kernel, launches.spec, config, _call(launches), folder)
+    folder, spec = _kernels(launches), launches.spec
+    kernel = kernel_in(folder, spec, config)
+    return [
+        run_of(kernel, spec, config, first_sequences(_call(launches), problem.batch), folder)
+        for problem in timed_problems(spec, launches.problem)
+    ]
 
 
 # One set: the candidates of one search follow each other, and two would fill small devices.

@@ -169,7 +169,7 @@ def _why_tie_broken(
     """Why the winner was preferred among equal estimates, by the rule of search/decide.py."""
     if history.fact(config, "spill_bytes") and not history.fact(entry.config, "spill_bytes"):
         return "the winner spills nothing"
-    ours, theirs = neighbours.count(entry.config), neighbours.count(config)
+    ours, theirs = neighbours.count(entry.config.kernel), neighbours.count(config.kernel)
     if ours > theirs:
         return f"{ours} neighbours share the winner's config, {theirs} this one"
     registers = history.fact(config, "registers")

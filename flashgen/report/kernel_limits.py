@@ -20,7 +20,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Timing
-from flashgen.spec.problem import Problem, bytes_moved
+from flashgen.spec.problem import Problem, bytes_moved, timed_problems
 
 TAIL = 0.1
 """Of a kernel that streams: the part of its time in which some SMs idle, or parts are merged, and
@@ -36,7 +36,8 @@ class Anatomy:
 
     usage has the busy shares of an iteration of the steady (unmasked) loop at full occupancy. A
     kernel without a main loop, backward_delta, has no replay and no usage, but an estimate.
-    bytes_us is the time of its memory traffic at what copies reach of the GPU's bandwidth.
+    bytes_us is the time of its memory traffic at what copies reach of the GPU's bandwidth; of a
+    decode that of the most sequences, by which it is judged whether memory limits it.
     """
 
     compiled: Compiled | None = None
@@ -53,7 +54,8 @@ class Anatomy:
         if self.estimate is None or self.bytes_us is None:
             return False
         slack = TAIL if self.streams else EVEN
-        return self.bytes_us + LAUNCH_US > (1 - slack) * self.estimate.median_us
+        us = (self.estimate.median_us, *self.estimate.batches_us)[-1]
+        return self.bytes_us + LAUNCH_US > (1 - slack) * us
 
     @property
     def exp2_under_matrix(self) -> float | None:
@@ -79,7 +81,9 @@ def dissect(
         if spec.direction == "backward_delta":
             return Anatomy(compiled=compiled, estimate=estimate_streaming(spec, problem, gpu))
         replayed = cached_replay(compiled, gpu, cache)
-        timing = estimate(replayed, spec, config, problem, gpu)
+        timing = Timing.of_batches(
+            [estimate(replayed, spec, config, each, gpu) for each in timed_problems(spec, problem)]
+        )
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))
     assert gpu.bandwidth_gbs is not None  # or there would be no estimate
@@ -119,9 +123,10 @@ def describe(anatomy: Anatomy) -> list[str]:
         lines.append("limited by memory: it has no main loop, and is estimated by its bytes alone")
     else:
         if anatomy.by_bytes:
+            most = " for the most sequences" * anatomy.streams
             lines.append(
-                f"limited by memory bandwidth: its bytes alone take {anatomy.bytes_us:.1f} us, "
-                f"and its loop would be faster"
+                f"limited by memory bandwidth: its bytes alone take {anatomy.bytes_us:.1f} us"
+                f"{most}, and its loop would be faster"
             )
         names, share = limits(anatomy.usage)
         busy = "even the busiest pipe waits" if names == "latency" else "busy"

@@ -198,6 +198,7 @@ def _plain_tiles(
     for plain in (*itself, *plainer_specs(spec)):
         for choice in _nearest_tables(served, slug, gpu, plain, seq_k):
             config = choice.config.textbook(spec)
+            config = config.kernel if spec.invariant else config
             configs.setdefault(config, choice)
             configs.setdefault(config.pointer_twin(spec), choice)
     for config, choice in configs.items():

@@ -14,12 +14,15 @@ Order on a GPU, a pure function of outcomes:
 Choice without a GPU: among configs within TIE of the best estimate, those that Triton's interpreter
 can run come first, because a model of Gluon is weaker proof. Then those that spill nothing, those
 that most neighbours share, those with fewer registers, and the lower estimate. The rest follow by
-estimate, and configs without an estimate come last.
+estimate, and configs without an estimate come last. Of a decode, whose time is of several numbers
+of sequences, a config is within TIE if it is so for each of them; if none is, the one that is the
+least slower where it is slowest comes first.
 
 The rule of the final round: a challenger is chosen only if it beats both the incumbent and the
-default significantly; among several, the one with the least median. Otherwise the default is chosen
-if it beats the incumbent significantly, else the incumbent stays. The test compares the passes of
-the round in pairs, because both candidates of a pass ran at the same clock:
+default significantly; among several, the first of by_loss, which is the one with the least
+median, but of a decode one that loses to another for some number of sequences. Otherwise the
+default is chosen if it beats the incumbent significantly, else the incumbent stays. The test
+compares the passes of the round in pairs, because both candidates of a pass ran at the same clock:
 
   - Wilcoxon's signed-rank test (Biometrics Bulletin 1, 1945), one-sided, on the logarithms of the
     ratios. It assumes no normal noise, and one disturbed pass counts as one.
@@ -62,8 +65,8 @@ LEAST_P = 1e-6
 
 
 def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None:
-    """The winner of a final round, by the rule above. finals are sorted by median and include
-    `held`.
+    """The winner of a final round, by the rule above. finals are in the order of by_loss() and
+    include `held`.
 
     held: the incumbent, if any, then the default, if they ran. None if nothing ran. Raises
     ToolchainError if scipy is missing.
@@ -176,6 +179,28 @@ TIE = 1.05
 """Estimates closer to the best are not told apart: the estimator errs by more than this."""
 
 
+def losses(timed: Iterable[Outcome]) -> dict[KernelConfig, float]:
+    """How many times as slow each is as the best of these, at the number of sequences where that is
+    most; infinite if it has no time. All are of one problem.
+    """
+    times = {o.config: o.timing.batches_us or (o.timing.median_us,) for o in timed if o.timing}
+    best = [min(each) for each in zip(*times.values(), strict=True)]
+    found = {o.config: math.inf for o in timed}
+    return found | {
+        config: max(us / least for us, least in zip(own, best, strict=True))
+        for config, own in times.items()
+    }
+
+
+def by_loss(timed: Iterable[Outcome]) -> list[Outcome]:
+    """The fastest first: those within TIE of the best for every number of sequences, by time; then
+    the others, by losses().
+    """
+    outcomes = list(timed)
+    lost = losses(outcomes)
+    return sorted(outcomes, key=lambda o: (max(TIE, lost[o.config]), median_us(o.timing)))
+
+
 def median_us(timing: Timing | None) -> float:
     """The median in microseconds; infinite if there is none."""
     return timing.median_us if timing else math.inf
@@ -271,13 +296,14 @@ def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
 
 def by_estimate(timed: Sequence[Outcome], neighbours: Sequence[KernelConfig] = ()) -> list[Outcome]:
     """The order of choice without a GPU: timing is the estimate. neighbours may repeat a config."""
-    ordered = sorted(timed, key=lambda outcome: median_us(outcome.timing))
-    limit = TIE * median_us(ordered[0].timing) if ordered else 0.0
-    tied = [outcome for outcome in ordered if median_us(outcome.timing) <= limit < math.inf]
+    ordered, lost = by_loss(timed), losses(timed)
+    limit = max(TIE, lost[ordered[0].config]) if ordered else 0.0
+    tied = [outcome for outcome in ordered if lost[outcome.config] <= limit < math.inf]
+    kernels = [config.kernel for config in neighbours]
 
     def robust(outcome: Outcome) -> tuple[float, ...]:
         registers = math.inf if outcome.registers is None else outcome.registers
-        shared_by = neighbours.count(outcome.config)
+        shared_by = kernels.count(outcome.config.kernel)
         return (
             not outcome.config.interpretable,
             bool(outcome.spill_bytes),

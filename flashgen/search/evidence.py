@@ -19,7 +19,7 @@ from flashgen.evaluate.gpu_state import WAITS_S
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import BLOCKS_PER_SM, KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status
 
 _logger = logging.getLogger(__name__)
@@ -91,15 +91,55 @@ class Evidence:
         self._notify = notify
         self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
         self._digests: dict[KernelConfig, str] = {}
+        self._launched: dict[KernelConfig, KernelConfig] = {}
         self._best_us = math.inf
         self._done = 0.0
         self._tried: set[KernelConfig] = set()
         self._rejected: set[KernelConfig] = set()
 
     def ask(self, stage: Stage, configs: Iterable[KernelConfig]) -> list[Outcome]:
-        """One outcome per config, from the log or else from the evaluator, in the order given."""
+        """One outcome per config, from the log or else from the evaluator, in the order given; of
+        the config as it is launched.
+        """
+        configs = list(configs)
+        if stage == "compile":
+            self._fill(configs)
+        self._ask(stage, dict.fromkeys(self._asked(stage, config) for config in configs))
+        return [self._seen[stage, self._asked(stage, config)] for config in configs]
+
+    def launched(self, config: KernelConfig) -> KernelConfig:
+        """A config as it is launched: of a decode for as many blocks as an SM holds together, once
+        its kernel is compiled and that is known.
+
+        One that says itself for how many stays as it is: the default, or what a table holds.
+        """
+        return self._launched.get(config, config)
+
+    def _fill(self, configs: Sequence[KernelConfig]) -> None:
+        """Compile the kernels of a decode, and keep for how many blocks on an SM each is launched:
+        fewer leave memory idle, more wait for one another.
+        """
+        spec = self.goal.spec
+        if spec.direction != "decode" or spec.invariant:
+            return
+        free = [c for c in configs if c.blocks_per_sm == c.split_keys == 1]
+        self._ask(
+            "compile", dict.fromkeys(config for config in free if config not in self._launched)
+        )
+        for config in free:
+            outcome = self._seen["compile", config]
+            if outcome.ok and outcome.residents:
+                blocks = min(outcome.residents, BLOCKS_PER_SM[-1])
+                self._launched[config] = replace(config, blocks_per_sm=blocks)
+
+    def _asked(self, stage: Stage, config: KernelConfig) -> KernelConfig:
+        """What an outcome is of: a check holds for every launch of a kernel."""
+        return config.kernel if stage == "check" else self.launched(config)
+
+    def _ask(self, stage: Stage, configs: Iterable[KernelConfig]) -> None:
+        """Have an outcome of each."""
         goal, source = self.goal, self._evaluator.source
-        configs, unknown = list(configs), []
+        unknown = []
         for config in configs:
             if (stage, config) in self._seen:
                 continue
@@ -111,7 +151,6 @@ class Evidence:
                 self._take(known)
         if unknown:
             self._evaluate(stage, unknown)
-        return [self._seen[stage, config] for config in configs]
 
     def ask_round(self, finalists: Sequence[KernelConfig]) -> list[Outcome]:
         """One whole final round: from the log if it has all records, otherwise measured."""
@@ -126,7 +165,7 @@ class Evidence:
 
     def get(self, stage: Stage, config: KernelConfig) -> Outcome | None:
         """The outcome of this stage, if it has run."""
-        return self._seen.get((stage, config))
+        return self._seen.get((stage, self._asked(stage, config)))
 
     def of(self, stage: Stage) -> list[Outcome]:
         """All outcomes of this stage."""
@@ -146,11 +185,12 @@ class Evidence:
         """The outcome that ended a config, or else its last one, with the facts of the earlier
         ones.
         """
-        outcomes = [self._seen[s, config] for s in ALL_STAGES if (s, config) in self._seen]
+        outcomes = [found for stage in ALL_STAGES if (found := self.get(stage, config))]
         failed = (o for o in outcomes if not o.ok and o.status not in RIGHT_ALL_THE_SAME)
         last = next(failed, outcomes[-1])
         return replace(
             last,
+            config=self.launched(config),
             registers=_known(o.registers for o in outcomes),
             spill_bytes=_known(o.spill_bytes for o in outcomes),
             shared_bytes=_known(o.shared_bytes for o in outcomes),
@@ -241,13 +281,15 @@ class Evidence:
 
     def _us(self, config: KernelConfig) -> float | None:
         """The latest time of a config, if it has one."""
-        outcomes = (self._seen.get((stage, config)) for stage in reversed(ALL_STAGES))
+        outcomes = (self.get(stage, config) for stage in reversed(ALL_STAGES))
         return next((o.timing.median_us for o in outcomes if o and o.timing), None)
 
     def _share(self, outcome: Outcome) -> float:
         """The share of a candidate that this outcome completes: a failure completes it."""
         if outcome.stage not in self.stages:
             return 1.0
+        if outcome.stage == "compile" and outcome.config in self._launched.values():
+            return 0.0  # compiled before it was known how it is launched
         passed = self.stages.index(outcome.stage) / len(self.stages)
         return 1 / len(self.stages) if outcome.ok else 1.0 - passed
 

@@ -249,8 +249,10 @@ class Explorer:
         expected, pairs = self._expected_us(), self._pairs()
         measured = [us for config in self._tried if (us := self._measured_us(config))]
         least_us = min([*expected.values(), *measured], default=math.inf)
+        answers = self._evidence.ask("compile", self._waiting)
         compiled = {
-            outcome.config: outcome for outcome in self._evidence.ask("compile", self._waiting)
+            config: replace(outcome, config=config)
+            for config, outcome in zip(self._waiting, answers, strict=True)
         }
         first, last = to_measure(
             [_estimated(outcome, expected.get(config)) for config, outcome in compiled.items()],
@@ -283,7 +285,8 @@ class Explorer:
             if stage == self._evidence.stages[0]:
                 self.explored += [config for config in configs if config not in self.explored]
             outcomes = self._evidence.ask(stage, configs)
-            configs = [outcome.config for outcome in outcomes if outcome.ok]
+            found = zip(configs, outcomes, strict=True)
+            configs = [config for config, outcome in found if outcome.ok]
         return configs
 
     def _expected_us(self) -> dict[KernelConfig, float]:

@@ -114,8 +114,8 @@ def goal_for(
         seeds=seed_configs(spec, gpu, on_gpu=on_gpu),
         default=tuned_default(spec, gpu),
         incumbent=incumbent,
-        neighbours=neighbours,
-        elsewhere=elsewhere,
+        neighbours=tuple(config.kernel for config in neighbours),
+        elsewhere=tuple(config.kernel for config in elsewhere),
     )
 
 

@@ -28,7 +28,7 @@ from functools import partial
 from itertools import dropwhile
 
 from flashgen.evaluate.evaluator import Evaluator
-from flashgen.search.decide import by_estimate, by_facts, choose, median_us, p_value
+from flashgen.search.decide import by_estimate, by_facts, by_loss, choose, median_us, p_value
 from flashgen.search.evidence import Evidence
 from flashgen.search.explore import Explorer
 from flashgen.search.goal import (
@@ -137,10 +137,10 @@ def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
         return not (evidence.ask("check", [config])[0].ok and evidence.twin_serves(config))
 
     explored = map(partial(evidence.get, "timed"), explorer.explored)
-    usable = [o for o in explored if o and (o.ok or o.status is Status.NO_ESTIMATE)]
-    full = [evidence.full(outcome.config) for outcome in usable]
+    usable = [o.config for o in explored if o and (o.ok or o.status is Status.NO_ESTIMATE)]
+    full = [evidence.full(config) for config in dict.fromkeys(usable)]
     timed = [outcome for outcome in full if outcome.timing]
-    ranked = sorted(timed, key=lambda o: median_us(o.timing)) if timed else by_facts(full)
+    ranked = by_loss(timed) if timed else by_facts(full)
     ranked.sort(key=lambda outcome: outcome.config != evidence.goal.trusted)
     right = dropwhile(wrong, [outcome.config for outcome in ranked])
     return [evidence.full(config) for config in right]
@@ -155,8 +155,11 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     goal = evidence.goal
     timed = [o for o in map(partial(evidence.get, "timed"), explorer.explored) if o]
     order = goal.space if any(outcome.ok for outcome in timed) else goal.order
-    place = {config: number for number, config in enumerate(order)}
-    usable = [o.config for o in timed if o.ok or o.status is Status.NO_ESTIMATE]
+    place: dict[KernelConfig, int] = {}
+    for number, config in enumerate(order):
+        place.setdefault(evidence.launched(config), number)
+    found = (o.config for o in timed if o.ok or o.status is Status.NO_ESTIMATE)
+    usable = list(dict.fromkeys(found))
     usable.sort(key=place.__getitem__)
     while True:
         full = [evidence.full(config) for config in usable if not evidence.failed("check", config)]
@@ -165,7 +168,7 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
         ranked = [outcome.config for outcome in order_of]
         fastest = sorted(full, key=lambda outcome: median_us(outcome.timing))[:1]
         wanted = ranked[: 1 + RUNNERS_UP] + [outcome.config for outcome in fastest]
-        wanted += [config for config in goal.rivals if config in ranked]
+        wanted += [c for c in map(evidence.launched, goal.rivals) if c in ranked]
         unchecked = [c for c in dict.fromkeys(wanted) if not evidence.get("check", c)]
         if not unchecked:
             return [evidence.full(c) for c in ranked if evidence.passed("check", c)]
@@ -179,13 +182,16 @@ def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     timed = [evidence.full(c) for c in explorer.explored if evidence.passed("timed", c)]
     timed.sort(key=lambda outcome: median_us(outcome.timing))
     best = [outcome.config for outcome in timed]
-    rivals = [config for config in evidence.goal.rivals if evidence.passed("check", config)]
+    rivals = [
+        evidence.launched(config)
+        for config in evidence.goal.rivals
+        if evidence.passed("check", config)
+    ]
     most = FINALISTS_LENT if evidence.goal.derived else FINALISTS
     finalists = list(dict.fromkeys([*best[:most], *rivals]))
-    finals = [outcome for outcome in evidence.ask_round(finalists) if outcome.ok]
+    finals = by_loss(outcome for outcome in evidence.ask_round(finalists) if outcome.ok)
     if not finals:
         return []
-    finals.sort(key=lambda outcome: median_us(outcome.timing))
     while winner := choose(finals, _held(finals, evidence)):
         if evidence.twin_serves(winner.config):
             break
@@ -197,7 +203,8 @@ def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
 
 def _held(finals: Sequence[Outcome], evidence: Evidence) -> list[Outcome]:
     """The incumbent, if any, then the default, if they are among these."""
-    return [o for config in evidence.goal.rivals for o in finals if o.config == config]
+    rivals = map(evidence.launched, evidence.goal.rivals)
+    return [o for config in rivals for o in finals if o.config == config]
 
 
 def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) -> Found:

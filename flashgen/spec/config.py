@@ -53,6 +53,8 @@ RESCALE_LOG2 = (0, 8)
 """By how much a row's maximum of schedule blackwell may grow, in log2, before O is rescaled. P of a
 row is 2^8 at most then: far below float16's 65,504, and rounded to as many bits as below 1."""
 SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
+BLOCKS_PER_SM = range(1, 33)
+"""Of a decode: no SM holds more."""
 
 TENSOR_ROWS, TENSOR_COLUMNS = 128, 512
 """Lanes of tensor memory, which are rows of a tile of S and O of schedule blackwell, one a thread
@@ -106,6 +108,7 @@ class KernelConfig:
         next_s: of hopper's fused backward, S of the next tile comes before dQ of this one is added.
         exp2_by_fma: of 32 exp2 of schedule blackwell, those that multiply-add computes.
         rescale_log2: of schedule blackwell, growth of a row's maximum that leaves O as it is.
+        blocks_per_sm: of a decode's launch, not its kernel: blocks on an SM that splits fill.
 
     Raises:
         InvalidArgument: naming the field.
@@ -133,6 +136,7 @@ class KernelConfig:
     next_s: bool = False
     exp2_by_fma: int = 0
     rescale_log2: int = 0
+    blocks_per_sm: int = 1
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -150,6 +154,7 @@ class KernelConfig:
             ("maxnreg", MAXNREG),
             ("exp2_by_fma", EXP2_BY_FMA),
             ("rescale_log2", RESCALE_LOG2),
+            ("blocks_per_sm", BLOCKS_PER_SM),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -177,7 +182,13 @@ class KernelConfig:
         label += "_rows" * self.whole_rows
         label += "_nexts" * self.next_s
         label += f"_fma{self.exp2_by_fma}" * (self.exp2_by_fma > 0)
-        return label + f"_lazy{self.rescale_log2}" * (self.rescale_log2 > 0)
+        label += f"_lazy{self.rescale_log2}" * (self.rescale_log2 > 0)
+        return label + f"_x{self.blocks_per_sm}" * (self.blocks_per_sm > 1)
+
+    @property
+    def kernel(self) -> KernelConfig:
+        """The config without what only its launch depends on: two with the same are one kernel."""
+        return self if self.blocks_per_sm == 1 else replace(self, blocks_per_sm=1)
 
     @property
     def takes_heads(self) -> bool:
@@ -307,6 +318,7 @@ _LABEL = (
     r"(_split(?P<split_keys>[0-9]{1,9}))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]{1,9}))?"
     r"(_r(?P<maxnreg>[0-9]{1,9}))?(?P<whole_rows>_rows)?(?P<next_s>_nexts)?"
     r"(_fma(?P<exp2_by_fma>[0-9]{1,9}))?(_lazy(?P<rescale_log2>[0-9]{1,9}))?"
+    r"(_x(?P<blocks_per_sm>[0-9]{1,9}))?"
 )
 
 
@@ -336,6 +348,7 @@ def config_of(label: str) -> KernelConfig:
         next_s=found["next_s"] is not None,
         exp2_by_fma=int(found["exp2_by_fma"] or 0),
         rescale_log2=int(found["rescale_log2"] or 0),
+        blocks_per_sm=int(found["blocks_per_sm"] or 1),
     )
     if config.label != label:
         raise InvalidArgument(f"config must be written as its label {config.label}: got {label!r}")
@@ -424,5 +437,5 @@ def batches(spec: AttentionSpec, config: KernelConfig) -> int:
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
     """The one name of a kernel: its file, its function, in the profiler and in every error."""
-    names = [f"{name}_{config.label}" for name in (spec.name, *spec.short_names)]
+    names = [f"{name}_{config.kernel.label}" for name in (spec.name, *spec.short_names)]
     return next((name for name in names if len(name) <= LONGEST_NAME), names[-1])

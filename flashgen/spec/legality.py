@@ -328,6 +328,16 @@ def _of_a_cache(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Options and limits of the directions of a cache."""
     if config.split_keys > 1 and spec.direction != "decode":
         return f"split_keys needs direction decode: got {spec.direction}"
+    if config.blocks_per_sm > 1 and (spec.direction != "decode" or spec.invariant):
+        return (
+            "blocks_per_sm needs direction decode without invariant, whose parts are fixed: "
+            f"got {spec.name}"
+        )
+    if config.blocks_per_sm > 1 and config.split_keys > 1:
+        return (
+            "blocks_per_sm and split_keys exclude each other, as each says how keys are split: "
+            f"got {config.blocks_per_sm} and {config.split_keys}"
+        )
     if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
         return (
             "widening native needs direction decode and kv_dtype float8_e4m3: "

@@ -4,8 +4,10 @@ JSON form.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import geometric_mean
 from typing import Literal
 
 from flashgen.errors import InvalidArgument
@@ -69,7 +71,8 @@ class Timing:
     """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
 
     Estimated: low and high are the band of the estimate, and samples is 0. clock_mhz is the clock
-    of the SMs right after the samples; None if unknown. Raises InvalidArgument.
+    of the SMs right after the samples; None if unknown. batches_us: of a decode the median of each
+    problem.timed_problems, of which all else is the geometric mean. Raises InvalidArgument.
     """
 
     median_us: float
@@ -77,12 +80,31 @@ class Timing:
     high_us: float
     samples: int = 0
     clock_mhz: float | None = None
+    batches_us: tuple[float, ...] = ()
+
+    @classmethod
+    def of_batches(cls, timings: Sequence[Timing]) -> Timing:
+        """The time of several problems together, in their order; of one its own."""
+        if len(timings) == 1:
+            return timings[0]
+        return cls(
+            median_us=geometric_mean(each.median_us for each in timings),
+            low_us=geometric_mean(each.low_us for each in timings),
+            high_us=geometric_mean(each.high_us for each in timings),
+            samples=sum(each.samples for each in timings),
+            clock_mhz=timings[-1].clock_mhz,
+            batches_us=tuple(each.median_us for each in timings),
+        )
 
     def __post_init__(self) -> None:
         for field in ("median_us", "low_us", "high_us", "clock_mhz"):
             value = getattr(self, field)
             if value is not None and not 0 < value < LONGEST_US:
                 raise InvalidArgument(f"{field} must be > 0 and < {LONGEST_US:g}: got {value}")
+        if any(not 0 < value < LONGEST_US for value in self.batches_us):
+            raise InvalidArgument(
+                f"batches_us must be > 0 and < {LONGEST_US:g}: got {self.batches_us}"
+            )
 
     def tflops(self, operations: float) -> float:
         """TFLOP/s of a launch that does so many floating-point operations."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import Any
 
 from flashgen.errors import InvalidArgument
@@ -202,6 +204,28 @@ def _decoding_workload(spec: AttentionSpec, seq: int) -> Problem:
     heads = 32 if spec.direction == "combine" else 8
     queries = 4 if spec.causal else 1
     return Problem(batch=64, heads=32, kv_heads=heads, seq_q=queries, seq_k=seq)
+
+
+DECODE_BATCHES = (1, 4, 16, 64)
+"""A server decodes as many sequences as there are requests."""
+
+
+def timed_problems(spec: AttentionSpec, problem: Problem) -> tuple[Problem, ...]:
+    """What is timed for a problem: of a decode also fewer sequences, those of DECODE_BATCHES, the
+    fewest first; else itself alone.
+    """
+    if spec.direction != "decode":
+        return (problem,)
+    fewer = [batch for batch in DECODE_BATCHES if batch < problem.batch]
+    return (*(replace(problem, batch=batch) for batch in fewer), problem)
+
+
+def mean_work(
+    work: Callable[[AttentionSpec, Problem], float], spec: AttentionSpec, problem: Problem
+) -> float:
+    """What work gives for the timed_problems: their geometric mean, as their time is."""
+    each = [work(spec, one) for one in timed_problems(spec, problem)]
+    return geometric_mean(each) if each[1:] else each[0]
 
 
 TUNED_WINDOW = 4096

@@ -1,7 +1,8 @@
 """The search space of a spec: all legal configs in a fixed order, and the seeds to try first.
 
-A decode streams K and V, so the bytes in flight decide its speed: stages, warps and splits vary
-most. Its rows are few, and 16 of them fill a matrix instruction.
+A decode streams K and V, so the bytes in flight decide its speed: stages and warps vary most. Its
+rows are few, and 16 of them fill a matrix instruction. For how many blocks on an SM its keys are
+split is not searched: search/evidence.py sets how many of the compiled kernel an SM holds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from flashgen.spec.config import (
     AUTO_WARPS,
     BY_KEYS,
     MAXNREG,
-    SPLIT_KEYS,
     KernelConfig,
     Order,
 )
@@ -71,9 +71,7 @@ def decoding_grid(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         return _configs(itertools.product((16, 32), (16,), (4, 2, 1), (1,)))
     # Of an invariant spec rows are padded to wgmma's, and 128 of head dim 256 do not spill.
     br = (*DECODE_BR, 128) if spec.invariant else DECODE_BR
-    tiles = itertools.product(br, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES)
-    sizes = SPLIT_KEYS[:1] if spec.invariant else SPLIT_KEYS  # its splits are segments
-    configs = _configs(tiles, [{"split_keys": keys} for keys in sizes])
+    configs = _configs(itertools.product(br, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES))
     return configs if spec.kv_dtype != "float8_e4m3" else _both_ways(configs)
 
 

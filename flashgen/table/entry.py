@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from flashgen.errors import InvalidArgument
@@ -21,6 +22,7 @@ from flashgen.spec.problem import (
     Problem,
     bytes_moved,
     flops,
+    mean_work,
     workload,
 )
 
@@ -118,8 +120,9 @@ def run_name(stamp: str, source: Source, donor: str | None) -> str:
 class Result:
     """The result of the final round, as a table has it; None means not timed.
 
-    speedup says how many times as fast as the default the config is: the spec's default tile on
-    this GPU with its head dims fixed, timed in the same round. Raises InvalidArgument.
+    Of a decode median_us is the geometric mean of problem.timed_problems. speedup says how many
+    times as fast as the default the config is: the spec's default tile on this GPU with its head
+    dims fixed, timed in the same round. Raises InvalidArgument.
     """
 
     source: Source
@@ -139,16 +142,20 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerUp:
-    """A runner-up: the first config to try should the winner fail. Raises InvalidArgument."""
+    """A runner-up: the first config to try should the winner fail. batches_us as of an
+    EntryEvidence. Raises InvalidArgument.
+    """
 
     config: KernelConfig
     source: Source
     median_us: float | None = None
+    batches_us: tuple[float, ...] = ()
     digest: str
 
     def __post_init__(self) -> None:
         _check_timed(self.source, self.median_us)
-        _check_positive("median_us", self.median_us)
+        for us in (self.median_us, *self.batches_us):
+            _check_positive("median_us", us)
         _check_digest(self.digest)
         _check_ran(self.config, self.source)
 
@@ -162,7 +169,8 @@ class EntryEvidence:
     the compiler's figures under the run's Triton. candidates is the number of evaluated configs,
     legal that of all legal ones. default_us and sdpa_us are the times of the default and of torch's
     SDPA in the same round. low_us and high_us are the 20th and 80th percentile of a measured
-    entry's samples, or the interval of an estimate. p_value is that of the rank test against the
+    entry's samples, or the interval of an estimate. batches_us are the times of a decode for each
+    of problem.timed_problems; empty for one alone. p_value is that of the rank test against the
     strongest rival (search/decide.py); None where there was none. regret is the share of its time
     by which the config is slower than the best one of this bucket, which was given up to have
     fewer kernels (tune/share_kernels.py); 0.0 where it is the best. runners_up are two at most.
@@ -180,6 +188,7 @@ class EntryEvidence:
     sdpa_us: float | None = None
     low_us: float | None = None
     high_us: float | None = None
+    batches_us: tuple[float, ...] = ()
     p_value: float | None = None
     regret: float = 0.0
     runners_up: tuple[RunnerUp, ...] = ()
@@ -189,6 +198,8 @@ class EntryEvidence:
             _check_digest(self.digest)
         for field in ("default_us", "sdpa_us", "low_us", "high_us"):
             _check_positive(field, getattr(self, field))
+        for us in self.batches_us:
+            _check_positive("batches_us", us)
         if self.p_value is not None and not 0 < self.p_value <= 1:
             raise InvalidArgument(f"p_value must be > 0 and <= 1, or null: got {self.p_value}")
         if not 0 <= self.regret < math.inf:
@@ -257,14 +268,21 @@ class Entry:
         """Matrix TFLOP/s at the median time, as spec/problem.py counts them; None if not timed, or
         the problem is not known.
         """
-        us, problem = self.result.median_us, self.evidence.problem
-        return flops(self.spec, problem) / us * 1e-6 if us and problem else None
+        return self._rate(flops, 1e-6)
 
     @property
     def gbs(self) -> float | None:
         """GB/s (1e9 bytes a second) of the least that is moved, as tflops."""
+        return self._rate(bytes_moved, 1e-3)
+
+    def _rate(self, work: Callable[[AttentionSpec, Problem], float], scale: float) -> float | None:
+        """Work a microsecond; of a decode that is timed for several problems their mean."""
         us, problem = self.result.median_us, self.evidence.problem
-        return bytes_moved(self.spec, problem) / us * 1e-3 if us and problem else None
+        if not us or not problem:
+            return None
+        if self.evidence.batches_us:
+            return mean_work(work, self.spec, problem) / us * scale
+        return work(self.spec, problem) / us * scale
 
 
 def speedup(default_us: float | None, us: float | None) -> float | None:

@@ -106,6 +106,10 @@ def _figure(value: float | None) -> float | None:
     return None if value is None else float(figure(value))
 
 
+def _figures(values: Iterable[float]) -> list[float]:
+    return [float(figure(value)) for value in values]
+
+
 def _interval(entry: Entry) -> tuple[str, str]:
     """How the keys of low_us and high_us are called: a measured entry has percentiles."""
     return ("p20_us", "p80_us") if entry.result.source == "measured" else ("low_us", "high_us")
@@ -126,11 +130,13 @@ def facts_of(entry: Entry) -> dict[str, Any]:
         "sdpa_us": _figure(evidence.sdpa_us),
         low: _figure(evidence.low_us),
         high: _figure(evidence.high_us),
+        "batches_us": _figures(evidence.batches_us),
         "p_value": _figure(evidence.p_value),
         "regret": _figure(evidence.regret),
         "runners_up": [
             {"config": other.config.label, "source": other.source}
             | ({} if other.median_us is None else {"us": _figure(other.median_us)})
+            | ({"batches_us": _figures(other.batches_us)} if other.batches_us else {})
             | {"digest": other.digest}
             for other in evidence.runners_up
         ],
@@ -160,6 +166,7 @@ def _evidence(record: dict[str, Any], entry: Entry, gpu: Gpu) -> EntryEvidence:
     runners_up = record.pop("runners_up", [])
     if not isinstance(runners_up, list):
         raise InvalidArgument("runners_up must be a list")
+    batches_us = value_of(tuple[float, ...], record.pop("batches_us", []), "batches_us")
     _check_keys(record, (*_WORDS, *_COUNTS, *_TIMES, low, high))
     held: dict[str, Any] = {}
     for name, value in record.items():
@@ -171,6 +178,7 @@ def _evidence(record: dict[str, Any], entry: Entry, gpu: Gpu) -> EntryEvidence:
         shared_bytes=held.pop("shared", None),
         low_us=held.pop(low, None),
         high_us=held.pop(high, None),
+        batches_us=batches_us,
         candidates=candidates,
         legal=legal,
         runners_up=tuple(_runner_up(other, entry, gpu) for other in runners_up),
@@ -192,14 +200,15 @@ def _tried(text: str) -> tuple[int, int]:
 
 
 def _runner_up(record: Any, entry: Entry, gpu: Gpu) -> RunnerUp:
-    _check_keys(record, ("config", "source", "us", "digest"))
+    _check_keys(record, ("config", "source", "us", "batches_us", "digest"))
     config, digest = str(record.get("config")), str(record.get("digest"))
     found = config_of(config)
     if reason := why_illegal(entry.spec, found, gpu):
         raise InvalidArgument(f"the runner-up {config} is illegal on {gpu.slug}: {reason}")
     source = value_of(Source, record.get("source"), "source")
     us = value_of(float, record["us"], "us") if "us" in record else None
-    return RunnerUp(config=found, source=source, median_us=us, digest=digest)
+    batches_us = value_of(tuple[float, ...], record.get("batches_us", []), "batches_us")
+    return RunnerUp(config=found, source=source, median_us=us, batches_us=batches_us, digest=digest)
 
 
 def _check_keys(record: Any, known: Iterable[str]) -> None:

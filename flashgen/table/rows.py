@@ -19,6 +19,7 @@ LEGEND = f"""\
 # A block names its source and its specs: bfloat16 and float16 share one where only floors differ.
 # A row begins at the number of keys before it. Its columns of us and of x default (times as fast as
 # the default) are the buckets that begin at {", ".join(str(bucket.low) for bucket in BUCKETS)}.
+# The time of a decode is the geometric mean for 1, 4, 16 and 64 sequences.
 # Floors are the error of each spec."""
 EXECUTED_LEGEND = """\
 # A block `executed` serves in place of those above it, under the versions of Triton that it names:

@@ -114,12 +114,12 @@ class Donors:
             (config, donor)
             for config, donor in found
             if (on_gpu or not must_have_run(config))
-            and why_illegal(spec, config, self._gpu) is None
+            and why_illegal(spec, config.kernel, self._gpu) is None
         ]
         timed = [each for each in usable if each[1].entry.result.source != "untimed"]
         first: dict[KernelConfig, str] = {}
         for config, donor in timed if self._estimable and timed else usable:
-            first.setdefault(config, donor.gpu.slug)
+            first.setdefault(config.kernel, donor.gpu.slug)
         return first
 
     def floors(self, spec: AttentionSpec) -> dict[str, float]:
@@ -166,10 +166,13 @@ class CheckedByDonors(WrappingEvaluator):
 
 
 def _alike(spec: AttentionSpec) -> tuple[AttentionSpec, ...]:
-    """Specs that do the same work with less, nearest first: without invariant, with padded head
-    dims, in the other 16-bit type, without packing, without features.
+    """Specs that do the same work, or it with less, nearest first: a cache in pages or without,
+    without invariant, with padded head dims, in the other 16-bit type, without packing, without
+    features.
     """
+    pages = spec.direction == "decode" and spec.kv_scales != "page"
     near = (
+        replace(spec, paged=not spec.paged) if pages else None,
         replace(spec, invariant=False),
         default_spec(spec),
         other_half(spec),

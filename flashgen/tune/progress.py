@@ -228,6 +228,7 @@ def entry_with(
             default_us=default_us,
             low_us=timing.low_us if timing else None,
             high_us=timing.high_us if timing else None,
+            batches_us=timing.batches_us if timing else (),
             sdpa_us=winner.sdpa_us,
         ),
     )
@@ -239,6 +240,7 @@ def runner_up_of(outcome: Outcome) -> RunnerUp:
         config=outcome.config,
         source=outcome.source,
         median_us=outcome.timing.median_us if outcome.timing else None,
+        batches_us=outcome.timing.batches_us if outcome.timing else (),
         digest=short_digest(outcome.digest),
     )
 

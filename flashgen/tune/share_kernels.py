@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.evaluator import Evaluator
-from flashgen.search.decide import median_us, p_value
+from flashgen.search.decide import TIE, losses, median_us, p_value
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.log import Log
@@ -157,16 +157,19 @@ class _Case:
     @property
     def times(self) -> dict[KernelConfig, float | None]:
         """The configs that may serve here, the bucket's own first; none counts as faster than
-        that, unless these times are the stronger ones.
+        that, unless these times are the stronger ones. Of a decode none is slower by more than TIE,
+        or than the bucket's own is, for any number of sequences.
         """
         own = _winners(self.entry)
         best = 0.0 if self.stronger else min(self.us(config) for config in own)
+        lost = losses(self.outcomes.values())
+        most = max(TIE, *(lost.get(config, 0.0) for config in own))
         slowest = math.inf if self.default is None else median_us(self.default.timing)
         order = dict.fromkeys((*own, *self.outcomes))
         return {
             config: max(best, self.us(config))
             for config in order
-            if config in own or self.us(config) <= slowest
+            if config in own or (self.us(config) <= slowest and lost[config] <= most)
             if self.us(config) < math.inf
         }
 

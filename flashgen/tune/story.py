@@ -247,7 +247,7 @@ class Story:
         config = found.winner.config
         if not self.on_gpu and config != self._incumbent(piece):
             donors = self._donors.chosen(piece[0], bucket_of(piece[1].seq_k), on_gpu=False)
-            run = derived_run(run, donors.get(config, DEFAULT))
+            run = derived_run(run, donors.get(config.kernel, DEFAULT))
         self._derived[piece] = found
         self._enter(piece, found, run)
         return self._then(piece, log)

@@ -29,9 +29,10 @@ def neighbours(
     """One config per entry, in the order of the table; duplicates stay.
 
     Similar are the same spec in another bucket and, in the same bucket, a spec with another mask or
-    another dtype of the same width; of an invariant spec also those without invariant. A config for
-    another mask gets the order of tiles that the seeds have for this one; configs that are illegal
-    for this spec are left out.
+    another dtype of the same width, or for a cache in pages where this one has none, or the other
+    way round; of an invariant spec also those without invariant. A config for another mask gets the
+    order of tiles that the seeds have for this one; configs that are illegal for this spec are left
+    out.
 
     leave_out: keys of entries that do not count. A tuning run leaves out what it has still to
     search. Otherwise a killed run that is resumed would see neighbours that it did not see before.
@@ -39,7 +40,7 @@ def neighbours(
     found = []
     for entry in table.entries:
         if entry.key not in leave_out and _alike(entry, spec, bucket):
-            config = entry.config
+            config = entry.config.kernel
             if entry.spec.mask != spec.mask:
                 config = replace(config, order="longest_first" if spec.causal else "plain")
             if why_illegal(spec, config, table.gpu) is None:
@@ -80,7 +81,8 @@ def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:
     spec = replace(spec, invariant=other.invariant)
     if other == spec or entry.bucket != bucket:
         return other == spec
-    same = [field.name for field in fields(AttentionSpec) if field.name not in ("dtype", "mask")]
+    differs = ("dtype", "mask", "paged") if spec.direction == "decode" else ("dtype", "mask")
+    same = [field.name for field in fields(AttentionSpec) if field.name not in differs]
     return other.element_bytes == spec.element_bytes and all(
         getattr(other, name) == getattr(spec, name) for name in same
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,13 @@ from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import LAUNCH_US, TRIP_CYCLES, estimate, time_of
 from flashgen.estimate.machines import MACHINES, from_memory
 from flashgen.estimate.sm import Replay, Usage, cached_replay, recall_replay
-from flashgen.estimate.trip_counts import grid
+from flashgen.estimate.trip_counts import grid, tuned_splits
+from flashgen.evaluate.build import BuildResult, Built, estimated
+from flashgen.evaluate.evaluator import Request
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem, bytes_moved, workload
 from tests import cubins
 from tests.makers import make_config, make_spec
@@ -142,6 +147,51 @@ def test_the_kernel_that_merges_is_waited_for() -> None:
         alone = time_of(found, blocks, A100, least_bytes=bytes_moved(SPEC, problem))
         whole = estimate(found, SPEC, config, problem, A100)
         assert (whole.median_us >= alone.median_us + LAUNCH_US) == merged
+
+
+def test_an_estimate_is_of_several_batches_each_of_its_own_variant() -> None:
+    """64 sequences fill the GPU without splits, and run the variant for one; fewer are split."""
+    parts, whole = (
+        Built(compiled=None, replay=replayed(cycles))
+        for cycles in (3000.0, 6000.0)  # type: ignore[arg-type]
+    )
+    config, problem = make_config(16, 64), problem_of(64, 512)
+    request = Request(stage="timed", spec=SPEC, problem=problem, gpu=A100.slug, source="estimated")
+    result = BuildResult(status=Status.OK, built=parts, whole=whole)
+    found = estimated(result, request, config, A100)
+    alone = [
+        estimate(replayed(cycles), SPEC, config, replace(problem, batch=batch), A100).median_us
+        for batch, cycles in ((1, 3000.0), (4, 3000.0), (16, 3000.0), (64, 6000.0))
+    ]
+    assert found.batches_us == tuple(alone)
+    assert found.median_us == pytest.approx(math.prod(alone) ** 0.25)
+    both = replace(result, whole=None)
+    assert estimated(both, request, config, A100).batches_us[-1] < alone[-1]
+
+
+@pytest.mark.parametrize(
+    "paged", [False, pytest.param(True, marks=pytest.mark.slow("replays another kernel"))]
+)
+def test_splits_for_residents_come_near_the_floor_of_memory(tmp_path: Path, paged: bool) -> None:
+    """By estimate, of what a launch takes besides those of the kernels themselves: at 8,192 keys and
+    more at most 1.3 times the time of its bytes at 4.5 TB/s, but for one sequence of 8,192.
+    """
+    gpu = TARGETS["nvidia_h200"]
+    spec = replace(SPEC, paged=paged)
+    config = make_config(16, 32, num_stages=3)
+    _, compiled = cubins.own(spec, config, gpu.arch, tmp_path)
+    found = cached_replay(compiled, gpu, tmp_path)
+    filled = replace(config, blocks_per_sm=found.residents)
+    worst = 0.0
+    for batch, seq_k in itertools.product((1, 4, 16, 64), (8192, 32768)):
+        if (batch, seq_k) == (1, 8192):
+            continue
+        problem = problem_of(batch, seq_k)
+        floor_us = bytes_moved(spec, problem) / 4.5e6
+        us = estimate(found, spec, filled, problem, gpu).median_us
+        launches = 1 + (tuned_splits(spec, filled, problem, gpu.sms) > 1)
+        worst = max(worst, (us - launches * LAUNCH_US) / floor_us)
+    assert worst <= 1.3
 
 
 def test_loads_from_memory_come_later(tmp_path: Path) -> None:

@@ -278,6 +278,17 @@ def test_a_narrow_cache_on_a_cpu() -> None:
     torch.testing.assert_close(found, o)
 
 
+def test_a_table_keeps_for_how_many_blocks_keys_are_split() -> None:
+    spec, config = make_spec("bfloat16", 128, direction="decode"), make_config(16, 64)
+    for blocks in (1, 5):
+        filled = replace(config, blocks_per_sm=blocks)
+        made = made_entry(spec=spec, config=filled, source="untimed")
+        table = made_table(replace(made, evidence=NO_EVIDENCE))
+        text = dump(table)
+        assert ("_x5 " in text) == (blocks == 5)
+        assert parse(text, Path(f"{table.gpu.slug}.yaml")) == table
+
+
 def test_a_table_keeps_split_keys_and_pages() -> None:
     """Written where they are not at their defaults, so that older tables stay as they are."""
     spec = make_spec("bfloat16", 128, direction="decode", paged=True)

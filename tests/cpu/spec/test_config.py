@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 
 from flashgen.errors import InvalidArgument
+from flashgen.kernels.render import render
 from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, kernel_name
-from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.defaults import cache_specs, default_config, default_configs, default_spec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.problem import problem_of
@@ -41,7 +42,7 @@ def test_a_name_holds_every_field() -> None:
         "br": 64, "bc": 32, "num_warps": 8, "num_stages": 3, "schedule": "s_ahead", "loads": "descriptor",
         "order": "longest_first", "head_dims": "padded", "split_keys": 512, "persistent": True,
         "widening": "native", "v_parts": 2, "maxnreg": 128, "whole_rows": True,
-        "next_s": True, "exp2_by_fma": 4, "rescale_log2": 8,
+        "next_s": True, "exp2_by_fma": 4, "rescale_log2": 8, "blocks_per_sm": 5,
     }  # fmt: skip
     assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
     spec = make_spec(mask="causal")
@@ -49,9 +50,35 @@ def test_a_name_holds_every_field() -> None:
     assert config_of((every := KernelConfig(**others)).label) == every
     for field, value in others.items():
         assert (other := dataclasses.replace(base, **{field: value})) == config_of(other.label)
-        assert kernel_name(spec, dataclasses.replace(base, **{field: value})) != kernel_name(
-            spec, base
-        )
+        assert (kernel_name(spec, other) == kernel_name(spec, base)) == (field in OF_THE_LAUNCH)
+
+
+OF_THE_LAUNCH = ("blocks_per_sm",)
+
+
+def test_configs_that_differ_in_the_launch_alone_are_one_kernel() -> None:
+    spec, config = make_spec(direction="decode"), make_config(16, 32)
+    filled = dataclasses.replace(config, blocks_per_sm=5)
+    assert filled.label == f"{config.label}_x5"
+    assert filled.kernel == config.kernel == config
+    assert render(spec, filled) == render(spec, config)
+
+
+def test_blocks_per_sm_go_with_a_decode_whose_parts_are_not_fixed() -> None:
+    gpu, config = TARGETS["nvidia_h200"], make_config(16, 32, blocks_per_sm=2)
+    decode = make_spec(direction="decode")
+    assert why_illegal(decode, config, gpu) is None
+    for spec in (make_spec(), dataclasses.replace(decode, invariant=True)):
+        reason = str(why_illegal(spec, config, gpu))
+        assert f"whose parts are fixed: got {spec.name}" in reason
+    both = dataclasses.replace(config, split_keys=256)
+    assert "exclude each other" in str(why_illegal(decode, both, gpu))
+
+
+def test_the_default_of_a_decode_is_for_two_blocks_on_an_sm() -> None:
+    for spec in cache_specs():
+        blocks = {config.blocks_per_sm for config in default_configs(spec)}
+        assert blocks == ({2} if spec.direction == "decode" else {1})
 
 
 @pytest.mark.parametrize(

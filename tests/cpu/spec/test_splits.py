@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,36 +10,51 @@ import torch
 from flashgen.kernels.launch_cache import Decode
 from flashgen.spec.cache import Cache
 from flashgen.spec.features import Features
-from flashgen.spec.grid_rules import BUSY_ENOUGH, MOST_SPLITS, NEAR_BEST, split_count, splits_of
+from flashgen.spec.grid_rules import (
+    MOST_SPLITS,
+    START_TILES,
+    WORTH_SPLITTING,
+    split_count,
+    splits_of,
+)
 from flashgen.spec.problem import Problem
 from tests.makers import make_config
 
 
-def efficiency(blocks: int, splits: int, sms: int) -> float:
-    waves = blocks * splits / sms
-    return waves / math.ceil(waves)
+def time(blocks: int, tiles: int, splits: int, slots: int) -> int:
+    return -(-blocks * splits // slots) * (-(-tiles // splits) + START_TILES)
 
 
-@pytest.mark.parametrize("sms", [1, 20, 108, 132])
-def test_the_rule_by_its_own_words(sms: int) -> None:
+@pytest.mark.parametrize("slots", [1, 20, 108, 660])
+def test_the_rule_by_its_own_words(slots: int) -> None:
     for blocks in (1, 2, 7, 8, 50, 66, 100, 1000):
         for tiles in (1, 2, 3, 31, 64, 1000):
-            splits = split_count(blocks, tiles, sms)
-            if blocks >= BUSY_ENOUGH * sms or tiles == 1:
+            splits = split_count(blocks, tiles, slots)
+            every = range(1, min(MOST_SPLITS, tiles) + 1)
+            least = min(time(blocks, tiles, n, slots) for n in every)
+            if least >= WORTH_SPLITTING * time(blocks, tiles, 1, slots):
                 assert splits == 1
                 continue
-            every = range(1, min(MOST_SPLITS, sms, tiles) + 1)
-            useful = [n for n in every if n == 1 or -(-tiles // n) != -(-tiles // (n - 1))]
-            best = max(efficiency(blocks, n, sms) for n in useful)
-            assert splits in useful
-            assert efficiency(blocks, splits, sms) >= NEAR_BEST * best
-            assert all(efficiency(blocks, n, sms) < NEAR_BEST * best for n in useful if n < splits)
+            assert time(blocks, tiles, splits, slots) == least
+            assert all(time(blocks, tiles, n, slots) > least for n in every if n < splits)
 
 
 def test_known_counts_of_an_h200() -> None:
-    assert split_count(8, 1024, 132) == 14  # one sequence, 8 heads: 112 of 132 SMs; 128 is the best
-    assert split_count(64 * 8, 1024, 132) == 1  # 64 sequences fill it
+    """8 heads of K and V, tiles of 32 keys; one block on an SM, and five."""
+    assert split_count(8, 1024, 132) == 16  # one sequence of 32,768 keys: 128 of 132 SMs
+    assert split_count(8, 1024, 660) == 79  # the fewest splits of 13 tiles: 632 of 660 slots
+    assert split_count(16 * 8, 256, 132) == 1
+    assert split_count(16 * 8, 256, 660) == 5
+    assert split_count(64 * 8, 16, 660) == 1  # more parts start more blocks
+    assert split_count(64 * 8, 128, 108) == 1  # four parts would take 646 tiles in place of 650
     assert split_count(0, 64, 132) == 1
+
+
+def test_splits_are_for_as_many_blocks_as_fit() -> None:
+    problem = Problem(batch=16, heads=32, kv_heads=8, seq_q=1, seq_k=8192)
+    config = make_config(16, 32, num_stages=2)
+    assert splits_of(config, problem, 132) == 1
+    assert splits_of(replace(config, blocks_per_sm=5), problem, 132) == 5
 
 
 def test_a_config_may_say_how_many_keys_a_split_takes() -> None:

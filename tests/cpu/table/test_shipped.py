@@ -19,13 +19,14 @@ from flashgen.estimate.estimate import estimable
 from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Selection, ladder
+from flashgen.search.decide import TIE
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import AHEAD, LONGEST_NAME, Order, kernel_name
 from flashgen.spec.features import features_on
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
-from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.spec.problem import BUCKETS, Bucket, timed_problems
 from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table import emit
 from flashgen.table.entry import NO_EVIDENCE
@@ -452,7 +453,9 @@ def test_compiled_facts_of_every_shipped_kernel(
         assert run is not None
         # What is compiled here stores parts: a decode of one split runs another variant.
         runs = direction != "decode" or any(
-            tuned_splits(spec, config, e.problem, gpu.sms) > 1 for e in (entry, *more)
+            tuned_splits(spec, config, problem, gpu.sms) > 1
+            for e in (entry, *more)
+            for problem in timed_problems(spec, e.problem)
         )
         if runs:
             assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
@@ -463,7 +466,7 @@ def test_compiled_facts_of_every_shipped_kernel(
             assert compiled.loop is not None
             least = 0.85 if direction == "forward" else 0.81  # a rank by now: docs/tuning.md
             assert (compiled.loop.exp2_under_matrix or 0) >= least
-        # An entry of decode has the registers of the kernel that stores results, not parts.
+        # An entry of decode from before protocol 9 has those of the kernel that stores results.
         if run.triton == triton.__version__ and direction != "decode":
             facts = (compiled.registers, compiled.shared_bytes)
             assert facts == (entry.evidence.registers, entry.evidence.shared_bytes), compiled.name
@@ -486,6 +489,21 @@ def test_names_of_committed_kernels_are_short() -> None:
     }
     # A name of three features is longer by a word, all of them abbreviated.
     assert max(map(len, names)) <= LONGEST_NAME + len("_inv")
+
+
+@pytest.mark.parametrize("slug", COMPLETE)
+def test_no_decode_loses_to_a_runner_up_for_some_number_of_sequences(slug: str) -> None:
+    """By more than the 5 % of a tie, or than that runner-up loses to it."""
+    for entry in table_of(slug).entries:
+        ours = entry.evidence.batches_us
+        for other in entry.evidence.runners_up:
+            theirs = other.batches_us
+            if not ours or not theirs:
+                continue
+            assert len(ours) == len(theirs) == len(timed_problems(entry.spec, entry.problem))
+            loss = max(a / b for a, b in zip(ours, theirs, strict=True))
+            gain = max(b / a for a, b in zip(ours, theirs, strict=True))
+            assert loss <= max(TIE, gain), (entry.spec.name, entry.bucket, other.config.label)
 
 
 @pytest.mark.parametrize("slug", COMPLETE)

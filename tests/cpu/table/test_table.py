@@ -542,6 +542,9 @@ def test_a_decode_is_rated_by_what_it_reads() -> None:
     decode = replace(SPEC, direction="decode", mask="none")
     entry = made_entry(decode, config=FA2, median_us=1000.0)
     assert entry.gbs == pytest.approx(64 * 2048 * 8 * 2 * 128 * 2 / 1000e-6 * 1e-9, rel=0.01)
+    series = replace(entry, evidence=replace(entry.evidence, batches_us=(1.0,) * 4))
+    assert entry.gbs is not None  # its time is that of 64 sequences; of 1, 4, 16 and 64 the mean
+    assert series.gbs == pytest.approx(entry.gbs / 8, rel=0.01)
     assert made_entry(source="untimed").gbs is None
     (unknown,) = bare(made_table(entry)).entries
     assert unknown.problem == entry.problem  # the usual one, which may not be the one that ran

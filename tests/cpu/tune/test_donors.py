@@ -12,6 +12,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Stage
 from flashgen.spec.problem import BUCKETS, workload
+from flashgen.spec.space import tuned_default
 from flashgen.table.entry import RunnerUp, short_digest
 from flashgen.table.table import Table
 from flashgen.tune.donors import ALIKE, CheckedByDonors, Donors
@@ -176,3 +177,21 @@ class TestWhatWasChecked:
         evaluator = CheckedByDonors(fake, Donors([of(L4, TILE)], H200))
         assert len(list(evaluator.evaluate(stage, SPEC, self.CASES, [TILE, OTHER]))) == 2
         assert fake.configs(stage) == [TILE, OTHER]
+
+
+def test_a_cache_in_pages_is_lent_what_one_without_has_and_its_launch_is_its_own() -> None:
+    """How many blocks have room on an SM is another GPU's figure."""
+    flat = make_spec("bfloat16", 128, direction="decode")
+    paged = replace(flat, paged=True)
+    here, there = (make_config(16, bc, blocks_per_sm=3) for bc in (32, 64))
+    tables = [of(L4, there, spec=flat), of(H100, here, spec=paged)]
+    lent = Donors(tables, H200).chosen(paged, HERE, on_gpu=False)
+    assert lent == {here.kernel: H100.slug, there.kernel: L4.slug}
+    assert list(Donors(tables, H200).chosen(flat, HERE, on_gpu=False)) == [
+        there.kernel,
+        here.kernel,
+    ]
+    own = replace(flat, invariant=True)
+    of_class = tuned_default(own, H200)
+    plain = of(H100, replace(of_class, blocks_per_sm=3), spec=flat)
+    assert list(Donors([plain], H200).chosen(own, HERE, on_gpu=False)) == [of_class]

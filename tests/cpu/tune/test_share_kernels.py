@@ -427,3 +427,28 @@ class TestWithNoGpu:
         assert first == measured
         assert (second.config, second.result.source) == (A, "estimated")
         assert second.evidence.regret == pytest.approx(0.01)
+
+
+def test_a_decode_takes_no_kernel_that_loses_for_some_number_of_sequences(tmp_path: Path) -> None:
+    """B is 1 % slower in the mean. For one sequence it takes 4 % more, or 8 % more."""
+    short, middle = entry(SHORT, A), entry(MIDDLE, B)
+
+    class Batches(Board):
+        of_one: float = 1.0
+
+        def outcome(
+            self, stage: Stage, spec: AttentionSpec, problem: Problem, config: KernelConfig
+        ) -> Outcome:
+            made = super().outcome(stage, spec, problem, config)
+            if made.timing is None:
+                return made
+            us = made.timing.median_us
+            each = (us * self.of_one if config == B else us, us)
+            return replace(made, timing=replace(made.timing, batches_us=each))
+
+    times = {SHORT: TIMES[SHORT] | {B: 101.0}, MIDDLE: TIMES[MIDDLE] | {A: 120.0}}
+    for number, (of_one, config) in enumerate(((1.03, B), (1.08, A))):
+        evaluator = Batches(us=lambda _: 1.0, gpu=H200, times=times)
+        evaluator.of_one = of_one
+        first, second = fewer(tmp_path / str(number), evaluator, short, middle)
+        assert (first.config, second.config) == (config, B)

@@ -89,3 +89,15 @@ def test_what_is_left_out_does_not_count() -> None:
     held = table((SPEC, THERE, TILE), (half, HERE, OTHER))
     assert neighbours(held, SPEC, HERE, leave_out={(SPEC, THERE)}) == (OTHER,)
     assert neighbours(held, SPEC, HERE, leave_out=[(half, HERE)]) == (TILE,)
+
+
+def test_a_cache_in_pages_hears_one_without() -> None:
+    flat = make_spec("bfloat16", 128, direction="decode")
+    config = make_config(16, 32, blocks_per_sm=5)
+    for spec in (flat, replace(flat, paged=True)):
+        other = replace(spec, paged=not spec.paged)
+        assert neighbours(table((other, HERE, config)), spec, HERE) == (config.kernel,)
+        assert neighbours(table((other, THERE, config)), spec, HERE) == ()
+    forward = make_spec(varlen=True)
+    held = table((replace(forward, paged=True), HERE, OTHER))
+    assert neighbours(held, forward, HERE) == ()

@@ -268,6 +268,18 @@ def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
         run_of(kernel, spec.for_direction("combine"), config, call, tmp_path)
 
 
+def test_a_launch_has_splits_for_as_many_blocks_as_its_config_says() -> None:
+    """One text serves them all. 70 keys are 5 tiles of 16; two sequences have 4 heads of K and V."""
+    spec, config = decode_spec("float16", 16, "none"), make_config(16, 16)
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1, seq_k=70)
+    call = make_decode(spec, problem, 0, "cpu", sms=4)
+    kernel = load_text(render(spec, config))
+    for blocks, splits in ((1, 1), (2, 2), (5, 5)):
+        filled = dataclasses.replace(config, blocks_per_sm=blocks)
+        parts = bind(kernel, spec, filled)(call)
+        assert parts.splits == splits
+
+
 @pytest.mark.parametrize("stride", [16, 1 << 30])
 def test_parts_may_lie_beyond_32_bits(stride: int, tmp_path: Path) -> None:
     """Of four parts of one row, which take 12 GB of a file that is all hole, the last is beyond 2^31 elements."""
