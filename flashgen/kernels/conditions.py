@@ -135,8 +135,12 @@ def of_feature(field: str) -> Condition:
     if field == "dropout":
         return lambda s, c: s.direction != "decode" and of_feature("")(s, c)
     if field == "sink":
-        return lambda s, c: s.direction in ("forward", "decode") and c.schedule != "s_ahead"
-    return lambda s, c: s.direction != "forward" or c.schedule != "s_ahead"
+        return lambda s, c: s.direction in ("forward", "decode") and c.schedule not in _BARE
+    return lambda s, c: s.direction != "forward" or c.schedule not in _BARE
+
+
+_BARE = ("s_ahead", "fa1")
+"""The plain schedules whose forwards have no features."""
 
 
 def on_for(field: str, value: object, unless_causal: bool) -> Condition:
@@ -150,4 +154,4 @@ plain, hopper, blackwell = (
     scheduled("blackwell"),
 )
 ampere, ahead = scheduled("ampere"), scheduled("s_ahead")
-one_length = negated(varlen)
+one_length, tiled = negated(varlen), negated(scheduled("fa1"))

@@ -67,11 +67,14 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "SPLIT_TILES": config.split_keys // config.bc,
         "SEGMENT": numeric_class.SEGMENT,
         "CAUSAL": spec.causal,
+        "ADDS": spec.bias == "additive",
         "INVARIANT": spec.invariant,
         "ORDER": config.order,
         "PRECISION": spec.precision if spec.dtype == "float32" else None,
         "BY_BITS": spec.kv_dtype == "float8_e4m3" and config.widening == "bits",
         "ROWS_OF_EIGHT": rows_of_eight(spec, config),
+        "ROTARY": spec.rotary if spec.rotary != "none" else None,
+        "NARROW": spec.kv_dtype if spec.kv_dtype != "same" else None,
         **_habits(spec, config),
     }
     if config.schedule == "hopper":

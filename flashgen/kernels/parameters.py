@@ -9,41 +9,16 @@ from __future__ import annotations
 import functools
 
 # fmt: off
+# isort: off
 from flashgen.kernels.conditions import (
-    Condition,
-    ahead,
-    always,
-    ampere,
-    any_dim,
-    blackwell,
-    block_mask,
-    both,
-    by_page,
-    described,
-    diagonal,
-    fused,
-    hopper,
-    indexed,
-    invariant,
-    k_in_parts,
-    merged,
-    narrow,
-    negated,
-    o_in_parts,
-    of_feature,
-    on_for,
-    one_length,
-    pads_k,
-    pads_v,
-    paged,
-    plain,
-    pointer,
-    rotary,
-    scheduled,
-    varlen,
+    Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
+    diagonal, fused, hopper, indexed, invariant, k_in_parts, merged, narrow, negated,
+    o_in_parts, of_feature, on_for, one_length, pads_k, pads_v, paged, plain, pointer, rotary,
+    scheduled, tiled, varlen,
 )
-
+# isort: on
 # fmt: on
+
 from flashgen.kernels.head import Parameter, constant, number, rows
 from flashgen.kernels.text import text_of
 from flashgen.spec.attention import AttentionSpec
@@ -177,9 +152,12 @@ _IN_PARTS = (
 )
 _V_PARTS = constant("V_PARTS", "", both(plain, pointer), lambda s, c: c.v_parts > 1)
 _PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", merged)
-_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer))
+_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer, tiled))
+_ADDS = constant("ADDS", "a bias is added; else it is bool, and hides keys",
+                 both(merged, of_feature("bias")))
 _SWITCHES = (
     constant("CAUSAL", "", merged),
+    _ADDS,
     constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", merged),
     _PRECISION,
     _ROWS_OF_EIGHT,
@@ -203,9 +181,9 @@ _FORWARD = (
     *_sizes("max_seq_q", "at least 1"),
     *_HEAD_DIMS,
     *_FEATURES,
-    number("batch_heads", "batch * heads", given=lambda s, c: c.takes_heads),
-    number("heads_together", "of a run: their K and V fit in L2",
-            given=lambda s, c: c.order == "grouped"),
+    number("batch_heads", "batch * heads", tiled, lambda s, c: c.takes_heads),
+    number("heads_together", "of a run: their K and V fit in L2", tiled,
+           lambda s, c: c.order == "grouped"),
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
     *(rows(x, of=scheduled("fa1")) for x in ("acc", "sum", "max")),
     *_TILE,
@@ -214,7 +192,9 @@ _FORWARD = (
     constant("SEGMENT", "keys after which a partial sum is closed", invariant),
     _V_PARTS,
     constant("CAUSAL", "", merged),
-    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal or grouped", merged),
+    _ADDS,
+    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal or grouped",
+             both(merged, tiled)),
     _PRECISION,
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,
@@ -343,23 +323,26 @@ _APPEND = (
     Parameter("cos_ptr", "*fp32:16", "(positions, rotary_dim / 2)", given=rotary),
     Parameter("sin_ptr", "*fp32:16", given=rotary),
     *_strides("new_k", "new_v", "k", "v"),
-    *_strides("q", of=rotary),
-    *(Parameter(f"stride_o{dim}", "i32{by_k}", of=rotary) for dim in "bhs"),  # O is Q, rotated
+    # O is Q, rotated
+    *(Parameter(f"stride_{x}{dim}", "i32{by_k}", given=rotary) for x in "qo" for dim in "bhs"),
     *_PAGES,
-    number("stride_cos", "", rotary), number("stride_sin", "", rotary),
+    number("stride_cos", "", always, rotary), number("stride_sin", "", always, rotary),
     number("heads", "of Q, where it is rotated; else 0"),
     number("kv_heads"),
     number("new_keys"),
     number("seq_k", "keys that a sequence has room for"),
     number("pool_pages", "", paged),
-    number("cache_rows", "", both(indexed, negated(paged))),
-    number("seq_q", "", rotary),
-    number("rotary_dim", "elements of a head that are rotated", rotary),
-    number("q_step", "1: query i is at place length + i; 0: all are at place length", rotary),
+    number("cache_rows", "", negated(paged), indexed),
+    number("seq_q", "", always, rotary),
+    number("rotary_dim", "elements of a head that are rotated", always, rotary),
+    number("q_step", "1: query i is at place length + i; 0: all are at place length", always,
+            rotary),
     *_HEAD_DIMS,
     constant("BR"),
-    constant("HEAD_DIM", "", negated(any_dim)), constant("HEAD_DIM_V", "", negated(any_dim)),
+    constant("HEAD_DIM"), constant("HEAD_DIM_V"),
     *_PADDED,
+    constant("ROTARY", "halves or interleaved; or None"),
+    constant("NARROW", "what an 8-bit cache holds: int8 or float8_e4m3; or None"),
 )
 # fmt: on
 TABLES: dict[Direction, tuple[Parameter, ...]] = {

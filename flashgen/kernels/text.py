@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from flashgen.spec import structure
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import LOADS_LABEL, KernelConfig, Loads
-from flashgen.spec.vocabulary import PREFIX, Direction
+from flashgen.spec.vocabulary import DECODING, PREFIX, Direction
 from flashgen.spec.whole_rows import k_parts, o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
@@ -77,9 +77,9 @@ class Text:
 
 _PLAIN = ("fa2", "s_ahead")
 _MERGED: dict[str, tuple[str, ...]] = {
-    "forward": (*_PLAIN, "auto"),
+    "forward": ("fa1", *_PLAIN, "auto"),
     **dict.fromkeys(("backward_dkv", "backward_dq", "backward_fused"), _PLAIN),
-    **dict.fromkeys(("backward_delta", "backward_dbias", "decode", "combine"), ("fa2",)),
+    **dict.fromkeys(("backward_delta", "backward_dbias", *DECODING), ("fa2",)),
 }
 """The schedules, by direction, whose templates see nothing but a Text."""
 
