@@ -22,7 +22,7 @@ from flashgen.bench.listing import markdown
 from flashgen.bench.record import SCHEMA, Measured
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.gpu_state import Conditions
-from flashgen.search.decide import choose, median_us, p_value
+from flashgen.search.decide import by_loss, choose, p_value
 from flashgen.search.goal import Found
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
@@ -85,8 +85,8 @@ def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
     tuning times, rather one with all samples, rather the last.
     """
     found = outcomes_of(lines)
-    checks = {(o.spec, o.config): o.check for o in found if o.stage == "check" and o.ok}
-    wrong = {(o.spec, o.config) for o in found if o.stage == "check" and not o.ok}
+    checks = {(o.spec, o.config.kernel): o.check for o in found if o.stage == "check" and o.ok}
+    wrong = {(o.spec, o.config.kernel) for o in found if o.stage == "check" and not o.ok}
     day = datetime.fromisoformat(about["date"])
     run = Run(
         id=f"{day:%Y%m%dT%H%M%SZ}-measured",
@@ -98,7 +98,7 @@ def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
     rounds = []
     for line in lines:
         finals = [o for o in outcomes_of([line]) if o.stage == "final" and o.ok]
-        finals = [o for o in finals if (o.spec, o.config) not in wrong]
+        finals = [o for o in finals if (o.spec, o.config.kernel) not in wrong]
         if finals and (finals[0].spec.varlen or finals[0].problem == usual(finals[0])):
             tuned = finals[0].problem.seq_k == BUCKET_SEQ[bucket_of(finals[0].problem.seq_k)]
             rounds.append((tuned, "full" in line["key"], len(rounds), finals))
@@ -126,7 +126,7 @@ def decided(
     if executed and executed.serves_under(run.triton):
         held = executed
     default = tuned_default(spec, gpu)
-    order = sorted(finals, key=lambda each: median_us(each.timing))
+    order = by_loss(finals)
     timed = {each.config: each for each in order}
     rivals = [timed[c] for c in dict.fromkeys((held and held.config, default)) if c in timed]
     winner = choose(order, rivals)
@@ -135,7 +135,7 @@ def decided(
     stays = held is not None and held.config == winner.config
     if stays and held.result.source == "measured":
         return table
-    check = checks.get((spec, winner.config))
+    check = checks.get((spec, winner.config.kernel))
     if check is None:
         print(f"{spec.name} {problem.label}: {winner.config.label} won, and was not compared there")
         return table

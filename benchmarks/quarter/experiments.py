@@ -178,11 +178,11 @@ def kernels(item: Item, gpu: Gpu) -> Iterator[tuple[AttentionSpec, KernelConfig]
     """What an item launches; of a case, what its contenders choose among."""
     if item.spec is None or item.problem is None:
         return
-    yield from ((item.spec, config) for config in item.configs)
+    yield from ((item.spec, config.kernel) for config in item.configs)
     for direction in CASE[item.direction] if item.kind == "case" else ():
         spec = item.spec.for_direction(direction)
         found = (*rivals(spec, gpu, item.problem.seq_k), *ways(spec, gpu), default_config(spec))
-        yield from ((spec, config) for config in found)
+        yield from ((spec, config.kernel) for config in found)
 
 
 def _once(kind: str, gpu: Gpu, lines: Lines) -> Iterator[Item]:
@@ -231,15 +231,17 @@ def _packed(gpu: Gpu, lines: Lines) -> Iterator[Item]:
 
 
 def _decode(gpu: Gpu, lines: Lines) -> Iterator[Item]:
+    """Rounds of decode, each for 1, 4, 16 and as many sequences as fit, and several numbers of
+    splits.
+    """
     flat = spec_of("decode_bf16_d128")
-    for spec in (flat, replace(flat, paged=True)):
-        tiles = [replace(c, split_keys=keys) for c in seeds(spec, gpu) for keys in (1, 512, 2048)]
-        fit = [config for config in tiles if why_illegal(spec, config, gpu) is None]
-        for seq in (8192, 32768, 131072):
-            for batch in (1, 4, 16, 64):
-                problem = replace(workload(spec, seq), batch=batch)
-                if bytes_moved(spec, problem) <= MOST_BYTES:
-                    yield a_round(spec, problem, gpu, fit)
+    for seq in (8192, 32768, 131072):
+        for spec in (flat, replace(flat, paged=True)):
+            tiles = seeds(spec, gpu, 2)
+            fit = [replace(tile, blocks_per_sm=blocks) for tile in tiles for blocks in (1, 3, 6)]
+            every = (replace(workload(spec, seq), batch=batch) for batch in (64, 16))
+            problem = next(each for each in every if bytes_moved(spec, each) <= MOST_BYTES)
+            yield a_round(spec, problem, gpu, fit)
 
 
 def _head_dims(gpu: Gpu, lines: Lines) -> Iterator[Item]:

@@ -36,6 +36,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import known_target
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec.records import record_of
 
 WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
 """Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
@@ -165,8 +166,8 @@ class Place:
     def _rough(self, item: Item) -> Line:
         config, frozen = item.configs[0], self.frozen.get(item.key)
         asked = tasks.Measure(launches=self._launches(item), config=config, effort="rough")
-        found = {"timing": Timing(**tasks.measure_one(plain(asked)))}
-        found |= {"estimate": Timing(**frozen["estimate"])} if frozen else {}
+        found = {"timing": record_of(Timing, tasks.measure_one(plain(asked)))}
+        found |= {"estimate": record_of(Timing, frozen["estimate"])} if frozen else {}
         return {"outcomes": [self.outcome("rough", item, config, **found)]}
 
     def _round(self, item: Item) -> Line:
@@ -187,13 +188,14 @@ class Place:
                     failed[config.label] = line["detail"]
             found = tasks.measure_round(plain(replace(final, configs=tuple(configs))))
         sdpa_us = found["sdpa"] and found["sdpa"]["median_us"]
+        timings = [record_of(Timing, each) for each in found["timings"]]
         outcomes = [
-            self.outcome("final", item, config, timing=Timing(**t), passes_us=us, sdpa_us=sdpa_us)
-            for config, t, us in zip(configs, found["timings"], found["passes"], strict=True)
+            self.outcome("final", item, config, timing=timing, passes_us=us, sdpa_us=sdpa_us)
+            for config, timing, us in zip(configs, timings, found["passes"], strict=True)
         ]
         line = {"failed": failed, "conditions": found["conditions"], "outcomes": outcomes}
-        medians = [timing["median_us"] for timing in found["timings"]]
-        best = configs[medians.index(min(medians))]
+        medians = [timing.median_us for timing in timings]
+        best = configs[medians.index(min(medians))].kernel
         if (item.spec, best) not in self.checked:
             line["outcomes"] += self._check(replace(item, configs=(best,)))["outcomes"]
         return line

@@ -217,6 +217,21 @@ def matrix_rate(gpu: Gpu, opcode: str) -> float:
     raise unknown
 
 
+NARROW = ("HMMA.16816.F16", "IMMA.16832.S8.S8", "QMMA.16832.F16.E4M3.E4M3")
+"""One instruction of each kind whose rate depends on more than arch and matrix_flops_per_clock."""
+
+
+def narrow_rates(gpu: Gpu) -> list[float | None]:
+    """matrix_rate of each of NARROW; None where no source has it."""
+    rates: list[float | None] = []
+    for opcode in NARROW:
+        try:
+            rates.append(matrix_rate(gpu, opcode))
+        except NoEstimate:
+            rates.append(None)
+    return rates
+
+
 def matrix_work(gpu: Gpu, i: Instruction) -> float:
     """The 16-bit operations of a warp that take as long as this matrix instruction.
 

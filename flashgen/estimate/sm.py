@@ -11,6 +11,7 @@ A kernel is validated before it is replayed; one that the model does not cover i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -35,6 +36,7 @@ from flashgen.estimate.machines import (
     machine_of,
     matrix_cycles,
     matrix_work,
+    narrow_rates,
 )
 from flashgen.files import content_of, write_whole
 from flashgen.paths import install_command
@@ -442,14 +444,22 @@ def recall_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay | None:
         return None
 
 
+OF_THE_CHIP = ("name", "sms", "l2_bytes", "clock_mhz", "bandwidth_gbs")
+"""Fields of a Gpu on which no Replay depends, which is of one SM and in cycles."""
+
+
 def _made_by(gpu: Gpu) -> dict[str, Any]:
-    """All that a Replay depends on besides the binary."""
+    """All that a Replay depends on besides the binary: GPUs of one SM share it."""
+    sm = {name: value for name, value in asdict(gpu).items() if name not in OF_THE_CHIP}
+    if gpu.matrix_flops_per_clock:
+        sm["narrow"] = narrow_rates(gpu)
     machine = MACHINES.get(gpu.arch)
-    return {"replay": REPLAY, "gpu": asdict(gpu), "machine": machine and asdict(machine)}
+    return {"replay": REPLAY, "sm": sm, "machine": machine and asdict(machine)}
 
 
 def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path) -> Path:
-    return _file_of(compiled, cache, f"{gpu.slug}.replay.json")
+    made_by = hashlib.sha256(json.dumps(_made_by(gpu)).encode()).hexdigest()
+    return _file_of(compiled, cache, f"{made_by[:8]}.replay.json")
 
 
 def _file_of(compiled: Compiled, cache: Path, suffix: str) -> Path:

@@ -23,6 +23,7 @@ from flashgen.estimate import sm
 from flashgen.estimate.estimate import BAND, LAUNCH_US, WIDE_BAND, estimate, estimate_cubin, time_of
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import (  # fmt: skip
+    OF_THE_CHIP,
     Replay,
     Usage,
     cached_replay,
@@ -486,12 +487,30 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert (
         cached_replay(compiled, A100, tmp_path) == found == recall_replay(compiled, A100, tmp_path)
     )
-    assert recall_replay(compiled, replace(A100, sms=100), tmp_path) is None
+    for other in (
+        replace(A100, registers_per_sm=2**15),
+        replace(A100, matrix_flops_per_clock=1024),
+    ):
+        assert recall_replay(compiled, other, tmp_path) is None
     with monkeypatch.context() as patch:
         patch.setitem(MACHINES, "sm_80", replace(MACHINES["sm_80"], exp2=32.0))
         assert recall_replay(compiled, A100, tmp_path) is None
     monkeypatch.setattr(sm, "REPLAY", sm.REPLAY + 1)
     assert recall_replay(compiled, A100, tmp_path) is None
+
+
+def test_gpus_of_one_sm_share_a_replay(tmp_path: Path) -> None:
+    """Nothing of the chip changes what an SM does: the other fields of a Gpu do not count."""
+    spec, config = make_spec("float16"), make_config(64, 64)
+    _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
+    chip = {"sms": 7, "l2_bytes": 1, "clock_mhz": 5, "bandwidth_gbs": 2.0}
+    other = replace(A100, name="another", **chip)
+    assert set(OF_THE_CHIP) == {"name", *chip}
+    found = cached_replay(compiled, A100, tmp_path)
+    assert recall_replay(compiled, other, tmp_path) == found
+    cubin = next(tmp_path.glob("*.cubin")).read_bytes()
+    launch = {"num_warps": compiled.num_warps, "shared_bytes": compiled.shared_bytes}
+    assert sm.replay_cubin(cubin, other, **launch) == found
 
 
 def test_a_torn_file_counts_as_none(tmp_path: Path) -> None:
