@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from flashgen.kernels.conditions import Condition, always
@@ -61,14 +63,27 @@ def rows(tensor: str, note: str = "", of: Condition = always) -> Parameter:
 
 
 def head(name: str, found: Iterable[Parameter], language: str = "tl") -> str:
-    """The decorator of a kernel and its def, whose parameters are these. language: tl, or gl."""
-    decorator = "@gluon.jit" if language == "gl" else "@triton.jit"
-    taken = tuple(found)
-    lines = [f"{decorator}(", "    do_not_specialize=["]
-    lines += [f'        "{each.name}",' for each in taken if not each.specialized]
-    lines += ["    ]", ")", f"def {name}("]
-    for each in taken:
-        kind = f": {language}.constexpr" if each.constant else ""
-        lines += [f"    # {each.heading}"] * bool(each.heading)
-        lines.append(f"    {each.name}{kind},{each.comment}")
-    return "\n".join([*lines, "):"])
+    """The decorator of a kernel and its def, whose parameters are these. language: tl, or gl.
+
+    Parameters without a note share lines.
+    """
+    decorator, taken = "@gluon.jit" if language == "gl" else "@triton.jit", tuple(found)
+    numbers = _wrapped([f'"{each.name}"' for each in taken if not each.specialized], 4)
+    lines = [f"{decorator}(do_not_specialize=[", *numbers, "])  # fmt: skip", f"def {name}("]
+    for apart, group in itertools.groupby(taken, lambda each: bool(each.note or each.heading)):
+        rows = [(each, each.name + f": {language}.constexpr" * each.constant) for each in group]
+        if not apart:
+            lines += _wrapped([declared for _, declared in rows], 4)
+            continue
+        for each, declared in rows:
+            lines += [f"    # {each.heading}"] * bool(each.heading)
+            lines.append(f"    {declared},{each.comment}")
+    return "\n".join([*lines, "):  # fmt: skip"])
+
+
+def _wrapped(words: Sequence[str], indent: int) -> list[str]:
+    """Lines of words, a comma behind each."""
+    margin = " " * indent
+    text = ", ".join(words).replace(": ", ":_")  # a name and its type stay together
+    lines = textwrap.wrap(text, 99, initial_indent=margin, subsequent_indent=margin)
+    return [line.replace(":_", ": ").removesuffix(",") + "," for line in lines]

@@ -100,7 +100,7 @@ class _Kernel:
     def _branches(self, node: ast.If, known: Known, left: int, word: str) -> Iterator[str]:
         """The branch that is taken; both, where a launch decides. word: if, or elif."""
         otherwise = f"{' ' * (node.col_offset - left)}else:"
-        test = value_of(node.test, known)
+        test = folded(node.test, known)
         if test is not _UNKNOWN:
             body = node.body if test else node.orelse
             if (other := self._elif(body)) is not None:
@@ -179,14 +179,14 @@ class _Kernel:
         """An expression that its constants make simpler; None for any other."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return None
-        value = value_of(node, known)
+        value = folded(node, known)
         named = isinstance(node, ast.Name) and node.id in self._phases
         if not isinstance(node, ast.Constant) and (named or isinstance(value, _SWITCH)):
             return quoted(value) if isinstance(value, str) else repr(value)
-        if isinstance(node, ast.IfExp) and (test := value_of(node.test, known)) is not _UNKNOWN:
+        if isinstance(node, ast.IfExp) and (test := folded(node.test, known)) is not _UNKNOWN:
             return self._expression(node.body if test else node.orelse, known)
         if isinstance(node, ast.BoolOp):
-            left = [each for each in node.values if value_of(each, known) is _UNKNOWN]
+            left = [each for each in node.values if folded(each, known) is _UNKNOWN]
             word = " and " if isinstance(node.op, ast.And) else " or "
             if len(left) < len(node.values):
                 return word.join(self._expression(each, known) for each in left)
@@ -199,13 +199,13 @@ class _Kernel:
     def _product(self, node: ast.BinOp, known: Known) -> str | None:
         """A sum, a product or the like without an operand that changes nothing."""
         neutral = _NEUTRAL.get(type(node.op))
-        left, right = value_of(node.left, known), value_of(node.right, known)
+        left, right = folded(node.left, known), folded(node.right, known)
         if neutral is not None and right == neutral and not isinstance(node.right, ast.Constant):
             kept = node.left
         elif left == neutral and isinstance(node.op, ast.Add | ast.BitAnd):
             kept = node.right
         else:
-            return "0" if value_of(node, known) == 0 else None
+            return "0" if folded(node, known) == 0 else None
         (start, end), (first, last) = self._span(node), self._span(kept)
         bracketed = last < end if kept is node.right else start < first
         text = self._expression(kept, known)
@@ -213,7 +213,7 @@ class _Kernel:
 
     def _call(self, node: ast.Call, known: Known) -> str | None:
         """A call without a mask that is True, and without what is None."""
-        values = {each.arg: value_of(each.value, known) for each in node.keywords}
+        values = {each.arg: folded(each.value, known) for each in node.keywords}
         gone = {name for name in values if values[name] is None}
         gone |= {"mask", "other"} if values.get("mask") is True else set()
         if not gone:
@@ -223,7 +223,7 @@ class _Kernel:
         return f"{self._expression(node.func, known)}({given})"
 
 
-def value_of(node: ast.expr, known: Known) -> object:
+def folded(node: ast.expr, known: Known) -> object:
     """The value of an expression, where constants decide it; _UNKNOWN where a launch does."""
     if isinstance(node, ast.Constant):
         return node.value
@@ -231,19 +231,19 @@ def value_of(node: ast.expr, known: Known) -> object:
         value = known.get(node.id, _UNKNOWN)
         return _UNKNOWN if value is _GIVEN else value
     if isinstance(node, ast.IfExp):
-        test = value_of(node.test, known)
+        test = folded(node.test, known)
         chosen = node.body if test else node.orelse
-        return test if test is _UNKNOWN else value_of(chosen, known)
+        return test if test is _UNKNOWN else folded(chosen, known)
     if isinstance(node, ast.BoolOp):
-        values = [value_of(each, known) for each in node.values]
+        values = [folded(each, known) for each in node.values]
         decides = isinstance(node.op, ast.Or)
         if any(value is not _UNKNOWN and bool(value) is decides for value in values):
             return decides
         return _UNKNOWN if _UNKNOWN in values else not decides
     if isinstance(node, ast.UnaryOp):
-        return _applied(node.op, value_of(node.operand, known))
+        return _applied(node.op, folded(node.operand, known))
     if isinstance(node, ast.BinOp):
-        left, right = value_of(node.left, known), value_of(node.right, known)
+        left, right = folded(node.left, known), folded(node.right, known)
         if isinstance(node.op, ast.Mod) and right == 1:
             return 0
         if isinstance(node.op, ast.Mult) and 0 in (left, right):
@@ -254,7 +254,7 @@ def value_of(node: ast.expr, known: Known) -> object:
         given = isinstance(node.left, ast.Name) and known.get(node.left.id) is _GIVEN
         if given and isinstance(node.ops[0], ast.Is | ast.IsNot):
             return isinstance(node.ops[0], ast.IsNot)
-        return _applied(node.ops[0], value_of(node.left, known), value_of(other, known))
+        return _applied(node.ops[0], folded(node.left, known), folded(other, known))
     return _UNKNOWN
 
 
@@ -269,7 +269,7 @@ def _assign(node: ast.stmt, known: Known) -> bool:
     """Put into known what this statement says; whether all that read it have it in place."""
     value = _UNKNOWN
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        value = value_of(node.value, known)
+        value = folded(node.value, known)
     for name in _names(node, ast.Store):
         known.pop(name, None)
         if value is not _UNKNOWN:
@@ -282,7 +282,7 @@ def _phases(node: ast.For, known: Known) -> Sequence[int]:
     call = node.iter
     if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith(".static_range"):
         return ()
-    bounds = [value_of(each, known) for each in call.args]
+    bounds = [folded(each, known) for each in call.args]
     tests = [each.test for each in ast.walk(node) if isinstance(each, ast.If | ast.IfExp)]
     if not any(ast.unparse(node.target) in _names(test, ast.Load) for test in tests):
         return ()
@@ -311,7 +311,7 @@ def _constants(kernel: ast.FunctionDef) -> Iterator[ast.stmt]:
     """The statements that name a constant."""
     for node in (each for each in ast.walk(kernel) if isinstance(each, ast.stmt)):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if value is not None and value_of(value, {}) is not _UNKNOWN:
+        if value is not None and folded(value, {}) is not _UNKNOWN:
             yield node
 
 

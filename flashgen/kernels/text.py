@@ -110,4 +110,4 @@ def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
     name where they have one text, and only there.
     """
     text = text_of(spec, config)
-    return structure.text_name(spec, config) if text is None else text.name
+    return structure.name_in_words(spec, config) if text is None else text.name

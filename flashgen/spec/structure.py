@@ -1,7 +1,7 @@
 """What of a spec and a config changes the text of a kernel, and the name of that text.
 
 Numbers are parameters of the text (kernels/constants.py). Where a number decides between two texts,
-a field of Structure has the decision: templates branch on it, and text_name() says it in a word.
+a field of Structure has the decision: templates branch on it, and name_in_words() names it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def written_features(spec: AttentionSpec) -> tuple[Feature, ...]:
 
 
 @functools.lru_cache(4096)
-def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
+def name_in_words(spec: AttentionSpec, config: KernelConfig) -> str:
     """The name of a kernel's text, which is its function's and its file's: what the text is, and no
     number. Two kernels have one name where they have one text, and only there.
     """
