@@ -100,18 +100,19 @@ class AttentionSpec:
     @property
     def name(self) -> str:
         """The spec in one word, as in kernel names: fwd_bf16_d128_causal."""
-        return self._plain_name + "".join(row.suffix for row in features_on(self))
+        return self.plain_name + "".join(row.suffix for row in features_on(self))
 
     @property
     def short_names(self) -> tuple[str, str]:
         """The same with its features abbreviated, and its mask too, for names of kernels that would
         be long.
         """
-        short = self._plain_name + "".join(row.short for row in features_on(self))
+        short = self.plain_name + "".join(row.short for row in features_on(self))
         return short, short.replace("_causal", "_caus")
 
     @property
-    def _plain_name(self) -> str:
+    def plain_name(self) -> str:
+        """Its name without features."""
         dtype = "tf32" if self.precision == "tf32" else SHORT_DTYPE[self.dtype]
         dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:

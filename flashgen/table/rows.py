@@ -17,8 +17,9 @@ from flashgen.table.entry import Entry, Result, figure
 
 LEGEND = f"""\
 # A block names its source and its specs: bfloat16 and float16 share one where only floors differ.
-# A row begins at the number of keys before it. Its columns of us and of x default (times as fast as
-# the default) are the buckets that begin at {", ".join(str(bucket.low) for bucket in BUCKETS)}.
+# A row names the features that it adds to them, and the number of keys at which it begins. Its
+# columns of us and of x default (times as fast as the default) are the buckets that begin at
+# {", ".join(str(bucket.low) for bucket in BUCKETS)}.
 # The time of a decode is the geometric mean for 1, 4, 16 and 64 sequences.
 # Floors are the error of each spec."""
 EXECUTED_LEGEND = """\
@@ -72,7 +73,10 @@ def _figures(row: Row, field: str, form: Callable[[float], str]) -> tuple[str, .
 def _cells(row: Row) -> tuple[Any, ...]:
     """Where a row begins, its config, and the figures of its buckets."""
     us, speedups = _figures(row, "median_us", figure), _figures(row, "speedup", _ratio)
-    return f"  {row[0].bucket.low}:", row[0].config.label, us, speedups
+    spec = row[0].spec
+    features = spec.name.removeprefix(spec.plain_name).removeprefix("_")
+    begin = f"{features} {row[0].bucket.low}:"
+    return f"  {begin.lstrip()}", row[0].config.label, us, speedups
 
 
 def lines_of(entries: Iterable[Entry]) -> Iterator[str]:
@@ -87,17 +91,22 @@ def lines_of(entries: Iterable[Entry]) -> Iterator[str]:
 
 def _blocks(entries: Iterable[Entry]) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     """Of each block its first line, and the cells of its rows."""
-    held: dict[tuple[Any, ...], list[tuple[str, list[str]]]] = {}
-    key = attrgetter("spec.name", "tritons", "result.source")
-    for (name, tritons, source), group in groupby(sorted(entries, key=_place), key=key):
+    twins: dict[tuple[Any, ...], list[tuple[str, list[str]]]] = {}
+    key = attrgetter("spec", "tritons", "result.source")
+    for (spec, tritons, source), group in groupby(sorted(entries, key=_place), key=key):
         rows = rows_of(group)
-        twin = name.replace("_fp16_", "_bf16_"), tritons, source, *map(_cells, rows)
-        held.setdefault(twin, []).append((name, [_floors(row[0]) for row in rows]))
-    for (_, tritons, source, *cells), twins in held.items():
-        names, floors = zip(*twins, strict=True)
+        twin = spec.name.replace("_fp16_", "_bf16_"), tritons, source, *map(_cells, rows)
+        found = twins.setdefault(twin, [])
+        found.append((spec.plain_name, [_floors(row[0]) for row in rows]))
+    blocks: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+    for (_, tritons, source, *cells), found in twins.items():
+        names, floors = zip(*found, strict=True)
         words = (EXECUTED, *names, TRITON, *tritons) if tritons else (source, *names)
-        rows_ = [(*each, " ".join(errors)) for each, *errors in zip(cells, *floors, strict=True)]
-        yield f"- {words[0]}: {' '.join(words[1:])}", rows_
+        blocks.setdefault(words, []).extend(
+            (*each, " ".join(errors)) for each, *errors in zip(cells, *floors, strict=True)
+        )
+    for words, held in blocks.items():
+        yield f"- {words[0]}: {' '.join(words[1:])}", held
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:

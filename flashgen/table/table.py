@@ -386,7 +386,7 @@ class _Reader(Nodes):
 
     def block(self, node: yaml.Node) -> Iterator[tuple[Entry, yaml.Mark]]:
         """The entries of a block, each with its line."""
-        parts = self.keys(node, (*_SOURCES, *_PLACE), (*_SOURCES, *_PLACE))
+        parts = self.keys(node, None)
         source, *more = [name for name in parts if name in _SOURCES] or [""]
         if more or not source:
             self.fail(
@@ -407,16 +407,33 @@ class _Reader(Nodes):
             self.fail(line.start_mark, f"{error}; correct it or remove the block")
         if not parts:
             self.fail(line.start_mark, "a block must have a row below its specs; remove it")
-        lows = sorted(parts, key=int)
-        for low, after in zip(lows, [*lows[1:], None], strict=True):
-            buckets = BUCKETS[_PLACE[low] : _PLACE[after] if after else None]
-            row = parts[low]
-            try:
-                text = self.value(row, str, "a row")
-                for entry in rows.read(source, specs, tritons, buckets, text):
-                    yield entry, row.start_mark
-            except InvalidArgument as error:
-                self.fail(row.start_mark, f"{error}; correct it or remove the row")
+        for features, begins in self.by_features(parts).items():
+            lows = sorted(begins, key=_PLACE.__getitem__)
+            for low, after in zip(lows, [*lows[1:], None], strict=True):
+                buckets, row = BUCKETS[_PLACE[low] : _PLACE[after] if after else None], begins[low]
+                try:
+                    with_features = [spec_of("_".join((s.name, *features))) for s in specs]
+                    text = self.value(row, str, "a row")
+                    for entry in rows.read(source, with_features, tritons, buckets, text):
+                        yield entry, row.start_mark
+                except InvalidArgument as error:
+                    self.fail(row.start_mark, f"{error}; correct it or remove the row")
+
+    def by_features(
+        self, parts: dict[str, yaml.Node]
+    ) -> dict[tuple[str, ...], dict[str, yaml.Node]]:
+        """The rows of a block by the features that they add, and by where they begin."""
+        found: dict[tuple[str, ...], dict[str, yaml.Node]] = {}
+        for name, row in parts.items():
+            *features, low = name.split(" ")
+            if len(features) > 1 or low not in _PLACE:
+                self.fail(
+                    row.start_mark,
+                    f"a row must have its features, if any, and one of {', '.join(_PLACE)} before "
+                    f"it, like `window_sink 4096`: got {name!r}; correct it or remove it",
+                )
+            found.setdefault(tuple(features), {})[low] = row
+        return found
 
     def check(self, marked: Sequence[tuple[Entry, yaml.Mark]], gpu: Gpu) -> None:
         """Refuse entries that another entry does not allow, or that the GPU cannot run."""

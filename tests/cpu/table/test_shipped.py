@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -98,6 +99,27 @@ def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     for spec, bucket in missing:
         assert spec.direction == "backward_fused", spec.name
         assert all(table.find(spec.for_direction(each), bucket) for each in APART), spec.name
+
+
+@pytest.mark.parametrize("slug", sorted(WITH_PACKED))
+def test_a_flat_cache_is_not_read_slower_than_pages(slug: str) -> None:
+    """By estimate, of the same problem, within a tie; and all are timed for several batches."""
+    held = {
+        (entry.spec, entry.problem): entry
+        for entry in table_of(slug).entries
+        if entry.spec.direction == "decode" and not entry.spec.invariant
+    }
+    assert all(len(entry.evidence.batches_us) == 4 for entry in held.values())
+    pairs = [
+        (entry, held[twin])
+        for (spec, problem), entry in held.items()
+        if not spec.paged and (twin := (replace(spec, paged=True), problem)) in held
+    ]
+    assert pairs
+    for flat, paged in pairs:
+        assert flat.result.median_us is not None
+        assert paged.result.median_us is not None
+        assert flat.result.median_us <= TIE * paged.result.median_us, flat.spec.name
 
 
 SPILL_ON_RDNA_3 = frozenset(
@@ -267,11 +289,11 @@ def test_tables_are_short_enough_to_be_read() -> None:
         table = table_of(path.stem)
         buckets = len(table.entries)
         assert len(lines) <= (300 * buckets / 440 if buckets > 100 else 2 * buckets + 25), path
-        assert max(map(len, lines)) <= 120, path
+        assert max(map(len, lines)) <= 145, path
         evidence = evidence_file(path).read_text().count("\n")
         assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.everything)
         total += len(lines)
-    assert total < 5800
+    assert total < 7500
 
 
 def test_neighbours_with_one_config_are_one_row() -> None:

@@ -322,7 +322,7 @@ ROW, RUNS = "  1024:  ", "  searched: "
         ("1.250", "-", ROW, "floors must be a number"),
         ("1.250", "[1]", ROW, r"floors must be a number, like 12.5: got '\[1\]'"),
         ("- estimated", "- untimed", ROW, "the time must be left out where source"),
-        ("- estimated", "- guessed", "- guessed", "unknown key 'guessed'; remove it .known: meas"),
+        ("- estimated", "- guessed", "- guessed", "a block must have one of measured, estimated"),
         (
             "- estimated: ",
             "- untimed: x\n  estimated: ",
@@ -351,7 +351,20 @@ ROW, RUNS = "  1024:  ", "  searched: "
         ("br128_bc64", "br48_bc64", ROW, "br must be one of 16, 32, 64"),
         ("_s_ahead_", "_fastest_", ROW, "config must be a label like br128"),
         ("_tma_lpt", "_lpt", ROW, "config must be a label like br128"),
-        ("  1024:  ", "  1025:  ", "1025", "unknown key '1025'; remove it"),
+        ("  1024:  ", "  1025:  ", "  1025:", "one of 1, 1024, 4096, 16384 before it.* got '1025'"),
+        (
+            "  1024:  ",
+            "  window sink 1024:  ",
+            "sink 1024:",
+            "its features, if any.* got 'window sink 1024'",
+        ),
+        ("  1024:  ", "  windows 1024:  ", "windows 1024:", "spec must be a name like .*_windows'"),
+        (
+            "  1024:  ",
+            "  sink_window 1024:  ",
+            "sink_window",
+            "spec must be a name like .*_sink_window'",
+        ),
         ("  16384: ", "  1024:  ", ROW, "the key '1024' is here twice; remove one"),
         ("_d128_", "_d132_", "- estim", "head_dim must be a multiple of 8"),
         ("_d128_", "_d0128_", "- estim", "spec must be written as its name fwd_bf16_d128_causal"),
@@ -557,7 +570,7 @@ def test_features_are_written_where_they_are_on() -> None:
     spec = replace(SPEC, dropout=True, bias="additive")
     config = replace(AHEAD, schedule="fa2")
     text = dump(made_table(made_entry(spec, config=config)))
-    assert "- estimated: fwd_bf16_d128_causal_bias_dropout\n" in text
+    assert "- estimated: fwd_bf16_d128_causal\n  bias_dropout 1024:" in text
     assert parse(text, PATH).entries[0].spec == spec
 
 
