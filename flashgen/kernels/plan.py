@@ -73,22 +73,17 @@ class Plan:
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self._launch = launch
-        self._taken: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
+        # What the kernel takes before its numbers, in its order. KeyError names what is missing.
+        self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
 
     def __call__(self, call: KernelCall[Result]) -> Result:
         """Launch the kernel for a call of its direction."""
         result: Result = self._launch(self, call)
         return result
 
-    def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
-        """The arguments that the kernel takes before its numbers, in its order, None for those that
-        it has no use for. Raises KeyError for a missing one.
-        """
-        arguments[NOTHING] = None
-        return self._taken(arguments)
-
     def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
-        """Launch `blocks` programs on the device of the tensor `near`."""
+        """Launch `blocks` programs on the device of the tensor `near`. Changes arguments."""
+        arguments[NOTHING] = None
         with on_device(near):
             self.direct(blocks, self.in_order(arguments))
 
@@ -99,6 +94,7 @@ class Plan:
         None where Triton must launch them.
         """
         places = [self.names.index(name) for name in given]
+        arguments[NOTHING] = None
         with on_device(near):
             return self.direct.repeated(blocks, self.in_order(arguments), places)
 
