@@ -58,6 +58,7 @@ from flashgen import paths
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward, forward_arguments
 from flashgen.kernels.loader import load_text
+from flashgen.kernels.plan import NOTHING
 from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.call import Call
@@ -223,7 +224,7 @@ def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Co
     kernel = load_text(rendered)
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
     plan, call = bind(kernel, spec, config), Forward(q=q, k=k, v=v, scale=0.125, diagonal=None)
-    arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1])
+    arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1] | {NOTHING: None})
     options = config.launch_options(spec)
     direct = plan.direct
     return [

@@ -13,7 +13,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from flashgen.kernels.render import in_place
+from flashgen.kernels.resolve import variant
 from flashgen.table import show
 from flashgen.table.emit import kernels_by_name
 from flashgen.table.table import load, load_with_evidence
@@ -106,7 +106,7 @@ def gallery() -> Pages:
         pages[f"gallery/{kernel.name}.md"] = (
             f"{WIDE}# {kernel.name}\n\nCompiled for sm_90 with Triton {triton}, without a GPU. "
             f"[What the columns mean](index.md).\n\n{grid(heads[1:], [facts])}\n\n"
-            f"```python\n{in_place(kernel)}```\n"
+            f"```python\n{variant(kernel)}```\n"
         )
     pages["gallery/index.md"] = (
         f"{WIDE}# Gallery of kernels\n\nThe bfloat16 kernels of head dim 128 that ship for "

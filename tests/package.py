@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashgen.kernels.render import render
+from flashgen.kernels.text import text_name
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Bucket
-from flashgen.spec.structure import text_name
 
 
 def make_choice(spec: AttentionSpec, config: KernelConfig, bucket: Bucket | None) -> Choice:

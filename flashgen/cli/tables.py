@@ -33,16 +33,28 @@ def generate(
         bool,
         typer.Option("--defaults", help="The default kernels too, which are otherwise rendered."),
     ] = False,
+    variants: Annotated[
+        Path | None,
+        typer.Option(help="Write each kernel to a file of this folder instead, to be read alone."),
+    ] = None,
     out: Out = Path(),
 ) -> None:
     """Write generated/ from configs/ and the templates: the kernels that the tables name.
 
     With --defaults also the default kernels of every spec without features and of each feature
-    alone; without it, those that an earlier generate wrote are deleted.
+    alone; without it, those that an earlier generate wrote are deleted. With --variants DIR,
+    generated/ stays as it is, and DIR gets a file for each kernel, with its numbers in place and
+    its static branches resolved.
     """
     from flashgen.table import emit as generating
 
     tables, folder = generating.tables_for(out), paths.generated_dir(out)
+    if variants is not None:
+        if check:
+            raise InvalidArgument("--variants has nothing to check: leave out --check")
+        count = generating.write_variants(tables, variants, defaults=defaults)
+        print(f"{variants}: {count} kernels, from {len(tables)} tables")
+        return
     if check:
         generating.demand_agreement(tables, folder, defaults=defaults)
         print(f"{folder} agrees with configs/ and templates/ ({len(tables)} tables)")
@@ -63,7 +75,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="For programs, with runs.")] = False,
     kernel: Annotated[
         str | None,
-        typer.Option("--kernel", help="A kernel's name: print its text, its numbers in place."),
+        typer.Option("--kernel", help="A kernel's name: print it, its switches resolved."),
     ] = None,
     out: Out = Path(),
 ) -> None:
@@ -72,7 +84,7 @@ def show(
     from flashgen.table.emit import stale_of
 
     if kernel is not None and slug is None:
-        print(_numbered(kernel, out), end="")
+        print(_variant(kernel, out), end="")
         return
     if slug is None or kernel is not None:
         got = "neither" if slug is None else "both"
@@ -96,16 +108,16 @@ def show(
         console.print(f"{len(stale)} stale: their kernels' code changed after they were timed.")
 
 
-def _numbered(name: str, out: Path) -> str:
-    """The text of the kernel that a table, or a default, has under this name."""
-    from flashgen.kernels.render import in_place
+def _variant(name: str, out: Path) -> str:
+    """The kernel that a table, or a default, has under this name, to be read by itself."""
+    from flashgen.kernels.resolve import variant
     from flashgen.table.emit import kernels_by_name
 
     tables = tables_of(out).values()
     for defaults in (False, True):
         found = kernels_by_name(tables, defaults=defaults)
         if name in found:
-            return in_place(found[name])
+            return variant(found[name])
     raise InvalidArgument(
         "--kernel must be the name of a kernel that a table names, its pointer twin, or a default, "
         f"as explain() and profilers say it: got {name!r}"

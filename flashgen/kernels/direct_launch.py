@@ -112,10 +112,10 @@ others."""
 
 class Direct:
     """Launches one kernel with fixed constants and options. Arguments are in the kernel's order,
-    all of them; its constants follow.
+    all of them, the same ones None in every call; its constants follow.
     """
 
-    def __init__(self, kernel: Any, constants: tuple[int, ...], options: Mapping[str, int]) -> None:
+    def __init__(self, kernel: Any, constants: tuple[Any, ...], options: Mapping[str, int]) -> None:
         self._kernel = kernel
         self.constants = constants
         self._options = dict(options)
@@ -190,9 +190,12 @@ class Direct:
         return (device, classes(numbers(arguments)), *_classes(arguments, others))
 
     def _learn(self, arguments: Sequence[Any]) -> _Places:
-        """Which arguments are ints: the same ones in every call, because they go by name."""
-        places = [place for place, argument in enumerate(arguments) if type(argument) is int]
-        others = [place for place in range(len(arguments)) if place not in places]
+        """Which arguments are ints, and which None: the same ones in every call, because they go
+        by name.
+        """
+        given = [place for place, argument in enumerate(arguments) if argument is not None]
+        places = [place for place in given if type(arguments[place]) is int]
+        others = [place for place in given if place not in places]
         bits = [self._bits[place] for place in places]
 
         def classes(numbers: Sequence[int]) -> tuple[object, ...]:

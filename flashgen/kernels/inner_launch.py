@@ -74,7 +74,15 @@ def inner_launch(
             flat.append(argument)
     if not _flattens(run):
         flat += [None] * constants  # 3.6 counts their places, and reads nothing there
-    return Inner(_call(launch, run, function, metadata, blocks, constants), flat, places, encoders)
+        return Inner(
+            _call_expanded(launch, run, function, metadata, blocks), flat, places, encoders
+        )
+    # From 3.7 on nothing need stand for what is None: its annotation says that, and goes with it.
+    kept = [n for n, argument in enumerate(flat) if argument is not None]
+    annotations = [run.arg_annotations[n] for n in kept]
+    call = _call_flat(launch, run, function, metadata, blocks, annotations)
+    now = {n: place for place, n in enumerate(kept)}
+    return Inner(call, [flat[n] for n in kept], [now.get(n, -1) for n in places], encoders)
 
 
 @functools.cache
@@ -110,29 +118,37 @@ def _flattens(run: Any) -> bool:
     return hasattr(run, "kernel_signature")
 
 
-def _call(
-    launch: Any, run: Any, function: object, metadata: object, blocks: int, constants: int
+def _call_expanded(
+    launch: Any, run: Any, function: object, metadata: object, blocks: int
 ) -> Callable[[int, list[Any]], object]:
-    """The C function with everything fixed but stream and arguments: no hooks, no scratch and no
-    constants.
-    """
+    """The C function of 3.6 with all fixed but stream and arguments: no hooks and no scratch."""
     cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
-    if not _flattens(run):
 
-        def call(stream: int, arguments: list[Any]) -> object:
-            return launch(
-                blocks, 1, 1, stream, function, cooperative, overlapped, None, None, metadata,
-                None, None, None, *arguments,
-            )  # fmt: skip
+    def call(stream: int, arguments: list[Any]) -> object:
+        return launch(
+            blocks, 1, 1, stream, function, cooperative, overlapped, None, None, metadata,
+            None, None, None, *arguments,
+        )  # fmt: skip
 
-        return call
-    annotations, signature = run.arg_annotations, run.kernel_signature
-    annotations = annotations[: len(annotations) - constants]
+    return call
 
-    def call_flat(stream: int, arguments: list[Any]) -> object:
+
+def _call_flat(
+    launch: Any,
+    run: Any,
+    function: object,
+    metadata: object,
+    blocks: int,
+    annotations: list[Any],
+) -> Callable[[int, list[Any]], object]:
+    """The same of later versions."""
+    cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
+    signature = run.kernel_signature
+
+    def call(stream: int, arguments: list[Any]) -> object:
         return launch(
             blocks, 1, 1, stream, function, cooperative, overlapped, metadata, None, None, None,
             None, None, annotations, signature, arguments,
         )  # fmt: skip
 
-    return call_flat
+    return call

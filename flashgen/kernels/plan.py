@@ -22,6 +22,8 @@ from flashgen.spec.config import BY_KEYS, KernelConfig, rows_of_eight
 
 Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
 Result = TypeVar("Result", covariant=True)
+NOTHING = "None"
+"""The name of the argument None."""
 
 
 class KernelCall(Generic[Result]):
@@ -60,8 +62,10 @@ class Plan:
         self.spec = spec
         self.config = config
         constants = constants_of(spec, config, kernel.arg_names)
-        self.names = tuple(name for name in kernel.arg_names if name not in constants)
-        self.direct = Direct(kernel, tuple(constants.values()), config.launch_options(spec))
+        numbers = tuple(value for name, value in constants.items() if name.isupper())
+        arguments = kernel.arg_names[: len(kernel.arg_names) - len(numbers)]
+        self.names = tuple(NOTHING if name in constants else name for name in arguments)
+        self.direct = Direct(kernel, numbers, config.launch_options(spec))
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
         self.rows_of_eight = rows_of_eight(spec, config)
@@ -69,10 +73,8 @@ class Plan:
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self._launch = launch
+        # What the kernel takes before its numbers, in its order. KeyError names what is missing.
         self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
-        """The arguments that the kernel takes before its constants, in its order. Raises KeyError
-        for a missing one.
-        """
 
     def __call__(self, call: KernelCall[Result]) -> Result:
         """Launch the kernel for a call of its direction."""
@@ -80,7 +82,8 @@ class Plan:
         return result
 
     def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
-        """Launch `blocks` programs on the device of the tensor `near`."""
+        """Launch `blocks` programs on the device of the tensor `near`. Changes arguments."""
+        arguments[NOTHING] = None
         with on_device(near):
             self.direct(blocks, self.in_order(arguments))
 
@@ -91,6 +94,7 @@ class Plan:
         None where Triton must launch them.
         """
         places = [self.names.index(name) for name in given]
+        arguments[NOTHING] = None
         with on_device(near):
             return self.direct.repeated(blocks, self.in_order(arguments), places)
 
@@ -115,8 +119,8 @@ class Plan:
 def on_device(tensor: Tensor) -> Any:
     """Launch on the tensor's GPU, whichever is current; nothing to do for the interpreter."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return _NOTHING
+        return _HERE
     return torch.cuda.device(tensor.device)
 
 
-_NOTHING = contextlib.nullcontext()
+_HERE = contextlib.nullcontext()

@@ -15,10 +15,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFo
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
-from flashgen.kernels.constants import constants_of
+from flashgen.kernels.constants import Constant, constants_of
+from flashgen.kernels.head import Parameter, head
+from flashgen.kernels.parameters import parameters
+from flashgen.kernels.text import text_name, text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.structure import structure_of, text_name, written_features
+from flashgen.spec.structure import structure_of, written_features
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
@@ -34,7 +37,8 @@ class Rendered:
 
     name is the kernel's full name, text_name that of the text's function and file. text_digest is
     the digest of the code below the header, which other kernels share; digest that of name, code
-    and numbers. Neither depends on comments or blank lines.
+    and numbers. Neither depends on comments or blank lines. parameters are those of the text,
+    language is tl or, in Gluon, gl.
     """
 
     name: str
@@ -43,7 +47,9 @@ class Rendered:
     digest: str
     text_digest: str
     template: str
-    constants: tuple[tuple[str, int], ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    language: str = "tl"
+    constants: tuple[tuple[str, Constant], ...] = ()
 
 
 def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
@@ -79,33 +85,32 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         text_name(spec, config),
         template_of(spec, config),
     )
-    structure = structure_of(spec, config)
+    structure, merged = structure_of(spec, config), text_of(spec, config)
     fixed = 64 if config.schedule == "ampere" else 0
-    body = render_text(
-        template,
-        name=text,
-        spec=spec,
-        config=config,
-        structure=structure,
-        k_parts=_parts(structure.k_parts, fixed or "K_PART"),
-        o_parts=_parts(structure.o_parts, fixed or "V_PART"),
-    )
+    language = "tl" if config.interpretable else "gl"
+    taken = parameters(spec, config)
+    parts = {
+        "k_parts": _parts(structure.k_parts, fixed or "K_PART"),
+        "o_parts": _parts(structure.o_parts, fixed or "V_PART"),
+    }
+    values: dict[str, object] = {"text": merged}
+    if merged is None:
+        values = {"spec": spec, "config": config, "structure": structure}
+    body = render_text(template, head=head(text, taken, language), **parts, **values)
     body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
     try:
         text_digest = digest_of(body)
     except (tokenize.TokenError, SyntaxError) as error:
         raise FlashgenError(f"templates/{template} renders no Python: {error}") from error
-    kernel = body[body.index(f"def {text}(") :]  # functions before it have constants of their own
+    serves = "" if merged is None else merged.serves
     header = render_text(
         "_header.py.jinja",
         name=text,
         template=template,
-        serves=_serves(spec, config),
+        serves=serves or _serves(spec, config),
         digest=text_digest,
     )
-    constants = tuple(
-        constants_of(spec, config, [found[1] for found in _CONSTANT.finditer(kernel)]).items()
-    )
+    constants = tuple(constants_of(spec, config, [each.name for each in taken]).items())
     return Rendered(
         name=name,
         text_name=text,
@@ -113,36 +118,33 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         digest=_sha256(repr((name, constants, text_digest))),
         text_digest=text_digest,
         template=template,
+        parameters=taken,
+        language=language,
         constants=constants,
     )
-
-
-_CONSTANT = re.compile(r"^    ([A-Z][A-Z0-9_]*): ((?:tl|gl)\.constexpr),(  #.*)?$", re.MULTILINE)
-"""A constant among the parameters of a text's kernel, which stand on lines of their own."""
 
 
 def in_place(rendered: Rendered) -> str:
     """A kernel to be read, or run, by itself: its text under its full name, with its numbers in
     place of the parameters.
     """
-    numbers = dict(rendered.constants)
+    rows, language = rendered.parameters, rendered.language
+    written = head(rendered.text_name, rows, language)
     lines = rendered.source.splitlines(keepends=True)
-    begin = lines.index(f"def {rendered.text_name}(\n")
-    end = lines.index("):\n", begin)
-    named = f"def {rendered.name}(\n"
-    places = [n for n in range(begin, end) if _CONSTANT.match(lines[n])]
-    first = places[0] if places else end  # comments between constants go with them
-    numbered = [
-        _CONSTANT.sub(lambda x: f"    {x[1]}: {x[2]} = {numbers[x[1]]}{x[3] or ''}", line)
-        for line in lines[first:end]
-    ]
+    before, after = "".join(lines[HEADER_LINES:]).split(written)
+    numbers = dict(rendered.constants)
     heading = [
         f"# {rendered.name}\n",
         f"# flashgen's {rendered.text_name}.py, with the numbers of this kernel in place.\n",
         lines[2],
     ]
-    before = [*heading, *lines[HEADER_LINES:begin], named, *lines[begin + 1 : first]]
-    return "".join([*before, lines[end], *numbered, *lines[end + 1 :]])
+    own = head(rendered.name, (each for each in rows if each.name not in numbers), language)
+    assigned = (
+        f"\n    {each.name}: {language}.constexpr = {_py(numbers[each.name])}{each.comment}"
+        for each in rows
+        if each.name in numbers
+    )
+    return "".join([*heading, before, own, *assigned, after])
 
 
 _LONG_CALL = re.compile(rf"^(?=.{{{LINE_LENGTH + 1}}})( *)([\w ]+ = [\w.]+)\((.*)\)$", re.MULTILINE)
@@ -190,6 +192,8 @@ def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
     """The file of templates/ that (spec, config) is rendered from."""
     if config.schedule == "fa1":
         return "attention_fwd_fa1.py.jinja"
+    if config.schedule == "s_ahead" and spec.direction == "forward":
+        return "attention_fwd_s_ahead.py.jinja"
     if config.schedule == "ampere":
         return "attention_fwd_ampere.py.jinja"
     if config.specialized:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from flashgen.errors import FlashgenError
-from flashgen.kernels.constants import constants_of
+from flashgen.kernels.constants import Constant, constants_of
+from flashgen.kernels.parameters import given
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, TENSOR_ROWS, WARPGROUP_ROWS, KernelConfig, k_pieces
-from flashgen.spec.features import Argument
 from flashgen.spec.vocabulary import SHORT_DTYPE, padded
 
 _ALIGNED = ":16"
@@ -28,7 +27,7 @@ class Signature(NamedTuple):
     """
 
     types: dict[str, str]
-    constexprs: dict[str, int]
+    constexprs: dict[str, Constant]
     attrs: dict[tuple[int, ...], list[list[object]]]
 
 
@@ -49,10 +48,10 @@ def compile_signature(
     split, or the gradient of a bias that has all rows and keys; without, both store float32 parts.
     Raises FlashgenError for an argument without a type.
     """
-    patterns = argument_types(spec, config, whole=whole)
+    known = argument_types(spec, config, whole=whole)
     constants = constants_of(spec, config, arg_names)
     kinds = {
-        name: "constexpr" if name in constants else _kind_of(name, patterns) for name in arg_names
+        name: "constexpr" if name in constants else _kind_of(name, known) for name in arg_names
     }
     attrs: dict[tuple[int, ...], list[list[object]]] = {}
     for i, kind in enumerate(kinds.values()):
@@ -78,55 +77,42 @@ def _lists_constants() -> bool:
     return (int(major), int(minor)) >= (3, 7)
 
 
-def _kind_of(name: str, patterns: dict[str, str]) -> str:
-    for pattern, kind in patterns.items():
-        if fnmatchcase(name, pattern):
-            return kind
-    raise FlashgenError(f"kernels/signature.py has no type for the argument {name}")
+def _kind_of(name: str, known: dict[str, str]) -> str:
+    if name not in known:
+        raise FlashgenError(f"kernels/parameters.py has no parameter {name}")
+    return known[name]
 
 
 def argument_types(
     spec: AttentionSpec, config: KernelConfig, *, whole: bool = False
 ) -> dict[str, str]:
-    """The types of arguments by pattern of their names; the first pattern that matches holds.
+    """The types of the arguments that a kernel is given, by name.
 
     A decode of several splits writes a float32 O of each; of one split, where `whole`, the result.
     The gradient of a bias that is broadcast over rows or keys is written as float32 parts likewise.
     """
     out = SHORT_DTYPE[spec.dtype]
     element = "fp8e4nv" if spec.fp8 else out
-    cached = element if spec.kv_dtype == "same" else _byte(config)
-    of_q = "i32" + _ALIGNED * (spec.head_dim % 16 == 0)
-    of_v = "i32" + _ALIGNED * (spec.head_dim_v % 16 == 0)
-    fused, in_parts = spec.direction == "backward_fused", spec.direction == "decode" and not whole
-    return {
-        **{argument.name: _feature_type(argument, out) for argument in spec.feature_arguments},
-        "stride_bias_k": "constexpr",
-        **{f"{x}_desc": _descriptor(spec, config, x, element) for x in BLOCK_DIMS},
-        "o_desc": _descriptor(spec, config, "o", out),
-        "o_ptr": "*fp32:16" if in_parts else f"*{out}:16",
-        "dbias_ptr": f"*{out if whole else 'fp32'}:16",
-        "dq_ptr": "*fp32:16" if fused else f"*{element}:16",
-        "[kv]_ptr": f"*{cached}:16",
-        **dict.fromkeys(("q_ptr", "do_ptr", "d[kv]_ptr", "new_[kv]_ptr"), f"*{element}:16"),
-        "tiles_ptr": "*u8:16",
-        **dict.fromkeys(("[qk]_begins_ptr", "[qk]_ends_ptr"), "*i32"),  # views of any base
-        **dict.fromkeys(("lengths_ptr", "table_ptr", "rows_ptr", "leftpad_ptr"), "*i32:16"),
-        "block*_ptr": "*i32:16",
-        "*_ptr": "*fp32:16",  # LSE and other rows, scales of a cache, scratch
-        **dict.fromkeys(("scale", "scale_log2e"), "fp32"),
-        **dict.fromkeys(("stride_[qk][bhps]", "stride_d[qk][bhs]", "stride_new_k[bhs]"), of_q),
-        "stride_o[bhs]": of_q if spec.direction == "append" else of_v,  # append's O is Q, rotated
-        **dict.fromkeys(("stride_v[bhps]", "stride_d[ov][bhs]", "stride_new_v[bhs]"), of_v),
-        "stride_part": of_v,
-        **dict.fromkeys(("head_dim", "head_dim_v"), "i32:16"),
-        "*": "i32",
+    words = {
+        "out": out,
+        "element": element,
+        "cached": element if spec.kv_dtype == "same" else _byte(config),
+        "whole": out if whole else "fp32",
+        "by_k": _ALIGNED * (spec.head_dim % 16 == 0),
+        "by_v": _ALIGNED * (spec.head_dim_v % 16 == 0),
     }
+    types: dict[str, str] = {}
+    for each in given(spec, config):
+        if each.type == "desc":
+            tensor = each.name.removesuffix("_desc")
+            types[each.name] = _descriptor(spec, config, tensor, out if tensor == "o" else element)
+        else:
+            types[each.name] = _CONSTANTS.get(each.type, each.type).format(**words)
+    return types
 
 
-def _feature_type(argument: Argument, dtype: str) -> str:
-    aligned = argument.type.startswith("*") or (argument.type == "i32" and argument.specialized)
-    return argument.type.format(dtype=dtype) + _ALIGNED * aligned
+_CONSTANTS = {"i32:1": "constexpr"}
+"""Types of arguments that are constants: Triton compiles a kernel anew for a number that is 1."""
 
 
 def _byte(config: KernelConfig) -> str:

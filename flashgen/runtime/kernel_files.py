@@ -30,12 +30,12 @@ from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.files import content_of, write_whole
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.loader import kernel_of, load_text
+from flashgen.kernels.text import text_name
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.records import parsed, record_of, value_of
-from flashgen.spec.structure import text_name
 
 if TYPE_CHECKING:
     from flashgen.kernels.render import Rendered

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class Argument(NamedTuple):
     """An argument that a feature adds to the kernels that have scores.
 
-    type is as Triton writes it, {dtype} being that of Q; note the comment behind its name. A number
-    with specialized False never decides what Triton compiles.
+    type is as kernels/parameters.py has it; note the comment behind its name. A number with
+    specialized False never decides what Triton compiles.
     """
 
     name: str
@@ -98,7 +98,10 @@ class Feature:
 _SIXTEEN_BITS: tuple[DType, ...] = ("float16", "bfloat16")
 _ATTENTION: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias")
 _OF_A_CACHE: tuple[Direction, ...] = ("decode", "append")
-_BIAS_STRIDES = tuple(Argument(name=f"stride_bias_{d}", type="i32") for d in "bhqk")
+_BIAS_STRIDES = (
+    *(Argument(name=f"stride_bias_{d}", type="i32:16") for d in "bhq"),
+    Argument(name="stride_bias_k", type="i32:1"),
+)
 _OF_ITS_OWN = "because it says alone which keys a query sees"
 
 FEATURES: tuple[Feature, ...] = (
@@ -107,7 +110,7 @@ FEATURES: tuple[Feature, ...] = (
         header=", bias", scores=True, positions=True,
         given=lambda call: call.bias_kind == "additive",
         arguments=(
-            Argument(name="bias_ptr", type="*{dtype}", note="(batch, heads, seq_q, seq_k)"),
+            Argument(name="bias_ptr", type="*{out}:16", note="(batch, heads, seq_q, seq_k)"),
             *_BIAS_STRIDES,
         ),
     ),
@@ -117,7 +120,7 @@ FEATURES: tuple[Feature, ...] = (
         given=lambda call: call.bias_kind == "boolean",
         arguments=(
             Argument(
-                name="bias_ptr", type="*u8",
+                name="bias_ptr", type="*u8:16",
                 note="(batch, heads, seq_q, seq_k), 0 where the query may not see the key",
             ),
             *_BIAS_STRIDES,
@@ -128,7 +131,7 @@ FEATURES: tuple[Feature, ...] = (
         scores=True, positions=True, diagonal=True, per_head=True,
         given=lambda call: call.slopes is not None,
         arguments=(
-            Argument(name="slopes_ptr", type="*fp32", note="(batch, heads) float32"),
+            Argument(name="slopes_ptr", type="*fp32:16", note="(batch, heads) float32"),
             Argument(name="stride_slopes_b", type="i32", specialized=False),
             Argument(name="stride_slopes_h", type="i32", specialized=False),
         ),
@@ -139,7 +142,7 @@ FEATURES: tuple[Feature, ...] = (
         given=lambda call: call.dropout_p > 0.0,
         arguments=(
             Argument(
-                name="rng_ptr", type="*i64", note="int64: seed and offset of the generator"
+                name="rng_ptr", type="*i64:16", note="int64: seed and offset of the generator"
             ),
             Argument(
                 name="keep_threshold", type="i32", specialized=False,
@@ -176,7 +179,7 @@ FEATURES: tuple[Feature, ...] = (
                 note="keys of one; row i sees those of the chunk of key i + diagonal",
             ),
             Argument(
-                name="chunk_start_ptr", type="*i32",
+                name="chunk_start_ptr", type="*i32:16",
                 note="(batch,) the key at which chunk 0 begins, negative too",
             ),
         ),
@@ -194,7 +197,7 @@ FEATURES: tuple[Feature, ...] = (
         per_head=True, given=lambda call: call.sinks is not None,
         directions=("forward", "decode"),
         goes="direction forward or decode, because a backward kernel reads it from LSE",
-        arguments=(Argument(name="sinks_ptr", type="*fp32", note="(heads) contiguous"),),
+        arguments=(Argument(name="sinks_ptr", type="*fp32:16", note="(heads) contiguous"),),
     ),
     Feature(
         field="varlen", word="varlen", suffix="_varlen", short="_var", header=", several lengths",
@@ -247,7 +250,7 @@ FEATURES: tuple[Feature, ...] = (
         dtypes=_SIXTEEN_BITS,
         arguments=(
             *(
-                Argument(name=f"{x}_descale_ptr", type="*fp32", note="(batch, kv_heads) float32")
+                Argument(name=f"{x}_descale_ptr", type="*fp32:16", note="(batch, kv_heads) float32")
                 for x in "qkv"
             ),
             *(

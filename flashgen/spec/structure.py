@@ -1,7 +1,7 @@
 """What of a spec and a config changes the text of a kernel, and the name of that text.
 
 Numbers are parameters of the text (kernels/constants.py). Where a number decides between two texts,
-a field of Structure has the decision: templates branch on it, and text_name() says it in a word.
+a field of Structure has the decision: templates branch on it, and name_in_words() names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from flashgen.spec.config import (
     KernelConfig,
     k_pieces,
     o_apart,
-    rows_of_eight,
     s_places,
     shares_keys,
     sums_one,
@@ -37,28 +36,19 @@ class Structure:
     """What numbers decide about a text.
 
     pads_k, pads_v: the head dims of Q and K, or of V and O, are no powers of two, so that pointers
-    are masked. k_parts, o_parts: products in parts, as spec/whole_rows.py says. rows_of_eight,
-    o_apart, shares_keys: as the functions of spec/config.py. long_splits: a decode's splits have
-    more tiles at least than one. widens_bits: a decode makes 16-bit elements of float8_e4m3 ones by
-    arithmetic on their bits. frees_first_k, sums_a_lane, few_registers: see below. turns: the
-    consumers of schedule hopper issue their products in turn, as FlashAttention-3 has it up to head
-    dim 128. q_again: they compute the matrix descriptors of Q for every tile. row_tiles, k_pieces,
-    s_places: of schedule blackwell, as spec/config.py says. one_v: dQ has one place for V. one_sum:
-    a block of dK and dV sums one of them.
+    are masked. k_parts, o_parts: products in parts, as spec/whole_rows.py says. o_apart,
+    shares_keys: as the functions of spec/config.py. turns: the consumers of schedule hopper issue
+    their products in turn, as FlashAttention-3 has it up to head dim 128. q_again: they compute the
+    matrix descriptors of Q for every tile. row_tiles, k_pieces, s_places: of schedule blackwell, as
+    spec/config.py says. one_v: dQ has one place for V. one_sum: a block of dK and dV sums one.
     """
 
     pads_k: bool
     pads_v: bool
     k_parts: int
     o_parts: int
-    rows_of_eight: bool
     o_apart: bool
     shares_keys: bool
-    long_splits: bool
-    widens_bits: bool
-    frees_first_k: bool
-    sums_a_lane: bool
-    few_registers: bool
     turns: bool
     row_tiles: int
     k_pieces: int
@@ -74,30 +64,16 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     parts_k, parts_o = k_parts(spec, config), o_parts(spec, config)
     exact, pointer = config.head_dims == "exact", config.loads == "pointer"
-    decoding, hopper = spec.direction == "decode", config.schedule == "hopper"
-    fused, narrow = spec.direction == "backward_fused", spec.kv_dtype == "float8_e4m3"
+    hopper, fused = config.schedule == "hopper", spec.direction == "backward_fused"
     # append has no text without masks
     tests = spec.direction != "append" and not config.specialized
-    # What schedule s_ahead needs for three stages of 128 keys at head dim 128, for fewer shuffles
-    # at 256, and to fit into maxnreg, seen in the SASS of sm_90 (Triton 3.7.1, TMA, operands of 16
-    # bits). Elsewhere the same lines cost instructions, or the overlap of exp2.
-    by_wgmma = spec.direction == "forward" and config.schedule == "s_ahead" and not pointer
-    by_wgmma = by_wgmma and spec.element_bytes == 2
-    by_lane = by_wgmma and not spec.invariant  # whose lanes add a row up in one way everywhere
-    few_registers = by_wgmma and config.maxnreg > 0
     return Structure(
         pads_k=exact and (pointer or fused) and tests and parts_k[-1] > spec.head_dim,
         pads_v=exact and pointer and tests and parts_o[-1] * config.v_parts > spec.head_dim_v,
         k_parts=len(parts_k),
         o_parts=len(parts_o),
-        rows_of_eight=rows_of_eight(spec, config),
         o_apart=config.specialized and o_apart(spec, config),
         shares_keys=hopper and shares_keys(spec),
-        long_splits=decoding and config.split_keys > config.bc,
-        widens_bits=decoding and narrow and config.widening == "bits",
-        frees_first_k=by_wgmma and dim == 128 and config.bc == 128,
-        sums_a_lane=(few_registers and not spec.invariant) or (by_lane and dim == dim_v == 256),
-        few_registers=few_registers,
         turns=hopper and dim_v <= 128,
         row_tiles=config.row_tiles,
         k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
@@ -123,7 +99,7 @@ def written_features(spec: AttentionSpec) -> tuple[Feature, ...]:
 
 
 @functools.lru_cache(4096)
-def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
+def name_in_words(spec: AttentionSpec, config: KernelConfig) -> str:
     """The name of a kernel's text, which is its function's and its file's: what the text is, and no
     number. Two kernels have one name where they have one text, and only there.
     """
@@ -171,15 +147,8 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "pad": structure.pads_k and structure.pads_v,
         "padk": structure.pads_k and not structure.pads_v,
         "padv": structure.pads_v and not structure.pads_k,
-        "eights": structure.rows_of_eight and config.schedule != "ampere",
-        "parts": config.v_parts > 1,
-        "split": structure.long_splits,
-        "bits": structure.widens_bits,
         f"k_{_PARTS.get(structure.k_parts)}": structure.k_parts > 1,
         f"o_{_PARTS.get(structure.o_parts)}": structure.o_parts > 1,
-        "first_k": structure.frees_first_k,
-        "few_regs": structure.few_registers,
-        "lane_sums": structure.sums_a_lane and not structure.few_registers,
         "three": config.consumers == 3,
         "one_tile": forward and structure.row_tiles == 1,
         "pieces": structure.k_pieces > 1,

@@ -18,6 +18,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render, render_text
+from flashgen.kernels.resolve import variant
 from flashgen.runtime.registry import MARK, SCHEMA, is_generated
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_configs, specs_with_default
@@ -66,6 +67,16 @@ def write(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> 
                 f"{out / path} is orphaned and cannot be deleted ({error.strerror}): delete it"
             ) from None
     return changed + orphans
+
+
+def write_variants(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> int:
+    """Write every kernel to a file of the folder `out`, by its full name, to be read or run by
+    itself; returns how many. Other files stay. Raises FlashgenError.
+    """
+    kernels = kernels_by_name(tables.values(), defaults=defaults)
+    for name, kernel in kernels.items():
+        write_whole(out / f"{name}.py", variant(kernel))
+    return len(kernels)
 
 
 def refuse_foreign(out: Path) -> None:

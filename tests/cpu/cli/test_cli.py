@@ -22,6 +22,7 @@ from flashgen import __main__, cli, paths
 from flashgen.cli import prove
 from flashgen.cli.options import table_of
 from flashgen.errors import FlashgenError
+from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import Anatomy
 from flashgen.runtime.selection import tune_command
@@ -403,19 +404,38 @@ class TestGenerate:
         before = {path.name for path in kernels.iterdir()}
         assert run("generate", "--defaults", "--out", out)[0] == 0
         added = {path.name for path in kernels.iterdir()} - before
-        assert "fwd_causal_window_fa2_ptr_anydim.py" in added
+        assert "fwd_varlen_fa2_ptr.py" in added
         assert run("generate", "--check", "--defaults", "--out", out)[0] == 0
         code, _, error = run("generate", "--check", "--out", out)
-        assert (code, "_fa2_ptr_anydim.py is orphaned" in error) == (1, True)
+        assert (code, "fwd_varlen_fa2_ptr.py is orphaned" in error) == (1, True)
         assert run("generate", "--out", out)[0] == 0
         assert {path.name for path in kernels.iterdir()} == before
 
+    def test_variants_are_kernels_that_are_read_and_loaded_alone(
+        self, run, out: Path, tmp_path: Path
+    ) -> None:
+        before = sorted((out / "generated").rglob("*.py"))
+        code, output, _ = run("generate", "--variants", tmp_path / "variants", "--out", out)
+        found = {path.stem: path for path in (tmp_path / "variants").iterdir()}
+        kernels = generating.kernels_by_name([TABLE], defaults=False)
+        assert (code, found.keys()) == (0, kernels.keys())
+        assert f"{len(found)} kernels, from 1 tables" in output
+        assert sorted((out / "generated").rglob("*.py")) == before
+        for name, path in found.items():
+            assert load_kernel(path, name).fn.__name__ == name
+            assert run("show", "--kernel", name, "--out", out)[1] == path.read_text()
+
+    def test_variants_are_not_checked(self, run, out: Path, tmp_path: Path) -> None:
+        code, _, error = run("generate", "--check", "--variants", tmp_path / "v", "--out", out)
+        assert (code, "leave out --check" in error, (tmp_path / "v").exists()) == (2, True, False)
+
     def test_check_names_every_file_that_differs_and_mends_none(self, run, out: Path) -> None:
         kernels = sorted((out / "generated" / "kernels").glob("fwd_*.py"))
-        kernels[0].write_text(kernels[0].read_text() + "# edited\n")
+        text = kernels[0].read_text()
+        kernels[0].write_text(text + "# edited\n")
         kernels[1].unlink()
         orphan = kernels[0].with_name("fwd_gone.py")
-        orphan.write_text(kernels[2].read_text())
+        orphan.write_text(text)
         code, _, errors = run("generate", "--check", "--out", out)
         assert code == 1
         assert f"{kernels[0]} is not what flashgen emits" in errors

@@ -14,12 +14,12 @@ from flashgen.compile.bounds import cycles_a_score
 from flashgen.compile.compiler import CompileFailed, judge, warp_size
 from flashgen.compile.loops import main_loops
 from flashgen.errors import ToolchainError
+from flashgen.kernels.text import text_name
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
-from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table.emit import kernels_of, tables_for
 from tests.compiled import compile_one, made_compiled, made_loop

@@ -12,6 +12,7 @@ from flashgen import paths
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind
+from flashgen.kernels.text import text_name
 from flashgen.runtime.launcher import runnable
 from flashgen.search.goal import Goal, goal_for
 from flashgen.spec.attention import AttentionSpec
@@ -20,7 +21,6 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.space import GPU_ORDERS, legal_configs, seed_configs
-from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import Direction
 from flashgen.table import emit
 from flashgen.table.entry import Entry, RunnerUp

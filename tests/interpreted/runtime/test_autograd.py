@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.kernels.render import render
+from flashgen.kernels.text import text_name
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher, registry
@@ -30,7 +31,6 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import default_config
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.problem import BUCKETS, Problem
-from flashgen.spec.structure import text_name
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec
 from tests.package import make_dispatcher

@@ -1,0 +1,157 @@
+"""Which texts have a parameter, and which of their kernels are given a value of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flashgen.kernels.text import text_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.structure import structure_of
+
+Condition = Callable[[AttentionSpec, KernelConfig], bool]
+
+
+def always(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Everywhere."""
+    return True
+
+
+def pointer(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Loads by pointer."""
+    return config.loads == "pointer"
+
+
+def described(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Loads by descriptor."""
+    return config.loads == "descriptor"
+
+
+def varlen(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Packed sequences."""
+    return spec.varlen
+
+
+def paged(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Keys in pages of a cache."""
+    return spec.paged
+
+
+def block_mask(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Blocks in a list."""
+    return spec.block_mask
+
+
+def invariant(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Invariant."""
+    return spec.invariant
+
+
+def rotary(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Rotated queries and keys."""
+    return spec.rotary != "none"
+
+
+def indexed(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Rows of a cache by a tensor."""
+    return spec.indexed
+
+
+def narrow(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """8-bit keys and values."""
+    return spec.kv_dtype != "same"
+
+
+def by_page(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """A scale for each page."""
+    return spec.kv_scales == "page"
+
+
+def fused(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """DQ in the kernel of dK and dV."""
+    return spec.direction == "backward_fused"
+
+
+def diagonal(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """A diagonal."""
+    return spec.takes_diagonal
+
+
+def any_dim(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Head dims as arguments."""
+    return config.head_dims == "padded"
+
+
+def pads_k(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Head dims of Q and K that are no powers of two."""
+    return structure_of(spec, config).pads_k
+
+
+def pads_v(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """The same of V."""
+    return structure_of(spec, config).pads_v
+
+
+def k_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Q and K in parts."""
+    return structure_of(spec, config).k_parts > 1
+
+
+def o_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """V and O in parts."""
+    return structure_of(spec, config).o_parts > 1
+
+
+def merged(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """A template that sees nothing but a Text."""
+    return text_of(spec, config) is not None
+
+
+def scheduled(*schedules: str) -> Condition:
+    """These schedules."""
+    return lambda spec, config: config.schedule in schedules
+
+
+def both(*conditions: Condition) -> Condition:
+    """All of these conditions."""
+    return lambda spec, config: all(each(spec, config) for each in conditions)
+
+
+def negated(condition: Condition) -> Condition:
+    """Not this one."""
+    return lambda spec, config: not condition(spec, config)
+
+
+def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether kernels of a text may have fp8, whose products and sums differ."""
+    plain = spec.direction == "forward" and config.schedule in ("fa2", "auto")
+    return plain and not (spec.varlen or spec.invariant or o_in_parts(spec, config))
+
+
+def of_feature(field: str) -> Condition:
+    """Which texts have the parameters of a feature."""
+    if field == "fp8":
+        return _takes_fp8
+    if field == "dropout":
+        return lambda s, c: s.direction != "decode" and of_feature("")(s, c)
+    if field == "sink":
+        return lambda s, c: s.direction in ("forward", "decode") and c.schedule not in _BARE
+    return lambda s, c: s.direction != "forward" or c.schedule not in _BARE
+
+
+_BARE = ("s_ahead", "fa1")
+"""The plain schedules whose forwards have no features."""
+
+
+def on_for(field: str, value: object, unless_causal: bool) -> Condition:
+    """A feature that is on."""
+    return lambda s, c: getattr(s, field) == value and not (unless_causal and s.causal)
+
+
+plain, hopper, blackwell = (
+    scheduled("fa1", "fa2", "s_ahead", "auto"),
+    scheduled("hopper"),
+    scheduled("blackwell"),
+)
+ampere, ahead = scheduled("ampere"), scheduled("s_ahead")
+one_length, tiled = negated(varlen), negated(scheduled("fa1"))

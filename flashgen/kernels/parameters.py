@@ -1,0 +1,383 @@
+"""The parameters of kernels: one table for each direction, in the order of a kernel's head.
+
+Heads (kernels/head.py), signatures (kernels/signature.py), constants (kernels/constants.py) and
+launches (kernels/plan.py) follow from the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+
+# fmt: off
+# isort: off
+from flashgen.kernels.conditions import (
+    Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
+    diagonal, fused, hopper, indexed, invariant, k_in_parts, merged, narrow, negated,
+    o_in_parts, of_feature, on_for, one_length, pads_k, pads_v, paged, plain, pointer, rotary,
+    scheduled, tiled, varlen,
+)
+# isort: on
+# fmt: on
+
+from flashgen.kernels.head import Parameter, constant, number, rows
+from flashgen.kernels.text import text_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.features import FEATURES
+from flashgen.spec.vocabulary import Direction
+
+# Groups of rows.
+
+_OF_V = ("v", "o", "do", "dv", "new_v")
+_BLOCKS = "Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim]."
+_ROWS = "(batch, heads, seq_q) float32, contiguous"
+_CONTIGUOUS = "float32, contiguous but for count"
+
+
+def _tensors(*tensors: str, **types: str) -> tuple[Parameter, ...]:
+    """Pointers or descriptors of tensors; types: those of pointers, but for {element}."""
+    pointers = (
+        Parameter(f"{x}_ptr", types.get(x, "*{element}") + ":16", of=pointer) for x in tensors
+    )
+    descriptors = (
+        Parameter(f"{x}_desc", "desc", of=described, heading=_BLOCKS * (x == tensors[0]))
+        for x in tensors
+    )
+    return *pointers, *descriptors
+
+
+def _strides(*tensors: str, of: Condition = pointer) -> tuple[Parameter, ...]:
+    """Strides of (batch, heads, seq, dim), packed (heads, total, dim), or of a cache in pages."""
+    batch, pages = both(of, one_length), both(of, paged)
+    return tuple(
+        Parameter(f"stride_{x}{d}", "i32{by_v}" if x in _OF_V else "i32{by_k}", of=condition)
+        for x in tensors
+        for d, condition in (
+            *((("p", pages), ("b", both(batch, negated(paged)))) if x in "kv" else (("b", batch),)),
+            ("h", of),
+            ("s", of),
+        )
+    )
+
+
+def _lse(*names: str) -> tuple[Parameter, ...]:
+    packed = "(heads, total_q) float32, contiguous"
+    notes = ((_ROWS, one_length), (packed, varlen))
+    return tuple(rows(name, note, of) for name in names for note, of in notes)
+
+
+def _scales() -> tuple[Parameter, ...]:
+    """The scales of an 8-bit cache."""
+    ways = (("p", paged, both(narrow, by_page)), ("h", always, narrow))
+    return (
+        Parameter("k_scale_ptr", "*fp32:16", "(kv_heads), or (pages, kv_heads)", given=narrow),
+        Parameter("v_scale_ptr", "*fp32:16", given=narrow),
+        *(number(f"stride_{x}_scale_{d}", "", of, on) for x in "kv" for d, of, on in ways),
+    )
+
+
+# fmt: off
+_HEAD_DIMS = tuple(
+    Parameter(name, "i32:16", of=pointer, given=any_dim) for name in ("head_dim", "head_dim_v")
+)
+_FEATURES = tuple(
+    Parameter(each.name, each.type, each.note, each.specialized, of_feature(row.field),
+              on_for(row.field, row.value, each.unless_causal))
+    for row in FEATURES
+    for each in row.arguments
+)
+_HEADS = (number("heads"), number("group", "query heads per head of K and V"))
+_SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive")
+
+
+def _sizes(longest: str, least_key: str = "") -> tuple[Parameter, ...]:
+    """Heads, lengths and the diagonal. longest: what the longest packed sequence has."""
+    return (
+        *_HEADS,
+        number("total_q", "rows of all sequences, and of none", varlen),
+        number("total_k", "keys of all sequences, and of none; of pages, those of one", varlen),
+        number(longest, "of the longest sequence, at least 1", varlen),
+        number("bottom_right", "1: a sequence's last row is on the diagonal of its last key; "
+                "0: the first", varlen, diagonal),
+        number("seq_q", "", one_length),
+        number("seq_k", least_key, one_length),
+        number("diagonal", "row i lies at key i + diagonal: a causal mask ends there, others "
+                "count from it", one_length, diagonal),
+    )
+
+
+_SEQUENCES = (
+    Parameter("q_begins_ptr", "*i32", "(sequences + 1) int32 or int64: where each begins", False,
+              varlen),
+    Parameter("q_ends_ptr", "*i32", "(sequences): one behind the last row of each", False, varlen),
+    Parameter("k_begins_ptr", "*i32", "", False, varlen),
+    Parameter("k_ends_ptr", "*i32", "", False, varlen),
+    number("sequences", "", varlen),
+)
+_TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=paged)
+_PAGES = (
+    number("stride_table", "", paged), number("page_bits", "log2 of the page size", paged),
+)
+_BLOCK_MASK = (
+    Parameter("block_counts_ptr", "*i32:16",
+              "(lists, 2) int32: how many whole blocks, how many partial ones", of=block_mask),
+    Parameter("blocks_ptr", "*i32:16", "(lists, listed) int32: their numbers", of=block_mask),
+    Parameter("block_tiles_ptr", "*i32:16",
+              "(lists, listed) int32: which of the tiles says of a partial one", of=block_mask),
+    Parameter("tiles_ptr", "*u8:16",
+              "(tiles, BLOCK, BLOCK) uint8: queries by keys, 0 where a key may not be seen",
+              of=block_mask),
+    number("mask_step_b", "from one batch to the next, in units of own_blocks; or 0", block_mask),
+    number("mask_step_h", "and from one head to the next", block_mask),
+    number("own_blocks", "lists of a head", block_mask),
+    number("listed", "", block_mask),
+)
+_TILE = (
+    constant("BR"),
+    constant("BC"),
+    constant("NUM_STAGES", "", plain),
+    constant("STAGES", "", scheduled("hopper", "blackwell")),
+    constant("NUM_WARPS", "", ampere),
+)
+_TRUE_DIMS = (
+    constant("HEAD_DIM", "", both(plain, pointer), pads_k),
+    constant("HEAD_DIM_V", "", both(plain, pointer), pads_v),
+)
+_PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
+_IN_PARTS = (
+    constant("K_PART", "", both(k_in_parts, negated(ampere))),
+    constant("HEAD_DIM_PAD", "", negated(both(k_in_parts))),
+    constant("V_PART", "", both(o_in_parts, negated(ampere))),
+    constant("HEAD_DIM_V_PAD", "", negated(o_in_parts)),
+)
+_V_PARTS = constant("V_PARTS", "", both(plain, pointer), lambda s, c: c.v_parts > 1)
+_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", merged)
+_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer, tiled))
+_ADDS = constant("ADDS", "a bias is added; else it is bool, and hides keys",
+                 both(merged, of_feature("bias")))
+_SWITCHES = (
+    constant("CAUSAL", "", merged),
+    _ADDS,
+    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", merged),
+    _PRECISION,
+    _ROWS_OF_EIGHT,
+)
+_REGISTERS = (
+    constant("CONSUMER_REGISTERS", "", hopper),
+    constant("PRODUCER_REGISTERS", "", hopper),
+    constant("EXP2_BY_FMA", "of 32 exp2, those that FMA computes", blackwell),
+)
+_OF_BLACKWELL = (
+    constant("COMPUTE_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
+)
+
+# One table a direction.
+
+_FORWARD = (
+    *_tensors("q", "k", "v", "o", k="*{cached}", v="*{cached}", o="*{out}"),
+    *_lse("lse"),
+    *_strides("q", "k", "v", "o"),
+    _SCALE,
+    *_sizes("max_seq_q", "at least 1"),
+    *_HEAD_DIMS,
+    *_FEATURES,
+    number("batch_heads", "batch * heads", tiled, lambda s, c: c.takes_heads),
+    number("heads_together", "of a run: their K and V fit in L2", tiled,
+           lambda s, c: c.order == "grouped"),
+    *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
+    *(rows(x, of=scheduled("fa1")) for x in ("acc", "sum", "max")),
+    *_TILE,
+    *_TRUE_DIMS,
+    *_IN_PARTS,
+    constant("SEGMENT", "keys after which a partial sum is closed", invariant),
+    _V_PARTS,
+    constant("CAUSAL", "", merged),
+    _ADDS,
+    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal or grouped",
+             both(merged, tiled)),
+    _PRECISION,
+    *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
+    _ROWS_OF_EIGHT,
+    *_REGISTERS,
+    constant("RESCALE_LOG2", "", blackwell),
+    constant("SOFTMAX_REGISTERS", "", blackwell),
+    constant("OTHER_REGISTERS", "", blackwell),
+    constant("O_PART", "columns of O that are rescaled at a time", blackwell),
+)
+_DKV = (
+    *_tensors("q", "k", "v", "do", "dk", "dv"),
+    *_lse("lse", "delta"),
+    rows("dq", "(batch, heads, seq_q, head_dim) float32, contiguous: takes dQ / scale",
+          both(fused, plain)),
+    rows("dq", "float32, as many as (batch, heads, whole tiles, padded dim): gets dQ / scale",
+          both(fused, negated(plain))),
+    *_strides("q", "k", "v", "do", "dk", "dv"),
+    Parameter("scale", "fp32", "of the softmax, positive"),
+    Parameter("scale_log2e", "fp32", "scale * log2(e)"),
+    *_sizes("max_seq_k"),
+    *_HEAD_DIMS,
+    *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
+    *_TILE,
+    constant("HEAD_DIM", "", lambda s, c: plain(s, c) and (fused(s, c) or pointer(s, c))),
+    _TRUE_DIMS[1],
+    *_PADDED, *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
+)
+_DQ = (
+    *_tensors("q", "k", "v", "do", "dq"),
+    *_lse("lse", "delta"),
+    *_strides("q", "k", "v", "do", "dq"),
+    Parameter("scale", "fp32", "of the softmax, with its sign"),
+    Parameter("scale_log2e", "fp32", "its size * log2(e); the sign is in Q"),
+    *_sizes("max_seq_q"),
+    *_HEAD_DIMS,
+    *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
+    *_TILE, *_TRUE_DIMS, *_PADDED,
+    constant("ORDER", "of the tiles of dQ: plain or longest_first", merged),
+    *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
+)
+_DBIAS = (
+    *_tensors("q", "k", "v", "do")[:4],
+    Parameter("dbias_ptr", "*{whole}:16", "(batches, heads, rows, keys) of the gradient"),
+    *_lse("lse", "delta"),
+    *_strides("q", "k", "v", "do"),
+    _SCALE,
+    *_sizes("max_seq_q"),
+    *_HEAD_DIMS,
+    *_FEATURES,
+    number("dbias_rows", "rows of the gradient: seq_q, or BR where the bias has one for all"),
+    number("dbias_keys", "seq_k, or BC where the bias has one key for all"),
+    number("row_tiles", "tiles of the gradient"),
+    number("key_tiles"),
+    number("head_tiles", "heads of the gradient"),
+    number("row_steps", "tiles of dS that add to one of the gradient, by dimension"),
+    *(number(f"{x}_steps") for x in ("key", "head", "batch")),
+    *_TILE, *_TRUE_DIMS, *_PADDED,
+    *_SWITCHES,
+)
+_DELTA = (
+    *_tensors("o", "do")[:2],
+    rows("dlse", "(batch, heads, seq_q) float32; not read where dlse_rows is 0"),
+    rows("delta", _ROWS),
+    *_strides("o", "do"),
+    *(number(f"stride_dl{dim}") for dim in "bhs"),
+    number("heads"),
+    number("seq_q"),
+    number("dlse_rows", "seq_q, or 0 where LSE has no gradient"),
+    _HEAD_DIMS[1],
+    constant("BR"), constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
+    _ROWS_OF_EIGHT,
+)
+_CACHE = (
+    _TABLE,
+    Parameter("rows_ptr", "*i32:16", "(batch) int32, the row of the cache that is each sequence's",
+              of=negated(paged), given=indexed),
+)
+_DECODE = (
+    *_tensors("q", "k", "v", k="*{cached}", v="*{cached}")[:3],
+    Parameter("o_ptr", "*{whole}:16", "of q's type where there is one split, else float32"),
+    rows("lse", "(splits, batch, heads, seq_q); invariant: (splits, 2, ...), maximum and sum"),
+    Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence"),
+    *_CACHE,
+    Parameter("leftpad_ptr", "*i32:16", "(batch) int32, the place of each sequence's first key",
+              given=lambda s, c: s.leftpad),
+    *_scales(),
+    *_strides("q", "k", "v", "o"),
+    Parameter("stride_part", "i32{by_v}", "of O, from one split to the next"),
+    number("stride_lse", "of LSE, likewise"),
+    *_PAGES,
+    _SCALE,
+    *_HEADS,
+    number("seq_q"),
+    number("seq_k", "keys that a sequence has room for"),
+    number("splits"),
+    *_HEAD_DIMS,
+    *_FEATURES,
+    *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
+    constant("SEGMENT", "keys of an invariant split"),
+    constant("SPLIT_TILES", "tiles that a split has at least"),
+    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(k_in_parts)),
+    *_SWITCHES,
+)
+_COMBINE = (
+    rows("part_o", f"(count, batch, heads, seq_q, head_dim_v) {_CONTIGUOUS}"),
+    rows("part_lse", f"(count, batch, heads, seq_q) {_CONTIGUOUS}", negated(invariant)),
+    rows("part_lse", f"(count, 2, batch, heads, seq_q) {_CONTIGUOUS}", invariant),
+    Parameter("o_ptr", "*{out}:16"),
+    rows("lse", _ROWS),
+    Parameter("stride_part", "i32{by_v}"),
+    number("stride_lse"),
+    *_strides("o"),
+    number("heads"), number("seq_q"), number("count"),
+    _HEAD_DIMS[1],
+    constant("BC", "", negated(invariant)),
+    constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
+)
+_APPEND = (
+    *_tensors("new_k", "new_v")[:2],
+    *_tensors("k", "v", k="*{cached}", v="*{cached}")[:2],
+    Parameter("q_ptr", "*{element}:16", given=rotary),
+    Parameter("o_ptr", "*{out}:16", "q, rotated", given=rotary),
+    Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence before"),
+    *_CACHE,
+    *_scales(),
+    Parameter("cos_ptr", "*fp32:16", "(positions, rotary_dim / 2)", given=rotary),
+    Parameter("sin_ptr", "*fp32:16", given=rotary),
+    *_strides("new_k", "new_v", "k", "v"),
+    # O is Q, rotated
+    *(Parameter(f"stride_{x}{dim}", "i32{by_k}", given=rotary) for x in "qo" for dim in "bhs"),
+    *_PAGES,
+    number("stride_cos", "", always, rotary), number("stride_sin", "", always, rotary),
+    number("heads", "of Q, where it is rotated; else 0"),
+    number("kv_heads"),
+    number("new_keys"),
+    number("seq_k", "keys that a sequence has room for"),
+    number("pool_pages", "", paged),
+    number("cache_rows", "", negated(paged), indexed),
+    number("seq_q", "", always, rotary),
+    number("rotary_dim", "elements of a head that are rotated", always, rotary),
+    number("q_step", "1: query i is at place length + i; 0: all are at place length", always,
+            rotary),
+    *_HEAD_DIMS,
+    constant("BR"),
+    constant("HEAD_DIM"), constant("HEAD_DIM_V"),
+    *_PADDED,
+    constant("ROTARY", "halves or interleaved; or None"),
+    constant("NARROW", "what an 8-bit cache holds: int8 or float8_e4m3; or None"),
+)
+# fmt: on
+TABLES: dict[Direction, tuple[Parameter, ...]] = {
+    "forward": _FORWARD,
+    "backward_delta": _DELTA,
+    "backward_dkv": _DKV,
+    "backward_fused": _DKV,
+    "backward_dq": _DQ,
+    "backward_dbias": _DBIAS,
+    "decode": _DECODE,
+    "combine": _COMBINE,
+    "append": _APPEND,
+}
+"""The parameters of each direction, in the order of a head."""
+
+
+@functools.lru_cache(4096)
+def parameters(spec: AttentionSpec, config: KernelConfig) -> tuple[Parameter, ...]:
+    """The parameters of the text of (spec, config), in their order."""
+    merged = text_of(spec, config) is not None
+    found: dict[str, Parameter] = {}
+    for each in TABLES[spec.direction]:
+        if each.of(spec, config) and (merged or each.given(spec, config)):
+            found.setdefault(each.name, each)
+    return tuple(found.values())
+
+
+def given(spec: AttentionSpec, config: KernelConfig) -> tuple[Parameter, ...]:
+    """The parameters that the kernel of (spec, config) is given a value of."""
+    table = TABLES[spec.direction]
+    return tuple(each for each in table if each.of(spec, config) and each.given(spec, config))
+
+
+@functools.lru_cache(4096)
+def absent(spec: AttentionSpec, config: KernelConfig) -> frozenset[str]:
+    """The arguments that are None to the kernel of (spec, config)."""
+    names = (each.name for each in parameters(spec, config) if not each.constant)
+    return frozenset(names) - {each.name for each in given(spec, config)}

@@ -1,0 +1,113 @@
+"""What makes a text of its own: that which Triton cannot decide while it compiles.
+
+All else that a spec or a config switches is an argument that may be None, or a constant
+(kernels/parameters.py). Templates see nothing but a Text, so two kernels share a text where their
+Text is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from flashgen.spec import structure
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import LOADS_LABEL, KernelConfig, Loads
+from flashgen.spec.vocabulary import DECODING, PREFIX, Direction
+from flashgen.spec.whole_rows import k_parts, o_parts
+
+_OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
+"""Directions that have several schedules, and loads by descriptor."""
+_PARTS = {2: "halves", 3: "thirds", 4: "quarters", 8: "eighths"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text: an algorithm in one way of addressing memory.
+
+    varlen, paged, block_mask: how a program finds its rows and keys. persistent, invariant: loops
+    around the others. k_parts, o_parts: products in parts, as spec/whole_rows.py says.
+    """
+
+    direction: Direction
+    schedule: str
+    loads: Loads
+    varlen: bool
+    paged: bool
+    block_mask: bool
+    persistent: bool
+    invariant: bool
+    k_parts: int
+    o_parts: int
+
+    @property
+    def name(self) -> str:
+        """The name of its function and of its file."""
+        tiled = self.direction in _OF_TILES
+        words = {
+            PREFIX[self.direction]: True,
+            "varlen": self.varlen,
+            "paged": self.paged,
+            "blockmask": self.block_mask,
+            "invariant": self.invariant,
+            self.schedule: tiled,
+            LOADS_LABEL[self.loads]: tiled,
+            "pers": self.persistent,
+            f"k_{_PARTS.get(self.k_parts)}": self.k_parts > 1,
+            f"o_{_PARTS.get(self.o_parts)}": self.o_parts > 1,
+        }
+        return "_".join(word for word, holds in words.items() if holds)
+
+    @property
+    def serves(self) -> str:
+        """What it computes, as its first lines say."""
+        loads = "descriptors" if self.loads == "descriptor" else "pointers"
+        words = {
+            "several lengths": self.varlen,
+            "pages": self.paged,
+            "block mask": self.block_mask,
+            "invariant": self.invariant,
+            "persistent": self.persistent,
+            "in parts": self.o_parts > 1,
+        }
+        ways = ", ".join(word for word, holds in words.items() if holds)
+        tiled = f", schedule {self.schedule}, {loads}" * (self.direction in _OF_TILES)
+        return f"{self.direction}{tiled}" + f", {ways}" * bool(ways)
+
+
+_PLAIN = ("fa2", "s_ahead")
+_MERGED: dict[str, tuple[str, ...]] = {
+    "forward": ("fa1", *_PLAIN, "auto"),
+    **dict.fromkeys(("backward_dkv", "backward_dq", "backward_fused"), _PLAIN),
+    **dict.fromkeys(("backward_delta", "backward_dbias", *DECODING), ("fa2",)),
+}
+"""The schedules, by direction, whose templates see nothing but a Text."""
+
+
+@functools.lru_cache(4096)
+def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
+    """The text of a kernel; None where its template still writes one for each feature."""
+    if config.schedule not in _MERGED.get(spec.direction, ()):
+        return None
+    # Elsewhere it is no loop around others, but a constant.
+    invariant = spec.invariant and spec.direction in ("forward", "combine")
+    return Text(
+        direction=spec.direction,
+        schedule=config.schedule,
+        loads=config.loads,
+        varlen=spec.varlen,
+        paged=spec.paged,
+        block_mask=spec.block_mask,
+        persistent=config.persistent,
+        invariant=invariant,
+        k_parts=len(k_parts(spec, config)),
+        o_parts=len(o_parts(spec, config)),
+    )
+
+
+def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
+    """The name of a kernel's text, which is its function's and its file's. Two kernels have one
+    name where they have one text, and only there.
+    """
+    text = text_of(spec, config)
+    return structure.name_in_words(spec, config) if text is None else text.name
