@@ -31,6 +31,7 @@ from flashgen.kernels.conditions import (
     negated,
     o_in_parts,
     of_feature,
+    of_segments,
     on_for,
     one_length,
     pads_k,
@@ -39,6 +40,7 @@ from flashgen.kernels.conditions import (
     plain,
     pointer,
     rotary,
+    runs_ahead,
     scheduled,
     varlen,
 )
@@ -103,7 +105,7 @@ def _scales() -> tuple[Parameter, ...]:
 
 # fmt: off
 _HEAD_DIMS = tuple(
-    Parameter(name, "i32:16", of=pointer, given=any_dim) for name in ("head_dim", "head_dim_v")
+    Parameter(name, "i32:16", of=both(plain, pointer), given=any_dim) for name in ("head_dim", "head_dim_v")
 )
 _FEATURES = tuple(
     Parameter(each.name, each.type, each.note, each.specialized, of_feature(row.field),
@@ -176,11 +178,13 @@ _IN_PARTS = (
     constant("HEAD_DIM_V_PAD", "", negated(o_in_parts)),
 )
 _V_PARTS = constant("V_PARTS", "", both(plain, pointer), lambda s, c: c.v_parts > 1)
-_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", merged)
-_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer))
+_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None",
+                      both(plain, merged))
+_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, merged, pointer))
 _SWITCHES = (
-    constant("CAUSAL", "", merged),
-    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", merged),
+    constant("CAUSAL", "", both(plain, merged)),
+    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position",
+             both(plain, merged)),
     _PRECISION,
     _ROWS_OF_EIGHT,
 )
@@ -211,10 +215,12 @@ _FORWARD = (
     *_TILE,
     *_TRUE_DIMS,
     *_IN_PARTS,
-    constant("SEGMENT", "keys after which a partial sum is closed", invariant),
+    constant("SEGMENT", "keys after which a partial sum is closed", of_segments),
     _V_PARTS,
-    constant("CAUSAL", "", merged),
+    constant("CAUSAL", "", both(plain, merged)),
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal or grouped", merged),
+    constant("INVARIANT", "one multiply-add is written so", ampere),
+    constant("PERSISTENT", "a program has every n-th tile of O", hopper),
     _PRECISION,
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,
@@ -240,7 +246,9 @@ _DKV = (
     *_TILE,
     constant("HEAD_DIM", "", lambda s, c: plain(s, c) and (fused(s, c) or pointer(s, c))),
     _TRUE_DIMS[1],
-    *_PADDED, *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
+    *_PADDED, *_SWITCHES,
+    constant("NEXT_S", "S of the next tile is issued before dQ of this one leaves", runs_ahead),
+    *_REGISTERS, *_OF_BLACKWELL,
 )
 _DQ = (
     *_tensors("q", "k", "v", "do", "dq"),
