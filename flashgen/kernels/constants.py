@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flashgen.kernels.parameters import absent
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, rows_of_eight, walked_side
+from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, rows_of_eight, s_places, walked_side
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -87,7 +87,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         elif walked_side(spec) < TENSOR_ROWS:
             computes, others = WIDE_SPLIT
         found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
-        found["EXP2_BY_FMA"] = config.exp2_by_fma
+        found |= {"EXP2_BY_FMA": config.exp2_by_fma, "S_PLACES": s_places(spec)}
     elif config.schedule == "blackwell":
         softmax, others = SOFTMAX_SPLIT[config.row_tiles, k_pieces(spec)]
         found |= {"SOFTMAX_REGISTERS": softmax, "OTHER_REGISTERS": others}

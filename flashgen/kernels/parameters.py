@@ -194,6 +194,7 @@ _REGISTERS = (
     constant("EXP2_BY_FMA", "of 32 exp2, those that FMA computes", blackwell),
 )
 _OF_BLACKWELL = (
+    constant("S_PLACES", "of S in tensor memory", blackwell),
     constant("COMPUTE_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
 )
 

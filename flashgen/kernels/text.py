@@ -82,7 +82,7 @@ _PLAIN = ("fa2", "s_ahead")
 _MERGED: dict[str, tuple[str, ...]] = {
     "forward": (*_PLAIN, "auto", "hopper", "ampere"),
     **dict.fromkeys(("backward_dkv", "backward_fused"), (*_PLAIN, "hopper")),
-    "backward_dq": (*_PLAIN, "hopper"),
+    "backward_dq": (*_PLAIN, "hopper", "blackwell"),
     **dict.fromkeys(("backward_delta", "backward_dbias", "decode", "combine"), ("fa2",)),
 }
 """The schedules, by direction, whose templates see nothing but a Text."""
