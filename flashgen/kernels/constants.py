@@ -95,6 +95,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         # is loaded from the stack for every tile of keys, 1 % of the loop.
         found["O_PART"] = 32 if config.row_tiles == 2 and padded(spec.head_dim_v) > 64 else 64
         found |= {"EXP2_BY_FMA": config.exp2_by_fma, "RESCALE_LOG2": config.rescale_log2}
+        found["PIECES"] = k_pieces(spec)
     return found
 
 

@@ -80,7 +80,7 @@ class Text:
 
 _PLAIN = ("fa2", "s_ahead")
 _MERGED: dict[str, tuple[str, ...]] = {
-    "forward": (*_PLAIN, "auto", "hopper", "ampere"),
+    "forward": (*_PLAIN, "auto", "hopper", "ampere", "blackwell"),
     **dict.fromkeys(("backward_dkv", "backward_fused"), (*_PLAIN, "hopper")),
     "backward_dq": (*_PLAIN, "hopper", "blackwell"),
     **dict.fromkeys(("backward_delta", "backward_dbias", "decode", "combine"), ("fa2",)),
