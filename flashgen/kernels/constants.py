@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from flashgen.kernels.parameters import absent
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, rows_of_eight, s_places, walked_side
+from flashgen.spec.config import (
+    TENSOR_ROWS,
+    KernelConfig,
+    k_pieces,
+    rows_of_eight,
+    s_places,
+    walked_side,
+)
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
