@@ -113,8 +113,8 @@ def o_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def merged(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """A template that sees nothing but a Text."""
-    return text_of(spec, config) is not None
+    """A template of plain Triton that sees nothing but a Text."""
+    return config.interpretable and text_of(spec, config) is not None
 
 
 def scheduled(*schedules: str) -> Condition:
@@ -159,5 +159,6 @@ plain, hopper, blackwell = (
     scheduled("hopper"),
     scheduled("blackwell"),
 )
-ampere, ahead = scheduled("ampere"), scheduled("s_ahead")
+ampere, ahead, fa1 = scheduled("ampere"), scheduled("s_ahead"), scheduled("fa1")
+specialized = scheduled("hopper", "blackwell")
 one_length = negated(varlen)

@@ -21,6 +21,7 @@ from flashgen.kernels.conditions import (
     by_page,
     described,
     diagonal,
+    fa1,
     fused,
     hopper,
     indexed,
@@ -41,7 +42,7 @@ from flashgen.kernels.conditions import (
     pointer,
     rotary,
     runs_ahead,
-    scheduled,
+    specialized,
     varlen,
 )
 
@@ -105,7 +106,8 @@ def _scales() -> tuple[Parameter, ...]:
 
 # fmt: off
 _HEAD_DIMS = tuple(
-    Parameter(name, "i32:16", of=both(plain, pointer), given=any_dim) for name in ("head_dim", "head_dim_v")
+    Parameter(name, "i32:16", of=both(plain, pointer), given=any_dim)
+    for name in ("head_dim", "head_dim_v")
 )
 _FEATURES = tuple(
     Parameter(each.name, each.type, each.note, each.specialized, of_feature(row.field),
@@ -160,10 +162,9 @@ _BLOCK_MASK = (
     number("listed", "", block_mask),
 )
 _TILE = (
-    constant("BR"),
-    constant("BC"),
+    constant("BR"), constant("BC"),
     constant("NUM_STAGES", "", plain),
-    constant("STAGES", "", scheduled("hopper", "blackwell")),
+    constant("STAGES", "", specialized),
     constant("NUM_WARPS", "", ampere),
 )
 _TRUE_DIMS = (
@@ -178,24 +179,20 @@ _IN_PARTS = (
     constant("HEAD_DIM_V_PAD", "", negated(o_in_parts)),
 )
 _V_PARTS = constant("V_PARTS", "", both(plain, pointer), lambda s, c: c.v_parts > 1)
-_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None",
-                      both(plain, merged))
-_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, merged, pointer))
+_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", merged)
+_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer))
 _SWITCHES = (
-    constant("CAUSAL", "", both(plain, merged)),
-    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position",
-             both(plain, merged)),
+    constant("CAUSAL", "", merged),
+    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", merged),
     _PRECISION,
     _ROWS_OF_EIGHT,
 )
 _REGISTERS = (
-    constant("CONSUMER_REGISTERS", "", hopper),
-    constant("PRODUCER_REGISTERS", "", hopper),
+    constant("CONSUMER_REGISTERS", "", hopper), constant("PRODUCER_REGISTERS", "", hopper),
     constant("EXP2_BY_FMA", "of 32 exp2, those that FMA computes", blackwell),
 )
-_OF_BLACKWELL = (
-    constant("S_PLACES", "of S in tensor memory", blackwell),
-    constant("COMPUTE_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
+_OF_BLACKWELL = tuple(
+    constant(x, "", blackwell) for x in ("S_PLACES", "COMPUTE_REGISTERS", "OTHER_REGISTERS")
 )
 
 # One table a direction.
@@ -212,25 +209,23 @@ _FORWARD = (
     number("heads_together", "of a run: their K and V fit in L2",
             given=lambda s, c: c.order == "grouped"),
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
-    *(rows(x, of=scheduled("fa1")) for x in ("acc", "sum", "max")),
+    *(rows(x, of=fa1) for x in ("acc", "sum", "max")),
     *_TILE,
     *_TRUE_DIMS,
     *_IN_PARTS,
     constant("SEGMENT", "keys after which a partial sum is closed", of_segments),
     _V_PARTS,
-    constant("CAUSAL", "", both(plain, merged)),
-    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal or grouped", merged),
+    constant("CAUSAL", "", merged),
+    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", negated(fa1)),
     constant("INVARIANT", "one multiply-add is written so", ampere),
-    constant("PERSISTENT", "a program has every n-th tile of O",
-             scheduled("hopper", "blackwell")),
+    constant("PERSISTENT", "a program has every n-th tile of O", specialized),
     constant("PIECES", "of 64 columns of Q and K, or 1 of all", blackwell),
     _PRECISION,
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,
     *_REGISTERS,
     constant("RESCALE_LOG2", "", blackwell),
-    constant("SOFTMAX_REGISTERS", "", blackwell),
-    constant("OTHER_REGISTERS", "", blackwell),
+    constant("SOFTMAX_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
     constant("O_PART", "columns of O that are rescaled at a time", blackwell),
 )
 _DKV = (
@@ -263,7 +258,7 @@ _DQ = (
     *_HEAD_DIMS,
     *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE, *_TRUE_DIMS, *_PADDED,
-    constant("ORDER", "of the tiles of dQ: plain or longest_first", merged),
+    constant("ORDER", "of the tiles of dQ: plain or longest_first"),
     *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
 )
 _DBIAS = (
@@ -277,8 +272,7 @@ _DBIAS = (
     *_FEATURES,
     number("dbias_rows", "rows of the gradient: seq_q, or BR where the bias has one for all"),
     number("dbias_keys", "seq_k, or BC where the bias has one key for all"),
-    number("row_tiles", "tiles of the gradient"),
-    number("key_tiles"),
+    number("row_tiles", "tiles of the gradient"), number("key_tiles"),
     number("head_tiles", "heads of the gradient"),
     number("row_steps", "tiles of dS that add to one of the gradient, by dimension"),
     *(number(f"{x}_steps") for x in ("key", "head", "batch")),
@@ -291,8 +285,7 @@ _DELTA = (
     rows("delta", _ROWS),
     *_strides("o", "do"),
     *(number(f"stride_dl{dim}") for dim in "bhs"),
-    number("heads"),
-    number("seq_q"),
+    number("heads"), number("seq_q"),
     number("dlse_rows", "seq_q, or 0 where LSE has no gradient"),
     _HEAD_DIMS[1],
     constant("BR"), constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
@@ -318,9 +311,7 @@ _DECODE = (
     *_PAGES,
     _SCALE,
     *_HEADS,
-    number("seq_q"),
-    number("seq_k", "keys that a sequence has room for"),
-    number("splits"),
+    number("seq_q"), number("seq_k", "keys that a sequence has room for"), number("splits"),
     *_HEAD_DIMS,
     *_FEATURES,
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
@@ -358,9 +349,7 @@ _APPEND = (
     *(Parameter(f"stride_o{dim}", "i32{by_k}", of=rotary) for dim in "bhs"),  # O is Q, rotated
     *_PAGES,
     number("stride_cos", "", rotary), number("stride_sin", "", rotary),
-    number("heads", "of Q, where it is rotated; else 0"),
-    number("kv_heads"),
-    number("new_keys"),
+    number("heads", "of Q, where it is rotated; else 0"), number("kv_heads"), number("new_keys"),
     number("seq_k", "keys that a sequence has room for"),
     number("pool_pages", "", paged),
     number("cache_rows", "", both(indexed, negated(paged))),

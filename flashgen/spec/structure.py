@@ -20,7 +20,7 @@ from flashgen.spec.config import (
     sums_one,
 )
 from flashgen.spec.features import Feature, features_on
-from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
+from flashgen.spec.vocabulary import PREFIX, PRODUCTS
 from flashgen.spec.whole_rows import k_parts, o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")

@@ -355,7 +355,7 @@ def bwd_dkv_causal_blackwell_tma_two_s(
     HEAD_DIM_PAD: gl.constexpr,
     HEAD_DIM_V_PAD: gl.constexpr,
     EXP2_BY_FMA: gl.constexpr,  # of 32 exp2, those that FMA computes
-    S_PLACES: gl.constexpr,  # of S in tensor memory
+    S_PLACES: gl.constexpr,
     COMPUTE_REGISTERS: gl.constexpr,
     OTHER_REGISTERS: gl.constexpr,
 ):

@@ -321,7 +321,7 @@ def bwd_dq_blackwell_tma(
     HEAD_DIM_V_PAD: gl.constexpr,
     ORDER: gl.constexpr,  # of the tiles of dQ: plain or longest_first
     EXP2_BY_FMA: gl.constexpr,  # of 32 exp2, those that FMA computes
-    S_PLACES: gl.constexpr,  # of S in tensor memory
+    S_PLACES: gl.constexpr,
     COMPUTE_REGISTERS: gl.constexpr,
     OTHER_REGISTERS: gl.constexpr,
 ):

@@ -88,7 +88,7 @@ def fwd_ampere_ptr_k_quarters_o_quarters(
     BC: gl.constexpr,
     NUM_WARPS: gl.constexpr,
     SEGMENT: gl.constexpr,  # keys after which a partial sum is closed
-    ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     INVARIANT: gl.constexpr,  # one multiply-add is written so
 ):
     MASKED_TILES: gl.constexpr = 1 if diagonal is None else BR // BC + 1

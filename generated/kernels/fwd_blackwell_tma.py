@@ -559,7 +559,7 @@ def fwd_blackwell_tma(
     STAGES: gl.constexpr,
     HEAD_DIM_PAD: gl.constexpr,
     HEAD_DIM_V_PAD: gl.constexpr,
-    ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PERSISTENT: gl.constexpr,  # a program has every n-th tile of O
     PIECES: gl.constexpr,  # of 64 columns of Q and K, or 1 of all
     EXP2_BY_FMA: gl.constexpr,  # of 32 exp2, those that FMA computes

@@ -125,7 +125,7 @@ def fwd_blockmask_fa2_tma(
     HEAD_DIM_PAD: tl.constexpr,
     HEAD_DIM_V_PAD: tl.constexpr,
     CAUSAL: tl.constexpr,
-    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of products of float32: ieee or tf32; or None
 ):
     LN_2: tl.constexpr = 0.6931471805599453
