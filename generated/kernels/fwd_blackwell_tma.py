@@ -485,7 +485,8 @@ def correct(
         for w in gl.static_range(BR // 128):
             place = w if TWO else begin & 1
             phase = begin & 1 if TWO else (begin >> 1) & 1
-            # O of the first keys replaces what is there: it is free once the tile before was stored.
+            # O of the first keys replaces what is there, which is free once the tile before was
+            # stored.
             mbarrier.wait(rescale_full.index(place), phase)
             mbarrier.arrive(o_ready.index(w), count=1)
         for i in range(begin + 1, end):
