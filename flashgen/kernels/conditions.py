@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flashgen.kernels.text import text_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import KernelConfig, shares_keys
 from flashgen.spec.structure import structure_of
 
 Condition = Callable[[AttentionSpec, KernelConfig], bool]
@@ -47,6 +47,11 @@ def invariant(spec: AttentionSpec, config: KernelConfig) -> bool:
     return spec.invariant
 
 
+def of_segments(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts that close partial sums."""
+    return spec.invariant or config.schedule in ("hopper", "ampere")
+
+
 def rotary(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Rotated queries and keys."""
     return spec.rotary != "none"
@@ -77,6 +82,11 @@ def diagonal(spec: AttentionSpec, config: KernelConfig) -> bool:
     return spec.takes_diagonal
 
 
+def runs_ahead(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Schedule hopper's fused gradients, where S of a tile may come before dQ of the last one."""
+    return fused(spec, config) and config.schedule == "hopper" and not shares_keys(spec)
+
+
 def any_dim(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Head dims as arguments."""
     return config.head_dims == "padded"
@@ -103,8 +113,8 @@ def o_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def merged(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """A template that sees nothing but a Text."""
-    return text_of(spec, config) is not None
+    """A template of plain Triton that sees nothing but a Text."""
+    return config.interpretable and text_of(spec, config) is not None
 
 
 def scheduled(*schedules: str) -> Condition:
@@ -135,8 +145,8 @@ def of_feature(field: str) -> Condition:
     if field == "dropout":
         return lambda s, c: s.direction != "decode" and of_feature("")(s, c)
     if field == "sink":
-        return lambda s, c: s.direction in ("forward", "decode") and c.schedule not in _BARE
-    return lambda s, c: s.direction != "forward" or c.schedule not in _BARE
+        return lambda s, c: s.direction in ("forward", "decode") and of_feature("")(s, c)
+    return lambda s, c: c.interpretable and (s.direction != "forward" or c.schedule not in _BARE)
 
 
 _BARE = ("s_ahead", "fa1")
@@ -153,5 +163,6 @@ plain, hopper, blackwell = (
     scheduled("hopper"),
     scheduled("blackwell"),
 )
-ampere, ahead = scheduled("ampere"), scheduled("s_ahead")
-one_length, tiled = negated(varlen), negated(scheduled("fa1"))
+ampere, ahead, fa1 = scheduled("ampere"), scheduled("s_ahead"), scheduled("fa1")
+specialized = scheduled("hopper", "blackwell")
+one_length, tiled = negated(varlen), negated(fa1)

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from flashgen.kernels.parameters import absent
 from flashgen.spec import numeric_class
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_ROWS, KernelConfig, k_pieces, rows_of_eight, walked_side
+from flashgen.spec.config import (
+    TENSOR_ROWS,
+    KernelConfig,
+    k_pieces,
+    rows_of_eight,
+    s_places,
+    walked_side,
+)
 from flashgen.spec.vocabulary import padded
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -66,6 +73,8 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "V_PARTS": config.v_parts,
         "SPLIT_TILES": config.split_keys // config.bc,
         "SEGMENT": numeric_class.SEGMENT,
+        "PERSISTENT": config.persistent,
+        "NEXT_S": config.next_s,
         "CAUSAL": spec.causal,
         "ADDS": spec.bias == "additive",
         "INVARIANT": spec.invariant,
@@ -80,6 +89,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
     if config.schedule == "hopper":
         computes, loads = config.register_split
         found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
+        found["SEGMENT"] = numeric_class.SEGMENT if spec.invariant else None
     if config.schedule == "blackwell" and spec.direction != "forward":
         computes, others = HALVES_SPLIT
         if spec.direction == "backward_fused":
@@ -87,7 +97,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         elif walked_side(spec) < TENSOR_ROWS:
             computes, others = WIDE_SPLIT
         found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
-        found["EXP2_BY_FMA"] = config.exp2_by_fma
+        found |= {"EXP2_BY_FMA": config.exp2_by_fma, "S_PLACES": s_places(spec)}
     elif config.schedule == "blackwell":
         softmax, others = SOFTMAX_SPLIT[config.row_tiles, k_pieces(spec)]
         found |= {"SOFTMAX_REGISTERS": softmax, "OTHER_REGISTERS": others}
@@ -95,6 +105,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         # is loaded from the stack for every tile of keys, 1 % of the loop.
         found["O_PART"] = 32 if config.row_tiles == 2 and padded(spec.head_dim_v) > 64 else 64
         found |= {"EXP2_BY_FMA": config.exp2_by_fma, "RESCALE_LOG2": config.rescale_log2}
+        found["PIECES"] = k_pieces(spec)
     return found
 
 

@@ -12,9 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fused, hopper, indexed, invariant, k_in_parts, merged, narrow, negated,
-    o_in_parts, of_feature, on_for, one_length, pads_k, pads_v, paged, plain, pointer, rotary,
-    scheduled, tiled, varlen,
+    diagonal, fa1, fused, hopper, indexed, invariant, k_in_parts, merged, narrow, negated,
+    o_in_parts, of_feature, of_segments, on_for, one_length, pads_k, pads_v, paged, plain, pointer,
+    rotary, runs_ahead, specialized, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -78,7 +78,8 @@ def _scales() -> tuple[Parameter, ...]:
 
 # fmt: off
 _HEAD_DIMS = tuple(
-    Parameter(name, "i32:16", of=pointer, given=any_dim) for name in ("head_dim", "head_dim_v")
+    Parameter(name, "i32:16", of=both(plain, pointer), given=any_dim)
+    for name in ("head_dim", "head_dim_v")
 )
 _FEATURES = tuple(
     Parameter(each.name, each.type, each.note, each.specialized, of_feature(row.field),
@@ -133,10 +134,9 @@ _BLOCK_MASK = (
     number("listed", "", block_mask),
 )
 _TILE = (
-    constant("BR"),
-    constant("BC"),
+    constant("BR"), constant("BC"),
     constant("NUM_STAGES", "", plain),
-    constant("STAGES", "", scheduled("hopper", "blackwell")),
+    constant("STAGES", "", specialized),
     constant("NUM_WARPS", "", ampere),
 )
 _TRUE_DIMS = (
@@ -163,12 +163,11 @@ _SWITCHES = (
     _ROWS_OF_EIGHT,
 )
 _REGISTERS = (
-    constant("CONSUMER_REGISTERS", "", hopper),
-    constant("PRODUCER_REGISTERS", "", hopper),
+    constant("CONSUMER_REGISTERS", "", hopper), constant("PRODUCER_REGISTERS", "", hopper),
     constant("EXP2_BY_FMA", "of 32 exp2, those that FMA computes", blackwell),
 )
-_OF_BLACKWELL = (
-    constant("COMPUTE_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
+_OF_BLACKWELL = tuple(
+    constant(x, "", blackwell) for x in ("S_PLACES", "COMPUTE_REGISTERS", "OTHER_REGISTERS")
 )
 
 # One table a direction.
@@ -185,23 +184,24 @@ _FORWARD = (
     number("heads_together", "of a run: their K and V fit in L2", tiled,
            lambda s, c: c.order == "grouped"),
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
-    *(rows(x, of=scheduled("fa1")) for x in ("acc", "sum", "max")),
+    *(rows(x, of=fa1) for x in ("acc", "sum", "max")),
     *_TILE,
     *_TRUE_DIMS,
     *_IN_PARTS,
-    constant("SEGMENT", "keys after which a partial sum is closed", invariant),
+    constant("SEGMENT", "keys after which a partial sum is closed", of_segments),
     _V_PARTS,
     constant("CAUSAL", "", merged),
     _ADDS,
-    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal or grouped",
-             both(merged, tiled)),
+    constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
+    constant("INVARIANT", "one multiply-add is written so", ampere),
+    constant("PERSISTENT", "a program has every n-th tile of O", specialized),
+    constant("PIECES", "of 64 columns of Q and K, or 1 of all", blackwell),
     _PRECISION,
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,
     *_REGISTERS,
     constant("RESCALE_LOG2", "", blackwell),
-    constant("SOFTMAX_REGISTERS", "", blackwell),
-    constant("OTHER_REGISTERS", "", blackwell),
+    constant("SOFTMAX_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
     constant("O_PART", "columns of O that are rescaled at a time", blackwell),
 )
 _DKV = (
@@ -220,7 +220,9 @@ _DKV = (
     *_TILE,
     constant("HEAD_DIM", "", lambda s, c: plain(s, c) and (fused(s, c) or pointer(s, c))),
     _TRUE_DIMS[1],
-    *_PADDED, *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
+    *_PADDED, *_SWITCHES,
+    constant("NEXT_S", "S of the next tile is issued before dQ of this one leaves", runs_ahead),
+    *_REGISTERS, *_OF_BLACKWELL,
 )
 _DQ = (
     *_tensors("q", "k", "v", "do", "dq"),
@@ -232,7 +234,7 @@ _DQ = (
     *_HEAD_DIMS,
     *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE, *_TRUE_DIMS, *_PADDED,
-    constant("ORDER", "of the tiles of dQ: plain or longest_first", merged),
+    constant("ORDER", "of the tiles of dQ: plain or longest_first"),
     *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
 )
 _DBIAS = (
@@ -246,8 +248,7 @@ _DBIAS = (
     *_FEATURES,
     number("dbias_rows", "rows of the gradient: seq_q, or BR where the bias has one for all"),
     number("dbias_keys", "seq_k, or BC where the bias has one key for all"),
-    number("row_tiles", "tiles of the gradient"),
-    number("key_tiles"),
+    number("row_tiles", "tiles of the gradient"), number("key_tiles"),
     number("head_tiles", "heads of the gradient"),
     number("row_steps", "tiles of dS that add to one of the gradient, by dimension"),
     *(number(f"{x}_steps") for x in ("key", "head", "batch")),
@@ -260,8 +261,7 @@ _DELTA = (
     rows("delta", _ROWS),
     *_strides("o", "do"),
     *(number(f"stride_dl{dim}") for dim in "bhs"),
-    number("heads"),
-    number("seq_q"),
+    number("heads"), number("seq_q"),
     number("dlse_rows", "seq_q, or 0 where LSE has no gradient"),
     _HEAD_DIMS[1],
     constant("BR"), constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
@@ -287,9 +287,7 @@ _DECODE = (
     *_PAGES,
     _SCALE,
     *_HEADS,
-    number("seq_q"),
-    number("seq_k", "keys that a sequence has room for"),
-    number("splits"),
+    number("seq_q"), number("seq_k", "keys that a sequence has room for"), number("splits"),
     *_HEAD_DIMS,
     *_FEATURES,
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
@@ -327,9 +325,7 @@ _APPEND = (
     *(Parameter(f"stride_{x}{dim}", "i32{by_k}", given=rotary) for x in "qo" for dim in "bhs"),
     *_PAGES,
     number("stride_cos", "", always, rotary), number("stride_sin", "", always, rotary),
-    number("heads", "of Q, where it is rotated; else 0"),
-    number("kv_heads"),
-    number("new_keys"),
+    number("heads", "of Q, where it is rotated; else 0"), number("kv_heads"), number("new_keys"),
     number("seq_k", "keys that a sequence has room for"),
     number("pool_pages", "", paged),
     number("cache_rows", "", negated(paged), indexed),

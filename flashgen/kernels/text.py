@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flashgen.spec import structure
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import LOADS_LABEL, KernelConfig, Loads
+from flashgen.spec.config import BY_KEYS, LOADS_LABEL, KernelConfig, Loads, shares_keys
 from flashgen.spec.vocabulary import DECODING, PREFIX, Direction
 from flashgen.spec.whole_rows import k_parts, o_parts
 
@@ -26,7 +26,8 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent, invariant: loops
-    around the others. k_parts, o_parts: products in parts, as spec/whole_rows.py says.
+    around the others. shared_keys: two warpgroups own the same keys, and each half of the columns
+    of what is summed. k_parts, o_parts: products in parts, as spec/whole_rows.py says.
     """
 
     direction: Direction
@@ -39,6 +40,7 @@ class Text:
     invariant: bool
     k_parts: int
     o_parts: int
+    shared_keys: bool = False
 
     @property
     def name(self) -> str:
@@ -55,6 +57,7 @@ class Text:
             "pers": self.persistent,
             f"k_{_PARTS.get(self.k_parts)}": self.k_parts > 1,
             f"o_{_PARTS.get(self.o_parts)}": self.o_parts > 1,
+            "shared_keys": self.shared_keys,
         }
         return "_".join(word for word, holds in words.items() if holds)
 
@@ -77,8 +80,9 @@ class Text:
 
 _PLAIN = ("fa2", "s_ahead")
 _MERGED: dict[str, tuple[str, ...]] = {
-    "forward": ("fa1", *_PLAIN, "auto"),
-    **dict.fromkeys(("backward_dkv", "backward_dq", "backward_fused"), _PLAIN),
+    "forward": ("fa1", *_PLAIN, "auto", "hopper", "ampere", "blackwell"),
+    **dict.fromkeys(("backward_dkv", "backward_fused"), (*_PLAIN, "hopper")),
+    "backward_dq": (*_PLAIN, "hopper", "blackwell"),
     **dict.fromkeys(("backward_delta", "backward_dbias", *DECODING), ("fa2",)),
 }
 """The schedules, by direction, whose templates see nothing but a Text."""
@@ -90,7 +94,8 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
     if config.schedule not in _MERGED.get(spec.direction, ()):
         return None
     # Elsewhere it is no loop around others, but a constant.
-    invariant = spec.invariant and spec.direction in ("forward", "combine")
+    loops = config.interpretable
+    invariant = loops and spec.invariant and spec.direction in ("forward", "combine")
     return Text(
         direction=spec.direction,
         schedule=config.schedule,
@@ -98,10 +103,11 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
         varlen=spec.varlen,
         paged=spec.paged,
         block_mask=spec.block_mask,
-        persistent=config.persistent,
+        persistent=loops and config.persistent,
         invariant=invariant,
         k_parts=len(k_parts(spec, config)),
         o_parts=len(o_parts(spec, config)),
+        shared_keys=config.schedule == "hopper" and spec.direction in BY_KEYS and shares_keys(spec),
     )
 
 

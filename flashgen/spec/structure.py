@@ -16,14 +16,11 @@ from flashgen.spec.config import (
     LONGEST_NAME,
     ORDER_LABEL,
     KernelConfig,
-    k_pieces,
-    o_apart,
     s_places,
-    shares_keys,
     sums_one,
 )
 from flashgen.spec.features import Feature, features_on
-from flashgen.spec.vocabulary import PREFIX, PRODUCTS, padded
+from flashgen.spec.vocabulary import PREFIX, PRODUCTS
 from flashgen.spec.whole_rows import k_parts, o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
@@ -36,35 +33,24 @@ class Structure:
     """What numbers decide about a text.
 
     pads_k, pads_v: the head dims of Q and K, or of V and O, are no powers of two, so that pointers
-    are masked. k_parts, o_parts: products in parts, as spec/whole_rows.py says. o_apart,
-    shares_keys: as the functions of spec/config.py. turns: the consumers of schedule hopper issue
-    their products in turn, as FlashAttention-3 has it up to head dim 128. q_again: they compute the
-    matrix descriptors of Q for every tile. row_tiles, k_pieces, s_places: of schedule blackwell, as
-    spec/config.py says. one_v: dQ has one place for V. one_sum: a block of dK and dV sums one.
+    are masked. k_parts, o_parts: products in parts, as spec/whole_rows.py says. s_places: of
+    schedule blackwell, as spec/config.py says. one_sum: a block of dK and dV sums one.
     """
 
     pads_k: bool
     pads_v: bool
     k_parts: int
     o_parts: int
-    o_apart: bool
-    shares_keys: bool
-    turns: bool
-    row_tiles: int
-    k_pieces: int
     s_places: int
-    one_v: bool
     one_sum: bool
-    q_again: bool
 
 
 @functools.lru_cache(4096)
 def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
     """The decisions that numbers make about the text of a kernel; False where it has none."""
-    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     parts_k, parts_o = k_parts(spec, config), o_parts(spec, config)
     exact, pointer = config.head_dims == "exact", config.loads == "pointer"
-    hopper, fused = config.schedule == "hopper", spec.direction == "backward_fused"
+    fused = spec.direction == "backward_fused"
     # append has no text without masks
     tests = spec.direction != "append" and not config.specialized
     return Structure(
@@ -72,18 +58,8 @@ def structure_of(spec: AttentionSpec, config: KernelConfig) -> Structure:
         pads_v=exact and pointer and tests and parts_o[-1] * config.v_parts > spec.head_dim_v,
         k_parts=len(parts_k),
         o_parts=len(parts_o),
-        o_apart=config.specialized and o_apart(spec, config),
-        shares_keys=hopper and shares_keys(spec),
-        turns=hopper and dim_v <= 128,
-        row_tiles=config.row_tiles,
-        k_pieces=k_pieces(spec) if config.schedule == "blackwell" else 1,
         s_places=s_places(spec) if config.halves else 1,
-        one_v=spec.direction == "backward_dq" and config.specialized and shares_keys(spec),
         one_sum=config.halves and sums_one(spec),
-        # At head dim 256, QK^T takes 16 matrix descriptors of Q. The compiler hoists them out of
-        # the loop, a warp has too few uniform registers for them, and moving them takes twice the
-        # instructions of computing them again.
-        q_again=hopper and dim > 128,
     )
 
 
@@ -140,8 +116,6 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> list[str]:
 
 def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) -> list[str]:
     """Head dims, parts, and what else numbers decide."""
-    forward, hopper = spec.direction == "forward", config.schedule == "hopper"
-    wide = hopper and structure.shares_keys and not forward and spec.direction != "backward_dq"
     words = {
         "anydim": config.head_dims == "padded",
         "pad": structure.pads_k and structure.pads_v,
@@ -149,16 +123,7 @@ def _variant(spec: AttentionSpec, config: KernelConfig, structure: Structure) ->
         "padv": structure.pads_v and not structure.pads_k,
         f"k_{_PARTS.get(structure.k_parts)}": structure.k_parts > 1,
         f"o_{_PARTS.get(structure.o_parts)}": structure.o_parts > 1,
-        "three": config.consumers == 3,
-        "one_tile": forward and structure.row_tiles == 1,
-        "pieces": structure.k_pieces > 1,
         "two_s": spec.direction in BY_KEYS and structure.s_places == 2 and not structure.one_sum,
-        "one_v": structure.one_v,
         "one_sum": structure.one_sum,
-        "turns": forward and structure.turns,
-        "q_again": forward and structure.q_again,
-        "o_apart": forward and structure.o_apart,
-        "shared_keys": wide,
-        "next_s": config.next_s,
     }  # fmt: skip
     return [word for word, holds in words.items() if holds]

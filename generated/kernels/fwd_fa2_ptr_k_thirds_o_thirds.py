@@ -70,7 +70,7 @@ def fwd_fa2_ptr_k_thirds_o_thirds(
     HEAD_DIM_V: tl.constexpr, K_PART: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr,
     CAUSAL: tl.constexpr,
     ADDS: tl.constexpr,  # a bias is added; else it is bool, and hides keys
-    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of products of float32: ieee or tf32; or None
     ROWS_OF_EIGHT: tl.constexpr,
 ):  # fmt: skip

@@ -78,7 +78,7 @@ def fwd_invariant_fa2_tma(
     SEGMENT: tl.constexpr,  # keys after which a partial sum is closed
     CAUSAL: tl.constexpr,
     ADDS: tl.constexpr,  # a bias is added; else it is bool, and hides keys
-    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of products of float32: ieee or tf32; or None
 ):  # fmt: skip
     LN_2: tl.constexpr = 0.6931471805599453

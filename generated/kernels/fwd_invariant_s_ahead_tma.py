@@ -35,7 +35,7 @@ def fwd_invariant_s_ahead_tma(
     HEAD_DIM_V_PAD: tl.constexpr,
     SEGMENT: tl.constexpr,  # keys after which a partial sum is closed
     CAUSAL: tl.constexpr,
-    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of products of float32: ieee or tf32; or None
     FREES_FIRST_K: tl.constexpr, FEW_REGISTERS: tl.constexpr, SUMS_A_LANE: tl.constexpr,
 ):  # fmt: skip

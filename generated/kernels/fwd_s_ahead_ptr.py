@@ -35,7 +35,7 @@ def fwd_s_ahead_ptr(
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, HEAD_DIM_V_PAD: tl.constexpr,
     V_PARTS: tl.constexpr, CAUSAL: tl.constexpr,
-    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal or grouped
+    ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of products of float32: ieee or tf32; or None
     FREES_FIRST_K: tl.constexpr, FEW_REGISTERS: tl.constexpr, SUMS_A_LANE: tl.constexpr,
     ROWS_OF_EIGHT: tl.constexpr,

@@ -255,11 +255,11 @@ OF_ROWS = {
     "Q is not awaited": ("    mbarrier.wait(q_full.index(0), 0)\n", ""),
     "dO is not awaited": ("    mbarrier.wait(do_full.index(0), 0)\n", ""),
     "K is not awaited": ("            mbarrier.wait(k_full.index(stage), parity)", "            pass"),
-    "V is not awaited": ("            mbarrier.wait(v_full.index(stage), parity)", "            pass"),
+    "V is not awaited": ("mbarrier.wait(v_full.index(0 if ONE_V else stage), (i + 1) & 1 if ONE_V else parity)", "pass"),
     "S in the place of dS": ("s_tmem.index((i + 1) & 1)", "s_tmem.index(i & 1)"),
     "S is announced to the wrong tile": ("s_full.index((i + 1) & 1)", "s_full.index(i & 1)"),
     "dS is multiplied before it is whole": ("mbarrier.wait(ds_full.index(0), i & 1)", "pass"),
-    "one warpgroup's dS is enough": ("mbarrier.init(ds_full.index(place), count=2)", "mbarrier.init(ds_full.index(place), count=1)"),
+    "one warpgroup's dS is enough": ("ds_full = new_barriers(1, 2)", "ds_full = new_barriers(1, 1)"),
     "dP is read before it is there": ("mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
     "S is read before it is there": ("mbarrier.wait(s_full.index(i & 1), (i >> 1) & 1)", "pass"),
     "keys of the other half": ("k.slice(HALF * w, HALF, 0)", "k.slice(HALF * (1 - w), HALF, 0)"),
@@ -345,7 +345,7 @@ OF_ONE_SUM = {
     "the other half of the gradient": ("sum_tmem.slice(HEAD_DIM_PAD // 2 * w,", "sum_tmem.slice(HEAD_DIM_PAD // 2 * (1 - w),"),
 }  # fmt: skip
 OF_ONE_V = {
-    "V is not awaited": ("            mbarrier.wait(v_full.index(0), (i + 1) & 1)", "            pass"),
+    "V is not awaited": ("mbarrier.wait(v_full.index(0 if ONE_V else stage), (i + 1) & 1 if ONE_V else parity)", "pass"),
     "V before its place is free": ("mbarrier.wait(v_empty.index(0), i & 1 ^ 1)", "pass"),
     "V is given back before it is read": ("tcgen05_commit(v_empty.index(0))", "mbarrier.arrive(v_empty.index(0), count=1)"),
     "V is never given back": ("tcgen05_commit(v_empty.index(0))", "pass"),

@@ -231,8 +231,8 @@ def test_keys_that_no_row_sees_have_no_gradient() -> None:
 
 # Triton puts a fence where a text lacks it, and a barrier between the warps of a partition, so texts
 # without one are no mutants. Mutants of the PTX are in tests/cpu/ptx.
-DONE = "            dk = warpgroup_mma_wait(0, deps=(dk,))\n"
-FREE = "            mbarrier.arrive(empty.index(stage), count=1)\n"
+DONE = "                dk = warpgroup_mma_wait(1 if NEXT_S else 0, deps=(dk,))\n"
+FREE = "                mbarrier.arrive(empty.index(stage), count=1)\n"
 OF_KEYS = {
     "the producer waits for the wrong phase": ("phase ^ 1", "phase"),
     "the producer waits for no place": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
@@ -243,18 +243,18 @@ OF_KEYS = {
         "            mbarrier.wait(empty.index(stage), phase ^ 1)\n"),
     "a place is given back before it is read": (DONE + FREE, FREE + DONE),
     "a place is never given back": (FREE, ""),
-    "Q is not awaited": ("            mbarrier.wait(q_full.index(stage), phase)\n", ""),
-    "dO is not awaited": ("            mbarrier.wait(do_full.index(stage), phase)\n", ""),
+    "Q is not awaited": ("mbarrier.wait(q_full.index(stage), phase)", "pass"),
+    "dO is not awaited": ("mbarrier.wait(do_full.index(stage), phase)", "pass"),
     "K and V are not awaited": ("    mbarrier.wait(kv_full.index(0), 0)\n", ""),
     "V is not counted": (
         "k_desc.block_type.nbytes + v_desc.block_type.nbytes", "k_desc.block_type.nbytes"),
-    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
     "the count starts anew with each head": (
         "        head_rows = (batch * heads + head)", "        nth = 0\n        head_rows = (batch * heads + head)"),
     "dS is written while it is read": ("ds_smem.index((nth & 1).to(gl.int32))", "ds_smem.index(0)"),
     "dS is read before it is whole": (
-        "            fence_async_shared()\n            token = meet(token)\n",
-        "            fence_async_shared()\n"),
+        "                fence_async_shared()\n                token = meet(token)\n",
+        "                fence_async_shared()\n"),
     "K is overwritten while it is read": ("    token = meet(token)  # nobody reads K any more\n", ""),
     "dQ of the wrong columns": ("k_tile.slice(WARPGROUP * DQ_DIMS, DQ_DIMS, 1)",
         "k_tile.slice(0, DQ_DIMS, 1)"),
@@ -276,21 +276,20 @@ OF_KEYS = {
 
 OF_NEXT_S = {
     "Q of the next tile is not awaited": (
-        "            mbarrier.wait(q_full.index(following), (((nth + 1) // STAGES) & 1).to(gl.int32))\n", ""),
-    "the first Q is not awaited": ("    mbarrier.wait(q_full.index(0), 0)\n", ""),
+        "mbarrier.wait(q_full.index(following), (((nth + 1) // STAGES) & 1).to(gl.int32))", "pass"),
+    "the first Q is not awaited": ("mbarrier.wait(q_full.index(0), 0)", "pass"),
     "S of the same tile again": ("following = ((nth + 1) % STAGES)", "following = (nth % STAGES)"),
     "nobody loads the Q after the last": (
-        "    at = [batch, kv_head, seq_q, 0]\n    mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)\n"
-        "    tma_load(q_desc, at, q_full.index(stage), q_smem.index(stage))\n", ""),
+        "        at = [batch, kv_head, seq_q, 0]\n        mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)\n"
+        "        tma_load(q_desc, at, q_full.index(stage), q_smem.index(stage))\n", ""),
     "it is loaded while its place is in use": (
-        "    mbarrier.wait(empty.index(stage), phase ^ 1)\n    at = [batch, kv_head, seq_q", "    at = [batch, kv_head, seq_q"),
+        "        mbarrier.wait(empty.index(stage), phase ^ 1)\n        at = [batch, kv_head, seq_q", "        at = [batch, kv_head, seq_q"),
     "S of the next tile is not finished": (
-        "            s_t = warpgroup_mma_wait(0, deps=(s_t,))\n", "            s_t = warpgroup_mma_wait(1, deps=(s_t,))\n"),
+        "            s_t = warpgroup_mma_wait(0, deps=(s_t,))\n                nth", "            s_t = warpgroup_mma_wait(1, deps=(s_t,))\n                nth"),
     "a place is given back before it is read": (
-        "            dk = warpgroup_mma_wait(1, deps=(dk,))\n            mbarrier.arrive(empty.index(stage), count=1)\n",
-        "            mbarrier.arrive(empty.index(stage), count=1)\n            dk = warpgroup_mma_wait(1, deps=(dk,))\n"),
+        DONE + FREE, FREE + DONE),
     "dQ is not awaited": ("dq = warpgroup_mma_wait(2, deps=(dq,))", "dq = warpgroup_mma_wait(3, deps=(dq,))"),
-    "dS is not fenced": ("            fence_async_shared()\n", ""),
+    "dS is not fenced": ("                fence_async_shared()\n", ""),
     "dQ of the other half": ("    dq_ptr += WARPGROUP * (BR * DQ_DIMS)\n", ""),
     "columns of dQ in another order": ("permute((0, 4, 1, 3, 5, 2, 6))", "permute((0, 4, 1, 3, 5, 6, 2))"),
 }  # fmt: skip
@@ -325,7 +324,7 @@ OF_SHARED_KEYS = {
     "dQ is not awaited": ("warpgroup_mma_wait(1, deps=(dv, dq))", "warpgroup_mma_wait(2, deps=(dv, dq))"),
     "S is not awaited": ("s = warpgroup_mma_wait(1, deps=(s,))", "s = warpgroup_mma_wait(2, deps=(s,))"),
     "dP is not awaited": ("dp = warpgroup_mma_wait(0, deps=(dp,))", "dp = warpgroup_mma_wait(1, deps=(dp,))"),
-    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
     "the diagonal is not seen": (", 1) >= gl.expand_dims(keys, 0)", ", 1) > gl.expand_dims(keys, 0)"),
     "a masked tile too few": ("gl.maximum(key_start + BC - 1 - diagonal, 0)", "gl.maximum(key_start - 1 - diagonal, 0)"),
     "rows of the next head from the first on": ("            row_start = gl.to_tensor(first_row)\n", "            row_start = gl.to_tensor(0)\n"),
@@ -352,15 +351,15 @@ OF_64_ROWS_AT_ONCE = {
 
 
 OF_ONE_V = {
-    "V is loaded while it is read": ("        mbarrier.wait(v_empty.index(0), (i & 1) ^ 1)\n", ""),
+    "V is loaded while it is read": ("mbarrier.wait(v_empty.index(0), (i & 1) ^ 1)", "pass"),
     "the producer waits for the wrong phase of V": ("(i & 1) ^ 1", "i & 1"),
     "V is given back before it is read": (
-        "        dp = warpgroup_mma_wait(0, deps=(dp,))\n        mbarrier.arrive(v_empty.index(0), count=1)\n",
-        "        mbarrier.arrive(v_empty.index(0), count=1)\n        dp = warpgroup_mma_wait(0, deps=(dp,))\n"),
-    "V is never given back": ("        mbarrier.arrive(v_empty.index(0), count=1)\n", ""),
-    "V of the tile before": ("mbarrier.wait(v_full.index(0), (nth & 1).to(gl.int32))", "pass"),
+        "                dp = warpgroup_mma_wait(0, deps=(dp,))\n                mbarrier.arrive(v_empty.index(0), count=1)\n",
+        "                mbarrier.arrive(v_empty.index(0), count=1)\n                dp = warpgroup_mma_wait(0, deps=(dp,))\n"),
+    "V is never given back": ("mbarrier.arrive(v_empty.index(0), count=1)", "pass"),
+    "V of the tile before": ("mbarrier.wait(v_full.index(v_stage), (nth & 1).to(gl.int32) if ONE_V else phase)", "pass"),
     "one arrival empties V": (
-        "mbarrier.init(v_empty.index(place), count=WARPGROUPS)", "mbarrier.init(v_empty.index(place), count=1)"),
+        "v_empty = new_barriers(1, WARPGROUPS)", "v_empty = new_barriers(1, 1)"),
     "Q of another consumer": ("again = WARPGROUP +", "again ="),
 }  # fmt: skip
 
@@ -374,17 +373,17 @@ OF_ROWS = {
     "the producer waits for the wrong phase": ("phase ^ 1", "phase"),
     "the producer waits for no place": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
     "a place is given back before it is read": (
-        "        dq = warpgroup_mma_wait(0, deps=(dq,))\n"
-        "        mbarrier.arrive(empty.index(stage), count=1)\n",
-        "        mbarrier.arrive(empty.index(stage), count=1)\n"
-        "        dq = warpgroup_mma_wait(0, deps=(dq,))\n"),
-    "a place is never given back": ("        mbarrier.arrive(empty.index(stage), count=1)\n", ""),
-    "K is not awaited": ("        mbarrier.wait(k_full.index(stage), phase)\n", ""),
-    "V is not awaited": ("        mbarrier.wait(v_full.index(stage), phase)\n", ""),
+        "            dq = warpgroup_mma_wait(0, deps=(dq,))\n"
+        "            mbarrier.arrive(empty.index(stage), count=1)\n",
+        "            mbarrier.arrive(empty.index(stage), count=1)\n"
+        "            dq = warpgroup_mma_wait(0, deps=(dq,))\n"),
+    "a place is never given back": ("mbarrier.arrive(empty.index(stage), count=1)", "pass"),
+    "K is not awaited": ("mbarrier.wait(k_full.index(stage), phase)", "pass"),
+    "V is not awaited": ("mbarrier.wait(v_full.index(v_stage), (nth & 1).to(gl.int32) if ONE_V else phase)", "pass"),
     "Q and dO are not awaited": ("    mbarrier.wait(rows_full.index(WARPGROUP), 0)\n", ""),
     "dO is not counted": (
         "q_desc.block_type.nbytes + do_desc.block_type.nbytes", "q_desc.block_type.nbytes"),
-    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
     "dQ of another consumer": ("q_tile = q_smem.index(WARPGROUP)", "q_tile = q_smem.index(0)"),
     "the diagonal is not seen": ("<= gl.expand_dims(last_key", "< gl.expand_dims(last_key"),
     "a masked tile too few": ("first_row + diagonal + 1, 0)", "first_row + diagonal + BC, 0)"),

@@ -127,40 +127,45 @@ def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(
     assert_bits_of(make_config(64, 64, num_warps=4, num_stages=2), spec, config)
 
 
-LOOP_K = "        s = warpgroup_mma_wait(1, deps=(s,))\n"
-FREE_K = "        release(k_empty.index(stage))\n"
-LOOP_V = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"
-FREE_V = "        release(v_empty.index(before))\n"
+LOOP_K = "                s = warpgroup_mma_wait(1, deps=(s,))\n"
+FREE_K = "                release(k_empty.index(stage))\n"
+LOOP_V = "                acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+FREE_V = "                release(v_empty.index(before))\n"
 MUTANTS = {
     "producer waits for the wrong phase": ("phase ^ 1", "phase"),
-    "producer waits for no place of K": ("mbarrier.wait(k_empty.index(stage), phase ^ 1)", "pass"),
-    "producer waits for no place of V": ("mbarrier.wait(v_empty.index(stage), phase ^ 1)", "pass"),
+    "producer waits for no place of K": (
+        "load_nth(k_desc, at, i, k_empty, k_full, k_smem)",
+        "load(k_desc, at, k_full.index(i % 2), k_smem.index(i % 2))"),
+    "producer waits for no place of V": (
+        "load_nth(v_desc, at, i - 1, v_empty, v_full, v_smem)",
+        "load(v_desc, at, v_full.index((i - 1) % 2), v_smem.index((i - 1) % 2))"),
     "K is given back before it is read": (LOOP_K + FREE_K, FREE_K + LOOP_K),
     "V is given back before it is read": (LOOP_V + FREE_V, FREE_V + LOOP_V),
     "K is never given back": (FREE_K, ""),
     "V is never given back": (FREE_V, ""),
-    "V is not awaited": ("        mbarrier.wait(v_full.index(before), phase_before)\n", ""),
-    "K is not awaited": ("        mbarrier.wait(k_full.index(stage), phase)\n", ""),
+    "V is not awaited": ("                mbarrier.wait(v_full.index(before), phase_before)\n", ""),
+    "K is not awaited": ("                mbarrier.wait(k_full.index(stage), phase)\n", ""),
     "V of the wrong phase": ("(i - 1) % STAGES, phase", "(i - 1) % STAGES, (i // STAGES) & 1"),
     "V of the wrong tile": ("phase_before = (i - 1) % STAGES", "phase_before = i % STAGES"),
     "the last V of the wrong phase": ("v_full.index(stage), phase)", "v_full.index(stage), phase ^ 1)"),
-    "one arrival empties": ("count=WARPGROUPS", "count=1"),
-    "Q is not awaited": ("    mbarrier.wait(q_full.index(WARPGROUP), 0)\n", ""),
-    "no first turn": ("row_max = end_turn(row_max, 0)", "pass"),
-    "no last turn": ("        row_max = await_turn(row_max, 0)\n", "        pass\n"),
+    "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
+    "Q is not awaited": ("        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n", ""),
+    "no first turn": ('row_max = turn(row_max, "arrive", 0)', "pass"),
+    "no last turn": ('row_max = turn(row_max, "sync", 0)', "pass"),
     "turns are never passed on": (
-        "        row_max = end_turn(row_max, (WARPGROUP + 1) % WARPGROUPS)\n", ""),
-    "K in another order than V": ("tile_start, 0]\n        mbarrier", "i * BC - BC, 0]\n        mbarrier"),
+        'row_max = turn(row_max, "arrive", (WARPGROUP + 1) % WARPGROUPS)', "pass"),
+    "K in another order than V": (
+        "tile_start, 0]\n            load_nth(v_desc", "i * BC - BC, 0]\n            load_nth(v_desc"),
     "the diagonal is not seen": (" <= limits", " < limits"),
     "a lane's keys are another's": ("keys & 6", "keys & 2"),
-    "a mask for no tile but the first": ("if i < masked_tiles", "if i < 1"),
-    "the mask of the tile before": ("last_key - (key_tiles - 1 - i) * BC", "last_key - (key_tiles - i) * BC"),
+    "a mask for no tile but the first": ("if i < walked + masked_tiles", "if i < 1"),
+    "the mask of the tile before": ("last_key - (end - 1 - i) * BC", "last_key - (end - i) * BC"),
     "a masked tile too few": (
         "masked_tiles = gl.maximum(key_tiles - full_tiles, 1)",
         "masked_tiles = gl.maximum(key_tiles - full_tiles - 1, 1)"),
     "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
     "the maximum starts infinite": ("-3.4028234663852886e38", 'float("-inf")'),
-    "O of another warpgroup": ("o_smem.index(WARPGROUP)", "o_smem.index(0)"),
+    "O of another warpgroup": ("else q_smem.index(WARPGROUP)", "else q_smem.index(0)"),
     "a sum that is not rescaled": ("row_sum * gl.expand_dims(scale, 1)", "row_sum"),
 }  # fmt: skip
 

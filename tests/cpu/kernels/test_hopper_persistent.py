@@ -146,33 +146,38 @@ def test_each_program_walks_every_fifth_tile_of_its_order(
         assert sorted(keys) == sorted(2 * seen), "K and V, once each"
 
 
-GIVE_Q = "        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)\n"
-FREE_LAST_V = "        mbarrier.arrive(v_empty.index(stage), count=1)\n        o = "
-AWAIT_STORE = "        tma.store_wait(0)\n        o_tile"
+GIVE_Q = "mbarrier.arrive(q_empty.index(WARPGROUP), count=1)"
+AWAIT_Q = "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n"
+READ_LAST_V = "            acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+FREE_LAST_V = (
+    "            if PERSISTENT:\n                mbarrier.arrive(v_empty.index(stage), count=1)\n"
+)
+STORED = "        if not PERSISTENT or not O_APART:\n            tma.store_wait(0)\n"
+GIVE_PLACE = f"        if PERSISTENT and not O_APART:\n            {GIVE_Q}\n"
 PERSISTENT_MUTANTS = {
     "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
     "Q of the wrong phase is loaded": ("q_phase ^ 1)", "q_phase)"),
     "Q of the wrong phase is read": ("q_full.index(WARPGROUP), q_phase", "q_full.index(WARPGROUP), 0"),
-    "Q is never given back": (GIVE_Q, ""),
-    "Q is given back twice": (GIVE_Q, 2 * GIVE_Q),
-    "Q is given back before it is read": (
-        "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n",
-        "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n" + GIVE_Q),
-    "an arrival too many empties Q": ("init(q_empty.index(place), count=1", "init(q_empty.index(place), count=2"),
-    "an arrival too many fills Q": ("init(q_full.index(place), count=1", "init(q_full.index(place), count=2"),
+    "Q is never given back": (GIVE_Q, "pass"),
+    "Q is given back twice": (GIVE_Q, f"{GIVE_Q}; {GIVE_Q}"),
+    "Q is given back before it is read": (AWAIT_Q, f"{AWAIT_Q}        {GIVE_Q}\n"),
+    "an arrival too many empties Q": (
+        "q_empty = new_barriers(WARPGROUPS, 1)", "q_empty = new_barriers(WARPGROUPS, 2)"),
+    "an arrival too many fills Q": (
+        "q_full = new_barriers(WARPGROUPS, 1)", "q_full = new_barriers(WARPGROUPS, 2)"),
     "an arrival too few empties K": (
-        "init(k_empty.index(place), count=WARPGROUPS", "init(k_empty.index(place), count=WARPGROUPS - 1"),
+        "k_empty = new_barriers(STAGES, WARPGROUPS)", "k_empty = new_barriers(STAGES, WARPGROUPS - 1)"),
     "an arrival too many empties K": (
-        "init(k_empty.index(place), count=WARPGROUPS", "init(k_empty.index(place), count=WARPGROUPS + 1"),
+        "k_empty = new_barriers(STAGES, WARPGROUPS)", "k_empty = new_barriers(STAGES, WARPGROUPS + 1)"),
     "an arrival too few empties V": (
-        "init(v_empty.index(place), count=WARPGROUPS", "init(v_empty.index(place), count=WARPGROUPS - 1"),
-    "the last V is never given back": (FREE_LAST_V, "        o = "),
-    "the last V is given back before it is read": (
-        "        acc = warpgroup_mma_wait(0, deps=(acc,))\n" + FREE_LAST_V,
-        FREE_LAST_V.removesuffix("        o = ")
-        + "        acc = warpgroup_mma_wait(0, deps=(acc,))\n        o = "),
-    "O is overwritten before it is stored": (AWAIT_STORE, "        o_tile"),
-    "O is not stored when the program ends": ("\n    tma.store_wait(0)\n", "\n"),
+        "v_empty = new_barriers(STAGES, WARPGROUPS)", "v_empty = new_barriers(STAGES, WARPGROUPS - 1)"),
+    "the last V is never given back": (FREE_LAST_V, ""),
+    "the last V is given back before it is read": (READ_LAST_V + FREE_LAST_V, FREE_LAST_V + READ_LAST_V),
+    "O is overwritten before it is stored": (
+        "            # Until the TMA unit has read O of the tile before.\n            tma.store_wait(0)\n",
+        "            pass\n"),
+    "O is not stored when the program ends": (
+        "    if PERSISTENT and O_APART:\n        tma.store_wait(0)\n", ""),
     "all begin their rings anew": ("        walked = end\n", "        walked = 0\n"),
     "the consumers count a tile of keys too many": (
         "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
@@ -181,20 +186,17 @@ PERSISTENT_MUTANTS = {
     "nobody counts uses of Q": ("        q_phase ^= 1\n", ""),
     "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
     "the producer walks other tiles": (
-        "gl.num_programs(0)):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes, BR, BC)\n"
-        "        end = walked + key_tiles\n        # Tiles",
-        "gl.num_programs(0) + 1):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes, BR, BC)\n"
-        "        end = walked + key_tiles\n        # Tiles"),
-    "the last tile is left out": ("all_tiles, gl.num", "all_tiles - 1, gl.num"),
-    "no first turn": ("        end_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
-    "no last turn": ("        await_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
-    "LSE of another batch": ("(batch * heads + head)", "head"),
+        "gl.num_programs(0) if PERSISTENT else 1,\n    ):\n        # In the order",
+        "gl.num_programs(0) + 1 if PERSISTENT else 1,\n    ):\n        # In the order"),
+    "the last tile is left out": ("where[0] if PERSISTENT", "where[0] - 1 if PERSISTENT"),
+    "no first turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "arrive", 0)', "pass"),
+    "no last turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "sync", 0)', "pass"),
+    "LSE of another batch": ("lse_ptr + batch_head.to", "lse_ptr + head.to"),
 }  # fmt: skip
 SHARED_MUTANTS = {
-    "O is stored from where Q is loaded": (
-        "        tma.store_wait(0)\n" + GIVE_Q, GIVE_Q + "        tma.store_wait(0)\n"),
-    "Q is never given back": (GIVE_Q, ""),
-}  # fmt: skip
+    "O is stored from where Q is loaded": (STORED + GIVE_PLACE, GIVE_PLACE + STORED),
+    "Q is never given back": (GIVE_Q, "pass"),
+}
 
 
 CASES = [
