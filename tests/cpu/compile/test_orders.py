@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,16 +80,17 @@ def taken(
 ) -> list[tuple[int, int]]:
     """Head and first row of each program's tile, by the kernel's own lines, run as Python."""
     source = render(CAUSAL, make_config(32, 32, order=order)).source
-    _, _, after = source.partition("    pid = tl.program_id(0)\n")
-    lines, _, _ = after.partition("    batch = ")
+    _, first, after = source.partition("    if ORDER ==")
+    lines, _, _ = (first + after).partition("    batch = ")
     assert broken[0] in lines
-    text = "\n".join(line.strip() for line in lines.replace(*broken).splitlines())
+    text = textwrap.dedent(lines.replace(*broken))
     tl = SimpleNamespace(minimum=min, where=lambda test, a, b: a if test else b)
     found = []
     for pid in range(heads * tiles):
         names = {
             "tl": tl,
             "pid": pid,
+            "ORDER": order,
             "tiles": tiles,
             "BR": 32,
             "batch_heads": heads,

@@ -380,7 +380,7 @@ def test_digest_tells_templates_and_rules_apart(
         shutil.copytree(paths.templates_dir(), folder)
         monkeypatch.setattr(paths, "templates_dir", lambda: folder)
         assert dispatcher.digest() == before
-        file = folder / "_masks.py.jinja"
+        file = folder / "attention_fwd.py.jinja"
         file.write_text(file.read_text() + "{# another #}\n")
     elif changed == "rule":
         rules = [tmp_path / path.name for path in explanation._rules()]
