@@ -49,14 +49,14 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dK unscaled": (DKV, "dk *= scale", "dk *= 1.0"),
     "dQ unscaled": (DQ, "dq *= scale", "dq *= 1.0"),
     "dS scaled twice": (DQ, "ds = p * (", "ds = scale * p * ("),
-    "P without its scale": (DKV, "s_t * scale_log2e", "s_t"),
+    "P without its scale": (DKV, "s_t * factor", "s_t"),
     "group not summed": (DKV, "tl.range(0, group)", "tl.range(0, 1)"),
     "one query head for all": (DKV, "head = kv_head * group + member", "head = kv_head * group"),
     "heads of another group": (DKV, "head = kv_head * group + member", "head = member * kv_heads + kv_head"),
     "batch of LSE": (DKV, "(batch * heads + head).to", "(0 * batch + head).to"),
     "mask dropped in dK, dV": (DKV_CAUSAL, SEEN_BY, "s_t = s_t"),
     "mask by one in dK, dV": (DKV_CAUSAL, "(rows + diagonal)[None, :]", "(rows + diagonal + 1)[None, :]"),
-    "first row by one tile": (DKV_CAUSAL, "tl.maximum(key_start - diagonal, 0) // BR * BR", "tl.maximum(key_start + BR - diagonal, 0) // BR * BR"),
+    "first row by one tile": (DKV_CAUSAL, "first_row = key_start - diagonal", "first_row = key_start + BR - diagonal"),
     "mask ends early": (DKV_CAUSAL, "key_start + BC - 1 - diagonal", "key_start - diagonal"),
     "mask dropped in dQ": (DQ_CAUSAL, "s = tl.where((start + keys)[None, :] <= last_key[:, None], s, float(\"-inf\"))", "s = s"),
     "tail mask in dQ": (DQ, "s = tl.where((start + keys)[None, :] < seq_k, s, float(\"-inf\"))", "s = s + 1.0"),
@@ -78,7 +78,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dropout of D": (DROPOUT["backward_dq"], "- p * delta", "- kept * delta"),
     "kept not scaled in dV": (DROPOUT["backward_dkv"], "dv *= keep_scale", "dv *= 1.0"),
     "kept not scaled in dP": (DROPOUT["backward_dq"], "(dp * keep_scale)", "dp"),
-    "kept not scaled in O": (DROPOUT["forward"], "inverse = keep_scale", "inverse = 1.0"),
+    "kept not scaled in O": (DROPOUT["forward"], "kept = 1.0 if keep_scale is None else keep_scale", "kept = 1.0"),
     "row sum of kept alone": (DROPOUT["forward"], "row_sum = row_sum * rescale + tl.sum(p, 1)", "row_sum = row_sum * rescale + 0.75 * tl.sum(p, 1)"),
 } | {
     f"{what} in {direction}": (spec, line, broken)
@@ -106,7 +106,7 @@ def test_mutant_is_caught(name: str) -> None:
 
 AHEAD_MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dP of the tile before": (DQ, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
-    "dP of Q": (DQ, "dp = tl.dot(do, tl.trans(v))", "dp = tl.dot(q, tl.trans(v))"),
+    "dP of Q": (DQ, "dp = tl.dot(do, tl.trans(v)", "dp = tl.dot(q, tl.trans(v)"),
     "LSE of the first rows": (
         DKV,
         "= load_lse_log2e(lse_base, rows,",

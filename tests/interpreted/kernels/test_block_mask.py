@@ -93,7 +93,7 @@ def of(direction: Any) -> AttentionSpec:
 MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "partial blocks taken for whole": (of(FORWARD), "s = tl.where(seen != 0", "s = tl.where(seen >= 0"),
     "partial blocks left out": (of(FORWARD), "tl.load(block_counts_ptr + lists * 2 + 1) * STEPS", "0 * STEPS"),
-    "whole blocks left out": (of(DQ), "tl.range(0, whole,", "tl.range(0, 0 * whole,"),
+    "whole blocks left out": (of(DQ), "end = whole if phase == 1", "end = 0 * whole if phase == 1"),
     "blocks in a row": (of(FORWARD), "tl.load(blocks + step // STEPS)", "(step // STEPS)"),
     "one tile of a block": (of(FORWARD), "step % STEPS * BC", "0"),
     "elements of the first tile": (of(FORWARD), "tl.load(block_tiles + step // STEPS)", "tl.load(block_tiles_ptr)"),

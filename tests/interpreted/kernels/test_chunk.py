@@ -312,7 +312,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
         )),
         ("backward_dbias", {"bias": "additive"}, (
             ("first key by one", LEAST, LEAST + " - 1"),
-            ("no mask", "(keys)[None, :] >= first_key", "(keys)[None, :] >= 0 * first_key"),
+            ("no mask", "keys[None, :] >= first_key", "keys[None, :] >= 0 * first_key"),
         )),
         ("forward", {"varlen": True}, (
             ("start of the first packed sequence", "chunk_start_ptr + batch", "chunk_start_ptr + 0 * batch"),

@@ -66,7 +66,7 @@ MUTANTS = {
     "factor of another batch": ("batch * stride_k_descale_b", "0 * stride_k_descale_b"),
     "P not scaled": ("(new_max - P_EXPONENT)[:, None]", "new_max[:, None]"),
     "LSE with the scale of P": ("row_max - P_EXPONENT + tl.log2(row_sum)", "row_max + tl.log2(row_sum)"),
-    "O by q's type": ("o.to(o_ptr.dtype.element_ty)", "o.to(q.dtype)"),
+    "O by q's type": ("o.to(o_dtype)", "o.to(q.dtype)"),
 }  # fmt: skip
 
 

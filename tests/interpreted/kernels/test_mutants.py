@@ -31,9 +31,9 @@ MUTANTS = {
     "batch stride of Q": (FULL, "batch.to(tl.int64) * stride_qb", "batch.to(tl.int64) * 0"),
     "head without its batch": (FULL, "head = batch_head % heads", "head = batch_head % heads * 0"),
     "GQA head dropped": (FULL, "kv_head = head // group", "kv_head = head * 0"),
-    "scale": (FULL, "p = tl.exp2(s * scale_log2e", "p = tl.exp2(s"),
+    "scale": (FULL, "factor = 1.0 if SCALED else scale_log2e", "factor = 1.0"),
     "LSE base": (FULL, "* LN_2", ""),
-    "unwritten rows": (FULL, "mask=rows < seq_q)", "mask=rows < seq_q - 1)"),
+    "unwritten rows": (FULL, "lse_mask = rows < seq_q", "lse_mask = rows < seq_q - 1"),
     "V not advanced": (FULL, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
 }  # fmt: skip
 

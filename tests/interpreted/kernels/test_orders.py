@@ -141,8 +141,8 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch_forward, "order_limits", lambda device: few)
     config = make_config(32, 16, order="grouped", persistent=True)
     rendered = render(CAUSAL, config)
-    line = "tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)"
-    counted = "tl.atomic_add(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse * 0 + 1.0, mask=rows < seq_q)"
+    line = "tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=lse_mask)"
+    counted = "tl.atomic_add(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse * 0 + 1.0, mask=lse_mask)"
 
     def counts(source: str, folder: Any) -> torch.Tensor:
         path = folder / f"{rendered.name}.py"

@@ -175,7 +175,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dQ of another sequence": (of("backward_fused", "none"), "dq_ptr + head_rows *", "dq_ptr + (head_rows - q_begin) *"),
     "slopes of the first": (of(FORWARD, "none", alibi=True), "slopes_ptr + batch *", "slopes_ptr + 0 *"),
     "draws of the first": (of(FORWARD, "none", dropout=True), "* total_k + k_begin", "* total_k"),
-    "draws of every sequence": (of(DKV, "none", dropout=True), "(head_rows + row_start +", "(head_rows - q_begin + row_start +"),
+    "draws of every sequence": (of(DKV, "none", dropout=True), "element_rows = head_rows + row_start", "element_rows = head_rows - q_begin + row_start"),
     "page of another sequence": (of(FORWARD, "none", paged=True), "batch.to(tl.int64) * stride_table", "0 * stride_table"),
     "page index not applied": (of(FORWARD, "none", paged=True), "(pages * stride_kp +", "(0 * pages * stride_kp +"),
     "page of V not applied": (of(FORWARD, "none", paged=True), "(pages * stride_vp +", "(0 * pages * stride_vp +"),

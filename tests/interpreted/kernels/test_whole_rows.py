@@ -45,6 +45,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = CAS
         ((72, 248), {}),
         ((256, 256), {"head_dims": "padded"}),
         ((128, 128), {"head_dims": "padded"}),
+        ((136, 136), {"head_dims": "padded"}),
     ],
     ids=[
         "two parts",
@@ -53,6 +54,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = CAS
         "masked columns",
         "any head dim",
         "parts of O alone",
+        "parts that are padding",
     ],
 )
 def test_forward(dims: tuple[int, int], fields: dict[str, Any], mask: Any, seed: int) -> None:
@@ -100,10 +102,10 @@ def test_invariant_decode(head_dim: int, words: tuple[str, ...], seed: int) -> N
 @pytest.mark.parametrize(
     ("line", "broken"),
     [
-        ("k1 = tl.load(k_base + k_offsets + K_PART)", "k1 = tl.load(k_base + k_offsets)"),
+        ("k1 = tl.load(k_base + k_offsets + K_PART,", "k1 = tl.load(k_base + k_offsets,"),
         ("s = tl.dot(q3, tl.trans(k3), s)", "s = tl.dot(q3, tl.trans(k3))"),
         ("acc7 = acc7 * rescale[:, None]", "acc7 = acc7 * 1.0"),
-        ("v2 = tl.load(v_base + v_offsets + 2 * V_PART)", "v2 = tl.load(v_base + v_offsets)"),
+        ("v2 = tl.load(v_base + v_offsets + 2 * V_PART,", "v2 = tl.load(v_base + v_offsets,"),
         ("o1 = tl.where(whole, o1, total1)", "o1 = o1"),
     ],
     ids=["part of K", "sum of the parts", "rescale", "part of V", "total of a split"],
@@ -116,7 +118,7 @@ def test_mutant_of_a_decode_is_caught(line: str, broken: str) -> None:
 MUTANTS = {
     "second part of K": (FULL, "k_base + k_places + K_PART", "k_base + k_places"),
     "second part of V": (FULL, "v_base + v_places + V_PART", "v_base + v_places"),
-    "ragged part of V": (FULL, "v_base + v_offsets + 2 * V_PART", "v_base + v_offsets"),
+    "ragged part of V": (FULL, "v_base + v_places + 2 * V_PART", "v_base + v_places"),
     "sum over the parts of K": (FULL, "s = tl.dot(q1, tl.trans(k1), s)", "s = tl.dot(q1, tl.trans(k1))"),
     "rescale of the last part": (FULL, "acc2 = acc2 * rescale[:, None]", "acc2 = acc2 * 1.0"),
     "place of a tile": (CAUSAL, "k_places = (start + keys)", "k_places = (0 * start + keys)"),

@@ -131,9 +131,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
         "tl.sum(tl.sum(p.reshape([p.shape[0], 2, p.shape[1] // 2]), 2), 1)",
     ),
     "a prefill closes every second segment": (
-        "for segment in tl.range(0, key_end, SEGMENT):\n"
+        "for segment in tl.range(key_begin // SEGMENT * SEGMENT, key_end, SEGMENT):\n"
         "        segment_end = tl.minimum(segment + SEGMENT",
-        "for segment in tl.range(0, key_end, 2 * SEGMENT):\n"
+        "for segment in tl.range(key_begin // SEGMENT * SEGMENT, key_end, 2 * SEGMENT):\n"
         "        segment_end = tl.minimum(segment + 2 * SEGMENT",
     ),
     "a segment joins without the maximum of those before it": (
@@ -168,7 +168,7 @@ def test_mutants_of_a_text_are_found(
 
     def mutated(template: str, /, **values: Any) -> str:
         text = made(template, **values)
-        if getattr(values.get("spec"), "direction", None) == direction and old in text:
+        if getattr(values.get("text"), "direction", None) == direction and old in text:
             changed.append(template)
             text = text.replace(old, new)
         return text
