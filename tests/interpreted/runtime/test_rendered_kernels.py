@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen import paths
+from flashgen import block_mask, paths
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher, kernel_files
@@ -26,13 +26,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 Q = torch.randn(1, 1, 5, 16, generator=torch.Generator().manual_seed(0))
 BIAS = torch.zeros(5, 5)
+SEES_ALL = block_mask.from_boolean(torch.ones(5, 5, dtype=torch.bool))
+"""No table has an entry for block masks, so that no text for them ships."""
 EXACT = torch.nn.functional.scaled_dot_product_attention(Q, Q, Q)
 
 CALL = """
 import torch
+from flashgen import block_mask
 from generated.dispatcher import attention
 q = torch.randn(1, 1, 5, 16, generator=torch.Generator().manual_seed(0))
-o = attention(q, q, q, bias=torch.zeros(5, 5), softcap=1e4)
+o = attention(q, q, q, block_mask=block_mask.from_boolean(torch.ones(5, 5, dtype=torch.bool)))
 torch.testing.assert_close(
     o, torch.nn.functional.scaled_dot_product_attention(q, q, q), rtol=1e-5, atol=1e-5
 )
@@ -47,7 +50,7 @@ def nothing_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(dispatcher: Dispatcher) -> torch.Tensor:
-    return dispatcher.attention(Q, Q, Q, bias=BIAS, softcap=1e4)
+    return dispatcher.attention(Q, Q, Q, block_mask=SEES_ALL)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -69,7 +72,7 @@ def test_the_interpreter_reads_the_text_after_linecache_was_cleared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dispatcher = serve(monkeypatch)
-    choice = dispatcher.explain(Q, Q, Q, bias=BIAS, softcap=1e4).selection.choice
+    choice = dispatcher.explain(Q, Q, Q, block_mask=SEES_ALL).selection.choice
     loaded = kernel_files.rendered(choice.spec, choice.config)
     linecache.clearcache()
     torch.testing.assert_close(call(dispatcher), EXACT, rtol=1e-5, atol=1e-5)
@@ -89,7 +92,7 @@ def test_an_error_in_a_kernel_shows_its_line(monkeypatch: pytest.MonkeyPatch) ->
     linecache.clearcache()
     code = function.__code__
     line = linecache.getline(code.co_filename, code.co_firstlineno, function.__globals__)
-    assert line == "@triton.jit(\n"
+    assert line.startswith("@triton.jit(")
 
 
 def test_many_threads_render_one_kernel(
@@ -102,7 +105,7 @@ def test_many_threads_render_one_kernel(
     together, loaded = threading.Barrier(count), []
 
     def work(dispatcher: Dispatcher) -> None:
-        choice = dispatcher.explain(Q, Q, Q, bias=BIAS, softcap=1e4).selection.choice
+        choice = dispatcher.explain(Q, Q, Q, block_mask=SEES_ALL).selection.choice
         together.wait()
         loaded.append(kernel_files.rendered(choice.spec, choice.config))
 
@@ -161,7 +164,7 @@ class TestKeptKernels:
         monkeypatch.setenv("FLASHGEN_KEEP_KERNELS", str(folder))
         dispatcher = serve(monkeypatch)
         call(dispatcher)
-        choice = dispatcher.explain(Q, Q, Q, bias=BIAS, softcap=1e4).selection.choice
+        choice = dispatcher.explain(Q, Q, Q, block_mask=SEES_ALL).selection.choice
         (file,) = folder.iterdir()
         assert file.read_text() == render(choice.spec, choice.config).source
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
