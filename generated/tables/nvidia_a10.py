@@ -12,12 +12,23 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 653.83 2335.7 9063.3 18033.4
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.97
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 625.34 1696.6 6014.0 11689.0
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 540.27
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 731.35
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 455.6 1343.9 4878.1 9536.3
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 624.19 1672.7 5948.2 11523.5
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 469.31
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1317.8 4606.0 17895.9
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 612.76
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1648.7 2593.7 5432.6
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.67 1373.7 3767.3 4359.2
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 676.82 1755.6 4740.3 5502.7
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 502.98
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1357.8 4176.0 10505.6
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 662.12
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1812.5 2044.6 2218.0
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1022.8
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 974.95 3582.9 14014.7 27923.7
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 620.44 2008.1 7485.8
@@ -25,35 +36,62 @@ fwd_bf16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14640.5
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 605.09 2440.6 9782.4 19571.6
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 452.14 1349.1 5078.4 9915.2
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 526.3 1500.1 5296.3 10240.7
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 412.23 1225.6 4600.0 16955.5
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 647.38
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1977.4 3267.3
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 6487.2
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5044.9 5044.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4693.2 10668.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3019.0
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3178.1
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 464.81 1477.8 4123.7 4790.5
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 580.88 1621.2 4416.4 5128.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 470.19 1346.1 4249.7 10703.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 623.81 1897.8 2244.1
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2435.5
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 390.8 1197.1 4287.7 8280.7
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 621.63 1696.2 5960.4 11712.0
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 425.55 1216.1 4698.1 18447.7
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 427.16 1262.6 2198.2 4699.8
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 642.79 2433.7 9597.6 19149.3
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 451.47
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1418.5 5082.6 9816.4
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 763.87 2950.6 11697.7 23360.4
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 502.28 1644.2 5975.8 11538.2
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 704.08 1901.1 6618.9 12995.1
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 522.27 1555.5 5715.5 22246.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 584.94 1884.1 3551.4 7488.6
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 538.03 1759.3 6391.8
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 558.29 1642.2 6002.8
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 687.45 2204.8 4237.6
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 499.2 1606.1 4415.5 5103.4
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 510.86 1507.5 4602.2 11573.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 575.4
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1857.6 2259.7 2634.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 542.99 1762.5 4851.5
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 540.15 1580.3 4814.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 648.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2110.4 2452.4
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2904.5 10717.0 41866.3 83421.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1386.9 5002.8 19389.4 38599.4
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1489.4 5480.1 21340.9 42512.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 628.99 2310.9 9038.5 18008.6
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.97
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 540.27
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 731.35
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 974.95 3582.9 14014.7 27923.7
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 620.44 2008.1 7485.8
 fwd_fp16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14640.5
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 605.09 2440.6 9782.4 19571.6
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 452.14 1349.1 5078.4 9915.2
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 412.23 1225.6 4600.0 16955.5
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 642.79 2433.7 9597.6 19149.3
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 451.47
 fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1418.5 5082.6 9816.4
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 763.87 2950.6 11697.7 23360.4
 fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 502.28 1644.2 5975.8 11538.2
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 522.27 1555.5 5715.5 22246.5
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 230.19 230.19 230.19 230.19
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
@@ -66,8 +104,12 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 808.49
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 992.25 2984.3 10913.9 21295.0
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 811.07 1240.3 9119.8
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2864.0 8063.0
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2392.9 7691.4
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1949.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2011.0 7788.9 30900.4 61715.8
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1361.0
@@ -75,48 +117,93 @@ bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4391.5 16321.4 31858.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1503.7 5819.3 23081.7 46098.3
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1050.1 3434.6 12762.9 24862.0
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1070.3 3348.3 12244.2 23792.2
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3116.4
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12300.6 43589.4
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 12847.3 12847.3
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12255.8 26147.3
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3925.1 10459.7
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3226.5
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10095.2
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4147.3 15711.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3621.8 14511.7
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2580.9 9819.1 38772.0 77375.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1495.2 5115.1 19487.3 38674.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1673.2 5836.4 22339.8 44370.7
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3539.5 14411.6
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4282.1 16438.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4246.8 17437.2
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4028.1 11706.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3592.2 12234.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4292.3 12482.2
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4256.1 14544.8
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3900.9 14209.4 55875.2 111557.3
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17344.6 73052.7
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 808.49
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 811.07 1240.3 9119.8
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2011.0 7788.9 30900.4 61715.8
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1361.0
 bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4391.5 16321.4 31858.2
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1503.7 5819.3 23081.7 46098.3
 bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1050.1 3434.6 12762.9 24862.0
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3116.4
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12300.6 43589.4
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2580.9 9819.1 38772.0 77375.9
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1495.2 5115.1 19487.3 38674.2
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3539.5 14411.6
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 675.65
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 664.21 2070.8 7639.8 14983.3
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 677.97 921.0 6491.6
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2096.5 5849.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1794.9 5405.2
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1350.5
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1559.9 6007.4 23797.6 47517.9
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1076.8 3434.5 12716.2 24805.4
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1239.7 4780.7 18944.9 37830.5
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 824.41 2640.0 9734.9 18942.6
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1001.8 3267.9 12294.8 24319.4
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2368.5 8682.4 31852.8
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8759.4 8759.4
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7996.2 18198.3
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2546.8 7085.6
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2344.2 7151.1
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3968.8 14847.1
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3570.2 14137.3
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2734.2 10608.6 42106.1 84102.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1530.0 5480.4 20845.9 41478.4
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2180.2 8461.0 33584.3 67082.1
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1231.1 4441.6 16836.7 33507.8
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1005.2 3455.6 13221.2 26249.7
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3861.1 15677.4
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4655.8 17584.1
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3937.7 15994.1
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4618.5 13280.5
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3932.7 13193.2
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4875.5 13995.9
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3839.6 12854.8
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5352.5 20107.4 79115.7 157836.0
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 9178.5 38618.1
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 675.65
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 677.97 921.0 6491.6
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1559.9 6007.4 23797.6 47517.9
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1076.8 3434.5 12716.2 24805.4
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1239.7 4780.7 18944.9 37830.5
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 824.41 2640.0 9734.9 18942.6
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2368.5 8682.4 31852.8
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2734.2 10608.6 42106.1 84102.8
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1530.0 5480.4 20845.9 41478.4
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2180.2 8461.0 33584.3 67082.1
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1231.1 4441.6 16836.7 33507.8
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3861.1 15677.4
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1832.1 6976.5 27553.8 54990.2
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1196.3
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3853.6 14296.0 27983.1
@@ -125,10 +212,6 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3450.5 13286.3 52629.3 105086.6
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2104.7 7077.0 26699.3 52955.6
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2514.4 9668.3 38284.1 76438.6
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1571.3 5306.3 19983.5 39643.3
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 7731.1 30685.5 122503.0 244926.2
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 4470.8 16061.8 61137.1 121651.2
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 5907.6 23432.9 93533.8 187001.8
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3615.6 12989.4 49165.2 97831.3
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1832.1 6976.5 27553.8 54990.2
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1196.3
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3853.6 14296.0 27983.1
@@ -136,10 +219,6 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3450.5 13286.3 52629.3 105086.6
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2104.7 7077.0 26699.3 52955.6
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2514.4 9668.3 38284.1 76438.6
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1571.3 5306.3 19983.5 39643.3
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 7731.1 30685.5 122503.0 244926.2
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 4470.8 16061.8 61137.1 121651.2
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 5907.6 23432.9 93533.8 187001.8
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3615.6 12989.4 49165.2 97831.3
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 133.08 518.8 2061.7 4118.8
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 68.757 261.83 1034.1 2063.8
 decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 69.045

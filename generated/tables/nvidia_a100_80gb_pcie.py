@@ -12,12 +12,19 @@ ARCH = "sm_80"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
+fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 318.71
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 330.81 461.61
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 302.88 830.88 2932.8 5746.7
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 338.13 750.71 2475.9 9445.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 412.36 1045.9 1664.4 3476.8
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 310.79 807.43 2153.9 2476.2
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 374.27
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 889.31 2418.4 6043.7
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 444.76 1089.2 1193.3 1306.1
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 744.88
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
@@ -26,39 +33,65 @@ fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 401.74
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1035.1 1656.9
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3375.5
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2880.6 2880.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2606.0 5896.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1607.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1650.6
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 295.43 882.91 2407.5 2788.9
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 306.77 802.75 2424.0 6070.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 340.34 987.45
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1188.6
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1252.7
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 227.94 645.24 2251.6 4285.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75
 fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 763.64 2687.7 5142.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 228.05 651.73 2452.2 9443.1
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 283.24 823.92 1491.4 3106.7
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.78
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 773.77 2780.9 5356.6
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 356.54 956.51 3298.0 6206.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 412.74 1301.4 2664.8 5509.4
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 340.73 1097.6 4003.6
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 342.55 980.73 3554.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 434.54 1368.5 2806.7
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 342.46
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1147.6 3099.8 3612.6
 fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 298.37 918.62 2905.0 7264.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 384.3 1215.2 1559.9 1573.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 348.72 1137.6 3073.7
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 402.4 1194.4 3538.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 435.56
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1284.2 1563.4
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08
 fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 3418.5 12615.9 24963.4
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
+fwd_fp16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 318.71
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 330.81 461.61
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
 fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 368.26
 fwd_fp16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
 fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
 fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 263.36 773.77 2780.9 5356.6
 fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
 fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 73.447 73.447 73.447 73.447
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 71.991 71.991 71.991 71.991
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 72.905 72.905 72.905 72.905
@@ -71,8 +104,14 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 72.905 72.905 72.905 72.905
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 68.367 68.367 68.367 68.367
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 72.634 72.634 72.634 72.634
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
+bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1833.9
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4700.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.0
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5015.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1532.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
@@ -80,101 +119,142 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
 bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6547.5 6547.5
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6018.7 12269.6
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1771.5 4541.6
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1503.9 4613.8
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2190.5 8236.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1897.6 7453.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2078.1 7905.6
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2613.5 9525.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2263.2 8655.2
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 2463.5 6641.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2134.8 6760.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s1_fa2_ptr 2591.5 6991.7
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2257.1 7152.1
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5 31153.0 62161.0
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.1 40011.2
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
+bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2078.1 7905.6
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
 bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1096.4 2985.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1023.0 3000.2
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 855.06
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
 bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4024.3 4024.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3562.9 8063.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1176.3 3220.1
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1094.1 3158.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1710.6 6398.1
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1551.2 5943.6
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
+bwd_dq_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2759.5 10325.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2395.3 9360.6
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2295.4 6382.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2148.3 6908.6
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2763.6 7705.3
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2478.6 8113.0
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 4489.8 18039.9
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
 bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
 bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
 bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
 bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
+bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
 bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1998.1
 bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7 19942.5 39814.2
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 904.11 2925.3 11020.2 21490.3
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
 bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2241.5 8240.0 31614.4 62335.6
 bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1822.3 6640.2 25323.3 49750.2
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
 bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7 19942.5 39814.2
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 904.11 2925.3 11020.2 21490.3
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
 bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2241.5 8240.0 31614.4 62335.6
 bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1822.3 6640.2 25323.3 49750.2
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 43.252 162.41 639.02 1274.5
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 26.059 91.46 353.1 701.97
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 27.583 86.676
-decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 328.24 635.08
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 27.144
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 88.231 171.77 171.77
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 27.458
-decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 86.588
-decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 174.5 174.5
-decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 84.204 324.11 1283.7 2563.2
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 83.089 320.68 1271.1 2538.2
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 87.062 320.31 1272.3 2503.1
-decode_bf16_d128_window_paged 1 br16_bc64_w4_s3_fa2_ptr 90.972
-decode_bf16_d128_window_paged 1024 br16_bc128_w8_s4_fa2_ptr 327.87 651.49 651.49
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 94.179 319.69
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 643.41 643.41
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr 977.23 977.58
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 396.79 1572.6 6275.9 12547.0
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1888.6 7535.5 15064.8
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 320.88 1268.1 5056.9 10108.6
-decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 321.93
-decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1251.0 4980.9 9952.4
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 324.4 1284.3 4955.3 9902.8
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 321.99
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1251.1 4981.1
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 321.67 1269.7 2534.5 2534.5
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 325.13 1288.3 2526.8 2526.8
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 322.31 1272.4 2539.8
-decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 164.55 640.14 2542.5 5079.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 181.34
-decode_bf16_d512_paged 1024 br16_bc32_w4_s5_fa2_ptr_v2 669.65 2612.8 5203.7
+decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 17.73
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x4 35.254
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x5 95.238
+decode_bf16_d64 16384 br16_bc64_w4_s3_fa2_ptr_x4 172.72
+decode_bf16_d64_sink_paged 1 br16_bc64_w4_s3_fa2_ptr_x5 17.429 35.105 94.796
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x4 173.01
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 20.792 51.27 112.49 194.56
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 18.79
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s3_fa2_ptr_x4 36.837
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 57.72 57.72
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 21.464 52.188 74.402 74.402
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr_x3 24.322 55.839
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 173.48
+decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 328.21
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 24.88 57.919
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 173.63 330.72
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.403 93.484 208.12 350.84
+decode_bf16_d128_window_paged 1 br16_bc64_w4_s3_fa2_ptr_x3 25.713
+decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 58.134 97.936 97.936
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 40.59 100.81 150.68 150.68
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 177.8 177.85
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 31.149
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 69.148 214.67 407.54
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 68.68 179.53 373.56 589.05
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 35.621
+decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 97.102 330.11 639.03
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 38.89 98.39 333.61 641.78
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 69.187 182.38 421.84 724.69
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 37.75 98.318 331.34
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 39.462 98.494
+decode_bf16_d256_window_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 180.24 180.24
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 72.082 190.41 268.44 268.44
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 39.345
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 98.68 176.57
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 71.063 198.85 694.62 1355.0
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 72.124 198.51 686.62 1334.5
 """,
 }

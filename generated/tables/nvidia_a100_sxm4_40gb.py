@@ -12,12 +12,19 @@ ARCH = "sm_80"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
+fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 318.71
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 330.81 461.61
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 302.88 830.88 2932.8 5746.7
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 338.13 750.71 2475.9 9445.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 412.36 1045.9 1664.4 3476.8
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 310.79 807.43 2153.9 2476.2
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 374.27
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 889.31 2418.4 6043.7
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 444.76 1089.2 1193.3 1306.1
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 744.88
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
@@ -26,39 +33,65 @@ fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 401.74
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1035.1 1656.9
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3375.5
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2880.6 2880.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2606.0 5896.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1607.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1650.6
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 295.43 882.91 2407.5 2788.9
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 306.77 802.75 2424.0 6070.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 340.34 987.45
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1188.6
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1252.7
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 227.94 645.24 2251.6 4285.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75
 fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 763.64 2687.7 5142.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 228.05 651.73 2452.2 9443.1
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 283.24 823.92 1491.4 3106.7
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.78
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 773.77 2780.9 5356.6
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 356.54 956.51 3298.0 6206.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 412.74 1301.4 2664.8 5509.4
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 340.73 1097.6 4003.6
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 342.55 980.73 3554.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 434.54 1368.5 2806.7
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 342.46
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1147.6 3099.8 3612.6
 fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 298.37 918.62 2905.0 7264.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 384.3 1215.2 1559.9 1573.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 348.72 1137.6 3073.7
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 402.4 1194.4 3538.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 435.56
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1284.2 1563.4
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08
 fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 3418.5 12615.9 24963.4
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
+fwd_fp16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 318.71
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 330.81 461.61
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
 fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 368.26
 fwd_fp16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
 fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
 fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 263.36 773.77 2780.9 5356.6
 fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
 fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 90.662 90.662 90.662 90.662
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 88.85 88.85 88.85 88.85
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 89.988 89.988 89.988 89.988
@@ -71,8 +104,14 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 89.988 89.988 89.988 89.988
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 84.341 84.341 84.341 84.341
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 89.651 89.651 89.651 89.651
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
+bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1833.9
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4700.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.0
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5015.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1532.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
@@ -80,99 +119,145 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
 bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6547.5 6547.5
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6018.7 12269.6
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1771.5 4541.6
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1503.9 4613.8
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2190.5 8236.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1897.6 7453.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2078.1 7905.6
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2613.5 9525.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2263.2 8655.2
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 2463.5 6641.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2134.8 6760.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s1_fa2_ptr 2591.5 6991.7
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2257.1 7152.1
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5 31153.0 62161.0
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.1 40011.2
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
+bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2078.1 7905.6
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
 bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1096.4 2985.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1023.0 3000.2
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 855.06
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
 bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4024.3 4024.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3562.9 8063.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1176.3 3220.1
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1094.1 3158.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1710.6 6398.1
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1551.2 5943.6
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
+bwd_dq_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2759.5 10325.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2395.3 9360.6
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2295.4 6382.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2148.3 6908.6
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2763.6 7705.3
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2478.6 8113.0
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 4489.8 18039.9
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
 bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
 bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
 bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
 bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
 bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
 bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
 bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
+bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
 bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1998.1
 bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7 19942.5 39814.2
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 904.11 2925.3 11020.2 21490.3
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
 bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2241.5 8240.0 31614.4 62335.6
 bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1822.3 6640.2 25323.3 49750.2
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
 bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7 19942.5 39814.2
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 904.11 2925.3 11020.2 21490.3
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
 bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2241.5 8240.0 31614.4 62335.6
 bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1822.3 6640.2 25323.3 49750.2
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 52.744 200.15 789.76 1575.9
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 30.842 110.37 428.51 852.71
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 32.367 105.75
-decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 404.23 786.94
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 31.927
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 107.71 210.63 210.63
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 32.242
-decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 105.67
-decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 212.62 212.62
-decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 103.19 399.59 1585.2 3166.0
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 102.07 396.17 1572.6 3141.1
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 102.56 396.12 1574.9 3108.1
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 104.22 403.35 802.35 802.35
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 102.8 395.51
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 795.0 795.0
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr 1203.8 1204.2
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 491.14 1949.5 7782.8 15560.6
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1929.8 7697.2 15387.1
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 396.51 1569.7 6262.6 12519.7
-decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 397.56
-decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1554.9 6195.2 12380.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 400.03 1586.6 6163.2 12318.2
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.63
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1555.0 6195.4
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 397.3 1571.4 3137.6 3137.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 400.76 1590.6 3131.4 3131.4
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 397.94 1574.0 3142.9
-decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 202.81 791.4 3145.8 6285.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s5_fa2_ptr_v2 204.03 795.9 3163.4 6320.1
+decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 18.998
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 40.962
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x5 114.03
+decode_bf16_d64 16384 br16_bc64_w4_s3_fa2_ptr_x4 210.75
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr_x2 19.683
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x4 41.322
+decode_bf16_d64_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x7 116.31
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x4 211.05
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 22.397 56.095 129.85 233.36
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 19.791
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 42.324 66.537 66.537
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 22.913 56.924 84.526 84.526
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr_x3 26.946 65.346
+decode_bf16_d128 4096 br16_bc32_w4_s5_fa2_ptr_x2 211.61
+decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 403.93
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 27.397
+decode_bf16_d128_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 66.11 211.84 406.53
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.176 103.65 243.39 417.71
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x4 28.631 67.135 117.29 117.29
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 41.489 111.55 162.05 162.05
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 217.05 217.13
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 33.875
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 80.07 262.24 502.08
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 68.68 180.19 376.83 594.22
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 40.753
+decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 116.64 406.05 790.24
+decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 43.738
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 118.07 409.63 793.06
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 75.172 199.97 488.22 877.6
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 42.903 117.88 407.28
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 44.105
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 118.19
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 219.35 219.35
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 78.221 208.37 307.88 307.88
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 44.069
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 118.26 214.8
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 74.086 217.94
+decode_bf16_d512 4096 br16_bc32_w4_s3_fa2_ptr_v2 799.78 1578.9
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 76.204 219.13 802.25 1583.9
 """,
 }

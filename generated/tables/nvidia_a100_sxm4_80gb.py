@@ -12,12 +12,19 @@ ARCH = "sm_80"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
+fwd_bf16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 324.66
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 354.71 521.86
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 289.07 787.25 2759.0 5370.9
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 338.13 750.71 2475.9 9445.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 412.36 1045.9 1664.4 3476.8
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.26 787.04 2083.9 2396.4
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 374.27 932.83 2763.5 6931.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 465.92 1224.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br64_bc64_w4_s3_fa2_ptr 1366.0 1513.9
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 713.87
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 334.21 980.66 3578.4 6943.8
@@ -25,37 +32,62 @@ fwd_bf16_d128 1 br128_bc128_w8_s1_ampere_ptr 361.82 1264.0 4872.5 9683.9
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 241.19 774.64
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2673.5 5136.5
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 401.74
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1035.1 1656.9
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3375.5
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2773.7 2773.7
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2606.0 5896.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1607.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1650.6
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 272.12 789.76 2127.9 2467.5
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 326.29 879.12 2685.7 6738.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 340.34 987.45
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1188.6
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1252.7
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 220.05 619.43 2152.9 4095.4
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75
 fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 763.64 2687.7 5142.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 246.9 771.02 3002.0 11331.7
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 288.84 869.26 1648.2 3480.9
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 342.86 1218.7 4722.1 9393.3
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 240.09 765.68
 fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2645.8 5070.7
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 366.13 1356.4 5317.6 10599.2
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 265.08 795.78 2830.0 5348.2
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 356.54 956.51 3298.0 6206.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 412.74 1301.4 2664.8 5509.4
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 324.62 1044.1 3806.9
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 385.8 1134.5 4129.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 434.54 1368.5 2806.7
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 320.12 1078.5 3024.2 3525.3
 fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 360.64 1061.4 3130.3 7874.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 417.1 1314.3 1721.7 1735.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 328.06 1032.7 2764.9
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 402.4 1194.4 3538.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 435.56 1376.2 1800.5
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08 3557.3
 fwd_bf16_d512_causal_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_v2 12615.9 24963.4
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
+fwd_fp16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 324.66
 fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 354.71 521.86
 fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2
 fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 334.21 980.66 3578.4 6943.8
 fwd_fp16_d128 1 br128_bc128_w8_s1_ampere_ptr 361.82 1264.0 4872.5 9683.9
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 241.19 774.64
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2673.5 5136.5
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
 fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 342.86 1218.7 4722.1 9393.3
 fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 254.3 736.78 2645.8 5070.7
 fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 366.13 1356.4 5317.6 10599.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 265.08 795.78 2830.0 5348.2
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 69.854 69.854 69.854 69.854
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 68.472 68.472 68.472 68.472
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 69.34 69.34 69.34 69.34
@@ -68,8 +100,14 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 69.34 69.34 69.34 69.34
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 65.033 65.033 65.033 65.033
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 69.082 69.082 69.082 69.082
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
+bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 450.6 1347.4 4911.2 9561.6
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1833.9
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4700.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.0
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5015.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1497.2
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1056.7 4021.8 15882.2 31696.1
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 686.61 2032.6 7329.4 14238.1
@@ -77,95 +115,144 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 785.44 2983.9 11777.9 23503.3
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 466.75 1442.5 5264.1 10198.5
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
 bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6547.5 6547.5
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6018.7 12269.6
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1771.5 4541.6
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1503.9 4613.8
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2190.5 8236.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1897.6 7453.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1435.3 5540.4 21960.9 43854.9
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 868.88 2982.5 11199.4 21929.5
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2132.9 8138.0
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2613.5 9525.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 7228.7 30038.6
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_ptr 2480.8 6690.3
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2134.8 6760.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2626.5 7085.5
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2265.9 7183.5
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5
 bwd_dkv_bf16_d512_causal 4096 br32_bc32_w8_s2_fa2_ptr 33962.2 67799.0
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.1 40011.2
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
+bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 450.6 1347.4 4911.2 9561.6
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1056.7 4021.8 15882.2 31696.1
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 686.61 2032.6 7329.4 14238.1
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 785.44 2983.9 11777.9 23503.3
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 466.75 1442.5 5264.1 10198.5
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1435.3 5540.4 21960.9 43854.9
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 868.88 2982.5 11199.4 21929.5
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2132.9 8138.0
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 357.19
 bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
 bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.36 598.82 3989.5
+bwd_dq_bf16_d64_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1328.2 3659.5
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1267.8 3887.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 832.07
 bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 901.9 3194.7 12365.7 24593.8
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 531.27 1619.6 5905.4 11492.4
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 527.41 1960.6 7693.2 15336.8
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 367.03 1127.9 4106.4 7952.5
 bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1317.3 4683.5 17022.1
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4900.1 4900.1
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4377.0 9901.2
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1433.0 3922.3
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1332.3 3935.8
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1710.6 6398.1
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1551.2 5943.6
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1356.8 5201.7 20581.3 41087.5
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 833.1 2825.7 10574.6 20692.4
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1074.7 4121.8 16310.2 32561.5
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 659.18 2242.8 8355.3 16298.6
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2304.2 9230.6
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2904.9 11024.2
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2462.5 9936.3
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2713.5 7623.8
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2300.4 7551.5
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2842.6 7984.7
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2478.6 8113.0
 bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 4489.8 18039.9
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 357.19
 bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.36 598.82 3989.5
 bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 901.9 3194.7 12365.7 24593.8
 bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 531.27 1619.6 5905.4 11492.4
 bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 527.41 1960.6 7693.2 15336.8
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 367.03 1127.9 4106.4 7952.5
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1317.3 4683.5 17022.1
 bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1356.8 5201.7 20581.3 41087.5
 bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 833.1 2825.7 10574.6 20692.4
 bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1074.7 4121.8 16310.2 32561.5
 bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 659.18 2242.8 8355.3 16298.6
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1086.9 4062.2 15963.5 31831.9
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 729.69 2285.7 8471.5 16625.8
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2304.2 9230.6
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1086.9
+bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 729.69 2285.7
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1952.2
 bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1631.9 6244.7 24695.7 49297.1
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1020.6 3425.3 12913.4 25323.1
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1255.0 4807.5 19017.4 37964.0
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 886.6 2899.3 10777.3 20952.5
 bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2380.1 9306.4 37011.6 73951.8
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2173.0 8086.4 31175.1 61321.4
 bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1830.3 7151.6 28436.8 56817.0
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1719.0 6318.3 24205.0 47368.3
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1086.9 4062.2 15963.5 31831.9
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 729.69 2285.7 8471.5 16625.8
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1086.9
+bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 729.69 2285.7
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1631.9 6244.7 24695.7 49297.1
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1020.6 3425.3 12913.4 25323.1
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1255.0 4807.5 19017.4 37964.0
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 886.6 2899.3 10777.3 20952.5
 bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2380.1 9306.4 37011.6 73951.8
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2173.0 8086.4 31175.1 61321.4
 bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1830.3 7151.6 28436.8 56817.0
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1719.0 6318.3 24205.0 47368.3
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 41.195 154.22 606.33 1209.1
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s5_fa2_ptr 24.904 86.978 335.27 666.33
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 26.872 82.694
-decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s3_fa2_ptr 321.32 608.28
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 26.017
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 84.999 162.99 162.99
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 28.205 82.606
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 168.38 168.38
-decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr 80.069 307.66 1218.0 2431.8
-decode_bf16_d128_paged 1 br16_bc16_w4_s3_fa2_ptr 80.162 309.16 1225.2 2446.5
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 87.062 304.48 1209.1 2376.8
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 91.369 314.11 630.49 630.49
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 94.179 315.27
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 611.77 611.77
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 980.1 980.42
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 387.7 1530.9 6103.7 12200.7
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 518.35 1888.5 7535.3 15064.3
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 305.69 1206.5 4809.6 9613.9
-decode_bf16_d256_paged 1 br16_bc128_w8_s4_fa2_ptr 311.28 1228.1 4895.3 9784.9
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 308.62 1221.2 4703.1 9398.6
-decode_bf16_d256_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 311.99 1230.9 4906.6
-decode_bf16_d256_window_paged 1 br16_bc128_w8_s4_fa2_ptr 309.98 1222.1 2441.9 2441.9
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 309.34 1225.2 2400.6 2400.6
-decode_bf16_d256_window_softcap_paged 1 br16_bc128_w8_s4_fa2_ptr 310.43 1223.8 2445.5
-decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 156.56 608.57 2416.6 4827.3
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 180.83 673.01 2661.0 5314.6
+decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 17.515
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 35.043 93.991
+decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x8 165.52
+decode_bf16_d64_paged 4096 br16_bc64_w8_s3_fa2_ptr_x5 92.4
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr_x2 17.892
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x4 35.241 93.103 165.07
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 20.605 50.204 108.75 186.64
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 18.563
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr_x2 36.494
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 55.971 55.971
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 21.464 51.141 72.559 72.559
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x4 23.92
+decode_bf16_d128 1024 br16_bc32_w4_s4_fa2_ptr_x3 53.961
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 165.49
+decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 312.41
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 24.325 55.957
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 165.65
+decode_bf16_d128_paged 16384 br16_bc16_w4_s3_fa2_ptr_x6 314.23
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.403 91.22 200.52 337.78
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x4 25.704 56.198 94.469 94.469
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 40.59 100.45
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 154.34 154.34
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 169.59 169.65
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 30.549
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 66.98 204.93 387.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 68.68 179.52 373.53 588.99
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 34.576
+decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 93.008 314.25 607.46
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 37.804 94.264 317.73 610.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 67.869 178.52 407.57 692.69
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 36.644 94.217 315.48
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 38.407 94.557
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 173.17 173.17
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 70.731 186.43 259.95 259.95
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 38.479
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 95.015 168.58
+decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 68.699 201.56
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 694.52 1354.9
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 71.216 195.95 677.88 1317.6
 """,
 }

@@ -12,25 +12,46 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1055.0 4044.4 16001.8 31945.1
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 564.82
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2153.4 8135.9 15983.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 901.08 2540.5 9256.0 18142.5
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 629.1 1030.9
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 663.17 2164.9 8189.8 16010.7
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 933.32 2662.4 9694.7 19046.6
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 633.79
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1964.8
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7549.5 29558.2
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 735.72
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2268.0
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3740.0 7926.9
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 668.28 2175.6 6164.0 7117.3
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 920.51 2609.8 7198.8 8348.1
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 648.8
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1974.0 6325.3 15999.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 751.76 2224.5 2617.1 2886.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1175.1
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1495.8 5701.1 22522.5 44951.0
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 830.24 2809.4 10786.5 21505.4
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 981.12 4067.3 16470.0 33006.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 600.67 2208.1 8515.1 16632.5
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 773.46 2386.4 8699.7 16836.8
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 598.03 1976.4 7661.3 28396.4
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 763.08 2474.3 4450.5 8883.9
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8031.3 8031.3
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7056.1 16086.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3800.9
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 3840.5
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 666.94 2246.5 6400.9 7433.8
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 854.06 2569.9
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7167.5 8329.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 613.6 1934.1 6223.1 15749.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 743.45 2287.4
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2771.0 3013.5
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 582.22 1867.7 6856.1 13155.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 739.11 2157.8 7784.8 15324.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 498.99 1626.1 6404.0 25133.1
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 596.89 1876.3 3402.4 7256.2
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1016.2 3942.7 15648.6 31256.5
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 643.5 2242.7
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8330.8 15986.3
@@ -38,26 +59,42 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1132.7 4439.6 17666.9 35303.4
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 741.47 2484.7 9213.3
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17901.3
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 931.95 2730.2 9815.4 19312.7
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 755.39 2290.4 8471.7 32798.4
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 910.96
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3057.4 5596.7 11987.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.18 2668.6 9840.3
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.39 2422.4 8966.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 831.13 2711.6 5252.2
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 750.58
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2552.2 7076.9 8189.8
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 705.84 2314.8
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7092.9 17897.8
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 773.11 2563.9 3389.5 3398.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 802.38 2686.4 7453.1
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 777.31
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2417.3 7408.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 804.86 2698.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3436.6
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3201.3 11910.8 46623.7 92926.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1467.8 5359.1 20822.3 41461.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1593.2 5908.9 23047.6 45920.3
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1057.5 4046.9 16004.3 31947.6
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 564.82
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52
 fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2153.4 8135.9 15983.7
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 629.1 1030.9
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1495.8 5701.1 22522.5 44951.0
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 865.62 2932.2 11105.4 21750.0
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 981.12 4067.3 16470.0 33006.8
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 600.67 2208.1 8515.1 16632.5
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 598.03 1976.4 7661.3 28396.4
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1016.2 3942.7 15648.6 31256.5
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 643.5 2242.7
 fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8330.8 15986.3
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1132.7 4439.6 17666.9 35303.4
 fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 741.47 2484.7 9213.3
 fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17901.3
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 755.39 2290.4 8471.7 32798.4
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 230.19 230.19 230.19 230.19
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
@@ -70,55 +107,107 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1001.9
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1345.8 4408.9 16754.9 32891.8
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1161.7 1961.3 16254.2
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4763.0 13177.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 3954.8
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 12894.2
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2556.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2904.3 11390.0 45332.8 90589.7
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1747.6 5990.5 22759.0 45129.0
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2210.8 8668.7 34500.1 68942.0
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1457.0 4861.8 18193.7 35379.3
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1486.8 4842.1 17985.3 34925.0
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4482.7
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17741.3 61464.2
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 18650.6 18650.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17136.3 36407.4
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 5602.7 14944.5
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4008.1 13564.9
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 5256.4 20122.2
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4533.8 18521.6
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3191.2 12319.1 48831.0 97513.5
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1823.4 6434.5 24706.2 49049.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2051.5 7379.9 28446.5 56507.8
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4431.9 18221.1
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5367.8 20562.9
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4927.5 20325.5
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5073.4 14710.3
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4488.1 15328.9
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5355.2 15533.0
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4951.0 16934.1
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4285.2 15721.4 61598.9 123031.7
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17799.5 74915.9
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1001.9
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1161.7 1961.3 16254.2
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2904.3 11390.0 45332.8 90589.7
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1747.6 5990.5 22759.0 45129.0
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2210.8 8668.7 34500.1 68942.0
 bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1457.0 4861.8 18193.7 35379.3
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4482.7
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17741.3 61464.2
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3191.2 12319.1 48831.0 97513.5
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1823.4 6434.5 24706.2 49049.9
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4431.9 18221.1
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 745.47
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 975.23 3259.2 12348.2 24254.6
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 895.31 1477.8 11254.9
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3428.6 9701.7
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2956.9
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 9413.9
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1803.9
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2168.0 8465.0 33653.2 67237.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1431.4 4712.0 17633.0 34416.9
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1723.1 6733.4 26774.3 53495.7
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1116.7 3660.1 13632.9 26486.6
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1212.0 4138.6 15811.8 31334.6
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3342.6
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12460.4 45807.1
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12817.2 12817.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 11589.7 26398.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3680.0 10329.8
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3344.1 10306.8
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4500.2 16897.1
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3929.0 15558.9
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3086.1 12054.2 47926.5 95756.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1727.7 6279.2 23979.9 47673.5
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2477.6 9678.5 38482.2 76887.2
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1398.2 5087.5 19342.3 38422.9
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1091.0 3822.5 14701.0 29214.6
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4424.2 18031.8
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5226.8 19818.6
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4487.0 18292.2
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5251.1 15123.6
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4485.2 15098.2
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5487.1 15795.8
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4427.4 14881.4
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5431.7 20525.0 80851.6 161327.6
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 10445.6 44245.9
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 745.47
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 895.31 1477.8 11254.9
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2168.0 8465.0 33653.2 67237.4
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1431.4 4712.0 17633.0 34416.9
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1723.1 6733.4 26774.3 53495.7
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1116.7 3660.1 13632.9 26486.6
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3342.6
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12460.4 45807.1
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3086.1 12054.2 47926.5 95756.3
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1727.7 6279.2 23979.9 47673.5
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2477.6 9678.5 38482.2 76887.2
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1398.2 5087.5 19342.3 38422.9
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4424.2 18031.8
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2847.9 11072.3 43969.9 87833.3
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1687.1 5823.5 22222.1 43706.7
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3448.5
@@ -126,24 +215,12 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 4443.2 17308.3 68768.8 137382.8
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2636.0 9158.6 34903.3 69310.0
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3355.1 13067.6 51917.6 103717.6
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2014.7 7003.7 26614.4 52839.0
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 9736.3 38733.5 154722.1 309373.7
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 5367.9
-bwd_fused_bf16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 19927.9 75965.7 150988.2
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 7506.0 29847.4 119213.0 238367.0
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 4289.4 15963.0
-bwd_fused_bf16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 61057.7 121230.1
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2847.9 11072.3 43969.9 87833.3
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1687.1 5823.5 22222.1 43706.7
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4443.2 17308.3 68768.8 137382.8
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2636.0 9158.6 34903.3 69310.0
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3355.1 13067.6 51917.6 103717.6
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2014.7 7003.7 26614.4 52839.0
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 9736.3 38733.5 154722.1 309373.7
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 5367.9
-bwd_fused_fp16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 19927.9 75965.7 150988.2
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 7506.0 29847.4 119213.0 238367.0
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 4289.4 15963.0
-bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 61057.7 121230.1
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 131.5 512.95 2038.8 4073.2
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 70.817 269.09 1062.2 2119.6
 decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 71.979

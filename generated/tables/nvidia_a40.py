@@ -12,46 +12,84 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 549.55 1962.0 7611.6 15144.5
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 464.82
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 524.71 1416.1 5047.8 9836.0
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.27
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 612.66
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 382.24 1126.8 4088.1 7908.0
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 521.8 1398.9 4961.7 9690.1
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 394.51
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1112.7 3852.0 14935.1
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 513.69
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1385.1 2224.0 4596.3
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.1 1147.0 3153.9 3641.2
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 565.55 1479.7 3982.2 4612.1
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 422.67
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1140.7 3487.3 8775.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 556.13
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1527.8 1718.7 1914.0
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 855.01
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 800.31 2939.7 11497.1 22907.1
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 519.96 1683.3 6297.9 12289.4
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 508.62 2050.0 8215.5 16436.2
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 390.19 1131.8 4281.5 8338.6
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 445.08 1260.7 4471.7 8611.3
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 346.65 1030.0 3848.7 14171.2
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 543.18
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1661.9 2807.5 5675.5
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4260.2 4260.2
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3925.7 8922.8
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2613.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2653.4
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 393.16 1246.4 3463.4 4029.1
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 488.39 1362.4 3710.7 4315.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 394.88 1133.1 3546.9 8950.6
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 524.49 1594.6
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1873.4
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2101.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 329.34 1010.2 3648.6 6988.7
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 521.73 1424.0 5006.2 9783.9
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 368.26 1022.2 3961.3 15433.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 369.82 1062.0 1895.4 4051.3
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 557.0 2107.8 8310.9 16581.8
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 378.3
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1197.0 4324.9 8284.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 645.36 2491.5 9876.3 19722.6
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 423.58 1392.4 5112.0 9771.0
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 590.87 1597.5 5568.2 10854.3
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 441.93 1314.0 4833.3 18608.1
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 495.34 1582.8 3049.3 6247.9
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 453.63 1489.8 5468.2
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 472.35 1387.4 5075.5
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 583.88 1846.5 3623.2
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 420.23 1360.0 3715.7 4315.6
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 432.74 1273.3 3841.1 9698.4
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 486.41
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1568.8 2055.4 2193.2
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 457.46 1492.5 4083.2
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 456.78 1335.3 4019.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 547.96 1777.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2220.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2433.2 8984.6 35090.6 69868.0
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1166.2 4210.5 16318.1 32434.8
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1252.0 4612.2 17954.2 35711.1
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 528.69 1941.1 7590.8 15123.6
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 464.82
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.27
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 612.66
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 800.31 2939.7 11497.1 22907.1
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 519.96 1683.3 6297.9 12289.4
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 508.62 2050.0 8215.5 16436.2
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 390.19 1131.8 4281.5 8338.6
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 346.65 1030.0 3848.7 14171.2
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 557.0 2107.8 8310.9 16581.8
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 378.3
 fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1197.0 4324.9 8284.7
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 645.36 2491.5 9876.3 19722.6
 fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 423.58 1392.4 5112.0 9771.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 441.93 1314.0 4833.3 18608.1
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 198.85 198.85 198.85 198.85
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 194.81 194.81 194.81 194.81
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 197.35 197.35 197.35 197.35
@@ -64,8 +102,12 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 197.35 197.35 197.35 197.35
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 184.73 184.73 184.73 184.73
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 196.59 196.59 196.59 196.59
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 698.44
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 830.09 2497.7 9138.5 17842.2
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 700.29 1040.1 7801.8
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2495.9 6823.8
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2055.1 6549.8
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1637.0
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1650.2 6390.0 25349.0 50627.7
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1140.3
@@ -73,48 +115,93 @@ bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3686.4 13712.3 26747.3
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1263.2 4887.4 19383.9 38712.6
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 882.36 2888.6 10758.3 20907.6
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 897.83 2816.8 10323.2 20007.2
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2640.3
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10620.9 36650.5
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 11648.1 11648.1
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10462.4 21991.9
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3336.8 8783.6
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2732.9
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 8697.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3475.0 13126.0
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3033.2 12125.1
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2130.6 8104.4 31999.5 63859.8
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1252.2 4284.3 16277.8 32271.8
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1402.3 4894.5 18657.9 37027.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2981.3 12058.2
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3613.9 13711.2
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3577.0 14591.3
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3399.5 9805.7
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3025.5 10240.0
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3622.5 10455.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3582.8 12172.9
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3304.0 12032.1 46672.7 93182.8
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 14655.2 61253.1
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 698.44
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 700.29 1040.1 7801.8
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1650.2 6390.0 25349.0 50627.7
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1140.3
 bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3686.4 13712.3 26747.3
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1263.2 4887.4 19383.9 38712.6
 bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 882.36 2888.6 10758.3 20907.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2640.3
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10620.9 36650.5
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2130.6 8104.4 31999.5 63859.8
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1252.2 4284.3 16277.8 32271.8
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2981.3 12058.2
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 583.79
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 556.05 1729.1 6403.1 12562.4
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 585.51 769.75 5419.0
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1751.2 4915.6
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1508.4 4508.9
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1130.3
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1280.1 4928.6 19522.4 38980.7
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 902.79 2883.0 10684.0 20826.5
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1041.5 4015.2 15909.9 31769.5
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 692.5 2220.4 8206.4 15929.7
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 839.93 2739.0 10312.2 20385.7
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1990.9 7260.9 26621.0
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7390.5 7390.5
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 6685.6 15217.9
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2142.2 5949.1
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1969.1 5982.1
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3333.5 12467.2
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2995.1 11820.2
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2294.0 8899.4 35320.8 70549.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1285.2 4602.0 17505.7 34605.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1831.3 7105.8 28203.7 56334.3
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1035.5 3735.5 14159.8 27939.0
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 842.91 2897.7 11081.7 21984.7
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3247.0 13120.8
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3915.6 14797.6
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3312.4 13386.4
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3883.7 11142.8
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3309.6 11048.5
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4098.8 11751.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3230.3 10765.2
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4477.1 16826.9 66168.3 132009.6
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7678.0 32259.7
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 583.79
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 585.51 769.75 5419.0
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1280.1 4928.6 19522.4 38980.7
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 902.79 2883.0 10684.0 20826.5
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1041.5 4015.2 15909.9 31769.5
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 692.5 2220.4 8206.4 15929.7
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1990.9 7260.9 26621.0
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2294.0 8899.4 35320.8 70549.3
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1285.2 4602.0 17505.7 34605.1
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1831.3 7105.8 28203.7 56334.3
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1035.5 3735.5 14159.8 27939.0
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3247.0 13120.8
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1534.8 5842.7 23074.5 46050.2
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1003.2
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3229.3 11976.5 23447.8
@@ -123,10 +210,6 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 2868.8 11044.9 43749.4 87355.3
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1762.0 5927.3 22355.0 44356.6
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2106.1 8096.9 32060.3 64011.4
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1317.2 4448.5 16745.9 33101.7
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 6485.7 25740.8 102761.0 205454.7
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 3750.9 13492.2 51331.2 101481.7
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 4961.6 19678.8 78547.8 157039.7
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3038.1 10922.3 41345.1 81569.8
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1534.8 5842.7 23074.5 46050.2
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1003.2
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3229.3 11976.5 23447.8
@@ -134,10 +217,6 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2868.8 11044.9 43749.4 87355.3
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1762.0 5927.3 22355.0 44356.6
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2106.1 8096.9 32060.3 64011.4
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1317.2 4448.5 16745.9 33101.7
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 6485.7 25740.8 102761.0 205454.7
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 3750.9 13492.2 51331.2 101481.7
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 4961.6 19678.8 78547.8 157039.7
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3038.1 10922.3 41345.1 81569.8
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 115.79 449.97 1786.7 3569.0
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 62.914 237.51 935.88 1867.0
 decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 63.514

@@ -12,25 +12,45 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1257.4 4821.6 19078.6 38087.8
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 663.53
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8
 fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9551.1 18807.4
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1046.9 2980.9 10777.9 20976.4
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 738.88 1214.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 774.93 2528.2 9530.7 18811.3
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1082.2 3124.6 11379.2 22098.7
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 742.52
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2316.4
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 8860.4 34693.3
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 863.09
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2651.1 4355.9 9317.8
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 785.02 2533.9 7231.9 8390.7
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1069.3 3035.6 8431.4 9782.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 760.34
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2314.0 7441.7 18806.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 881.65 2615.0 3076.8 3409.3
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1375.3
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1759.2 6706.7 26496.6 52883.0
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 957.65 3305.4 12636.0 24748.2
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1154.3 4848.9 19636.7 39353.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 703.12 2581.0 9854.7 19426.6
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 905.94 2784.0 10053.6 19672.8
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 701.1 2309.1 9001.8 33375.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 893.15 2905.4 5097.2 10215.6
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9259.9 9259.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8275.6 18884.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4317.7
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 4474.7
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 779.72 2635.2 7465.1 8711.2
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1000.5 3004.8
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 8377.9 9758.4
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 717.24 2251.0 7311.5 18492.6
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 870.79 2680.6
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3191.8 3589.1
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 677.82 2174.0 7826.6 15291.8
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 863.23 2522.9 9106.4 17961.1
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 582.93 1916.4 7502.2 29518.6
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 691.09 2195.0 3847.0 8190.7
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1206.2 4681.4 18582.2 37116.6
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 754.91
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2639.8 9510.5 18582.9
@@ -38,26 +58,42 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1393.4 5463.4 21743.2 43449.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 867.34 2902.0
 fwd_bf16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10613.4 20758.0
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1088.8 3186.3 11461.1 22615.5
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 879.31 2666.4 9861.7 38531.1
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1054.1
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3555.6 6242.8 13448.6
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 933.51 3096.2 11153.4
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 928.1 2820.0 10436.9
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 974.6 3215.1 5982.8
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 875.69
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2962.1 8213.1 9561.1
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 826.04
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2694.0 8335.1 20988.1
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 906.26 3002.0 3826.0 4203.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 939.61 3116.7 8649.7
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 903.63
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2812.6 8706.3
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 937.74
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3161.1 4008.2
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3751.4 13956.2 54680.0 108975.4
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1714.8 6252.5 24345.1 48471.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1860.2 6896.0 26955.3 53691.9
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1260.3 4824.6 19081.5 38090.8
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 663.53
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8
 fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9551.1 18807.4
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 738.88 1214.0
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1759.2 6706.7 26496.6 52883.0
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1008.6 3430.2 12893.2 25480.6
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1154.3 4848.9 19636.7 39353.7
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 703.12 2581.0 9854.7 19426.6
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 701.1 2309.1 9001.8 33375.7
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1206.2 4681.4 18582.2 37116.6
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 754.91
 fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2639.8 9510.5 18582.9
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1393.4 5463.4 21743.2 43449.6
 fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 867.34 2902.0
 fwd_fp16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10613.4 20758.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 879.31 2666.4 9861.7 38531.1
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 182.36 182.36 182.36 182.36
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 178.65 178.65 178.65 178.65
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 180.98 180.98 180.98 180.98
@@ -71,8 +107,13 @@ bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 169.43 169.43 169.43 169.43
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 180.29 180.29 180.29 180.29
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
 bwd_dkv_bf16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1180.6
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1483.0 4994.6 18901.7 37274.0
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1580.2 5196.1 19542.6 38563.5
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1363.0 2293.2 18507.8
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 5371.2 15435.6
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 4600.4
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 14922.8
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3008.1
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3416.3 13399.5 53332.1 106575.6
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2052.6 7028.8 26699.4 53016.2
@@ -80,51 +121,100 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2635.4 10335.2 41134.1 82199.5
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1708.2
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5676.7 21051.3 41325.4
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1744.6 5654.5 20804.6 40796.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 5190.8
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 20114.3 72251.4
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 20118.9 20118.9
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 19900.9 42479.3
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 6390.5 17201.1
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4637.4 15865.5
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 6137.2 23624.4
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5320.4 21776.4
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3789.0 14628.4 57986.3 115796.8
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2138.6 7516.6 29006.7 57690.5
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2981.5 11506.9 45608.7 91077.7
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2402.8 8609.6 33381.3 66460.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5169.1 21386.1
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6201.6 24086.6
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5746.4 23857.0
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5863.0 17199.0
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5235.2 17978.9
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6189.4 18160.8
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5775.1 19861.5
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4968.0 18234.7 72361.2 144529.9
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 20752.4 87813.8
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
 bwd_dkv_fp16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1180.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1483.0 4994.6 18901.7 37274.0
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1363.0 2293.2 18507.8
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3416.3 13399.5 53332.1 106575.6
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2052.6 7028.8 26699.4 53016.2
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2635.4 10335.2 41134.1 82199.5
 bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1708.2
 bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5676.7 21051.3 41325.4
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 5190.8
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 20114.3 72251.4
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3789.0 14628.4 57986.3 115796.8
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2138.6 7516.6 29006.7 57690.5
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2981.5 11506.9 45608.7 91077.7
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5169.1 21386.1
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 877.45
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1094.2 3738.5 14258.6 28087.9
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1148.9 3834.8 14420.8 28432.6
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1051.1 1739.5
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 13231.3
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3991.7 11318.8
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3481.4
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 11072.1
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2126.5
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2550.0 9958.3 39591.4 79102.3
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1675.5 5511.0 20492.9 40271.1
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2053.9 8027.7 31922.7 63782.7
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1309.3 4274.2 15768.6 30939.9
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1420.8 4851.4 18513.9 36751.8
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3921.0
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14636.9 53843.7
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14802.3 14802.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 13611.9 31008.7
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4297.7 12070.6
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3909.9 12108.8
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 5265.2 19767.4
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4600.2 18281.9
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3664.2 14313.8 56912.2 113710.1
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2022.5 7344.4 28054.5 55878.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2953.5 11539.2 45882.1 91672.7
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1633.3 5944.0 22594.6 45014.0
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1278.9 4477.8 17245.1 34263.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5166.8 21170.9
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6105.6 23135.4
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5240.2 21477.0
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6133.9 17648.9
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5238.7 17713.0
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6411.1 18434.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5168.4 17460.9
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6377.8 24088.9 94967.4 189501.1
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 12269.4 52035.1
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 877.45
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1094.2 3738.5 14258.6 28087.9
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1051.1 1739.5
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 13231.3
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2550.0 9958.3 39591.4 79102.3
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1675.5 5511.0 20492.9 40271.1
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 2053.9 8027.7 31922.7 63782.7
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1309.3 4274.2 15768.6 30939.9
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3921.0
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14636.9 53843.7
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3664.2 14313.8 56912.2 113710.1
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2022.5 7344.4 28054.5 55878.0
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2953.5 11539.2 45882.1 91672.7
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1633.3 5944.0 22594.6 45014.0
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5166.8 21170.9
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 3340.3 12988.1 51579.5 103034.7
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1985.0 6815.1 25999.2 51264.0
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 4056.2
@@ -132,24 +222,12 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 5226.8 20362.2 80904.0 161626.3
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3090.9 10744.5 40951.8 81380.9
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3935.3 15328.8 60902.8 121668.2
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2359.9 8209.4 31200.5 62010.2
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 11561.3 45995.4 183732.0 367380.7
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 6296.0
-bwd_fused_bf16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 23301.3 88894.9 176986.4
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 8948.9 35586.7 142138.0 284206.3
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 5026.7 18644.7
-bwd_fused_bf16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 71317.0 142024.0
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 3340.3 12988.1 51579.5 103034.7
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1985.0 6815.1 25999.2 51264.0
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 5226.8 20362.2 80904.0 161626.3
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3090.9 10744.5 40951.8 81380.9
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3935.3 15328.8 60902.8 121668.2
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2359.9 8209.4 31200.5 62010.2
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 11561.3 45995.4 183732.0 367380.7
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 6296.0
-bwd_fused_fp16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 23301.3 88894.9 176986.4
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 8948.9 35586.7 142138.0 284206.3
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 5026.7 18644.7
-bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 71317.0 142024.0
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 104.42 405.52 1609.9 3215.8
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 54.215 204.87 807.49 1611.0
 decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 54.557

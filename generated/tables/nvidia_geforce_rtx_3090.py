@@ -12,25 +12,47 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1023.5 3923.4 15522.6 30988.4
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 556.26
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3
 fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8010.8 15702.8
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 881.43 2510.2 9042.3 17824.3
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 618.68 1020.6
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 652.2 2123.6 8040.6 15704.7
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 912.61 2616.0 9574.2 18761.6
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 621.75
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1932.7
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7419.7 29072.1
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 725.55
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2233.3
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3695.5 7889.7
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 660.11 2148.2 6062.3 7016.4
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 900.0 2556.2 7096.1 8209.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 638.98
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1942.2 6229.5 15755.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 740.56
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2193.8 2615.5 2896.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1156.5
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1464.7 5582.5 22053.6 44015.1
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 811.85 2785.5 10603.6 21260.8
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 965.66 3945.6 15976.7 32018.3
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 593.3 2176.9 8388.3 16390.7
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 762.11 2346.7 8572.1 16594.6
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 589.64 1948.9 7543.1 27950.9
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 749.22 2448.8 4352.6 8845.5
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7890.5 7890.5
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 6941.2 15814.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3723.5
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 3782.4
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 658.64 2212.0 6280.6 7303.8
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 841.17 2538.2
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7053.2 8199.1
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 604.98 1891.6 6129.0 15507.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 733.92 2267.6
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2678.6 2972.5
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 573.91 1840.4 6759.4 12978.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 728.21 2121.9 7669.1 15073.0
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 493.81 1613.1 6343.6 24729.2
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 584.38 1852.3 3354.9 7262.9
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1025.2 3977.6 15787.1 31533.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 634.99 2222.5
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8213.3 15771.3
@@ -38,26 +60,42 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1142.7 4478.8 17823.2 35615.7
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 730.69 2449.0 9081.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17673.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 918.24 2688.7 9672.1 18985.0
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 745.46 2259.1 8362.4 32299.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 893.85
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3016.3 5443.8 11870.7
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 794.84 2627.0 9717.6
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 786.83 2389.4 8850.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 820.42 2664.7 5165.3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 738.81
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2512.5 6950.1 8087.6
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 695.68 2281.8
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 6982.3 17620.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 767.37 2527.2 3294.2 3428.8
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 800.06 2644.4 7319.2
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 759.09
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2384.1 7292.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 796.14 2676.7
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3467.6
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3153.5 11730.4 45928.0 91511.2
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1445.6 5278.7 20528.8 40852.8
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1569.7 5821.8 22725.4 45239.7
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1025.9 3925.8 15525.1 30990.8
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 556.26
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3
 fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8010.8 15702.8
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 618.68 1020.6
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1464.7 5582.5 22053.6 44015.1
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 851.67 2874.9 10939.7 21431.8
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 965.66 3945.6 15976.7 32018.3
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 593.3 2176.9 8388.3 16390.7
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 589.64 1948.9 7543.1 27950.9
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1025.2 3977.6 15787.1 31533.1
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 634.99 2222.5
 fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8213.3 15771.3
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1142.7 4478.8 17823.2 35615.7
 fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 730.69 2449.0 9081.6
 fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17673.7
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 745.46 2259.1 8362.4 32299.5
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 148.64 148.64 148.64 148.64
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 145.62 145.62 145.62 145.62
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.52 147.52 147.52 147.52
@@ -70,8 +108,12 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.52 147.52 147.52 147.52
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.13 138.13 138.13 138.13
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 146.96 146.96 146.96 146.96
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 991.59
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1324.9 4363.2 16460.8 32394.3
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1146.2 1919.7 16165.3
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4659.9 13152.4
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 3908.0 12728.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2515.9
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1722.5 5893.9 22402.2 44462.5
@@ -79,48 +121,95 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1435.9
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4782.3 17927.0 34860.3
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1467.2 4766.3 17722.2 34414.1
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4415.2
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17556.2 60642.9
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 18603.9 18603.9
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 16964.2 35873.6
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 5478.5 14638.2
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3941.1 13333.3
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 5173.7 19806.5
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4465.0 18233.1
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3169.1 12234.0 48493.4 96839.4
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1795.5 6334.5 24317.9 48266.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2018.3 7267.6 27993.6 55600.8
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4368.0 17936.9
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5288.6 20216.8
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4856.5 20009.9
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4999.1 14494.2
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4424.7 15092.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5277.0 15304.7
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4881.4 16673.3
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4225.1 15522.0 60564.5 120961.4
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17604.0 73839.1
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 991.59
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1146.2 1919.7 16165.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1722.5 5893.9 22402.2 44462.5
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1
 bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1435.9
 bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4782.3 17927.0 34860.3
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4415.2
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17556.2 60642.9
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3169.1 12234.0 48493.4 96839.4
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1795.5 6334.5 24317.9 48266.2
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4368.0 17936.9
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 736.17
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 963.52 3198.6 12144.3 23855.6
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 879.76 1458.4 11087.9
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3360.7 9538.5
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2919.1
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 9283.9
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1785.8
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2122.9 8288.8 32952.5 65837.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1410.2 4640.0 17368.1 33900.0
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1671.6 6531.8 25972.5 51893.4
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1101.2 3603.5 13433.6 26099.5
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1193.5 4076.1 15573.8 30864.0
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3291.3
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12265.8 45095.7
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12626.7 12626.7
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 11406.8 25990.3
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3624.1 10165.1
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3297.7 10152.3
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4433.5 16649.4
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3870.7 15318.3
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1701.7 6188.5 23625.8 46875.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2403.5 9388.7 37329.7 74584.4
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1378.3 5018.4 19062.0 37770.7
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1074.3 3764.0 14479.2 28766.9
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4361.3 17756.7
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5155.8 19533.5
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4423.3 18013.1
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5179.6 14905.2
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4422.1 14866.1
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5409.3 15562.2
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4360.9 14650.0
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5347.1 20207.8 79602.0 158830.6
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 10284.4 43552.4
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 736.17
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 879.76 1458.4 11087.9
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2122.9 8288.8 32952.5 65837.4
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1410.2 4640.0 17368.1 33900.0
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1671.6 6531.8 25972.5 51893.4
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1101.2 3603.5 13433.6 26099.5
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3291.3
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12265.8 45095.7
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1701.7 6188.5 23625.8 46875.1
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2403.5 9388.7 37329.7 74584.4
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1378.3 5018.4 19062.0 37770.7
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4361.3 17756.7
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2762.7 10740.7 42652.9 85202.6
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1666.7 5729.2 21828.3 43028.2
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3397.8
@@ -128,24 +217,12 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 4350.7 16948.0 67336.9 134522.2
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2592.5 9016.9 34371.7 68272.2
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3254.7 12676.3 50362.6 100611.1
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1981.9 6896.6 26211.1 51996.8
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 9822.4 39076.2 156091.3 312111.5
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 5284.5
-bwd_fused_bf16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 19625.5 74863.7 148489.9
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 7281.3 28953.5 115642.4 231227.5
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 4222.6 15718.7
-bwd_fused_bf16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 60160.0 119166.4
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2762.7 10740.7 42652.9 85202.6
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1666.7 5729.2 21828.3 43028.2
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4350.7 16948.0 67336.9 134522.2
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2592.5 9016.9 34371.7 68272.2
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3254.7 12676.3 50362.6 100611.1
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1981.9 6896.6 26211.1 51996.8
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 9822.4 39076.2 156091.3 312111.5
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 5284.5
-bwd_fused_fp16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 19625.5 74863.7 148489.9
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 7281.3 28953.5 115642.4 231227.5
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 4222.6 15718.7
-bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 60160.0 119166.4
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 87.418 337.37 1337.2 2670.3
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 48.66 181.28 711.78 1419.1
 decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 49.947

@@ -13,26 +13,46 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 778.07
 fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 2926.3 11510.6 22978.8
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 450.95
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9
 fwd_bf16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11681.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 647.06 1826.3 6625.9 13013.0
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 453.69 743.96
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 485.79 1593.0 6012.4
 fwd_bf16_d64_causal_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11688.0
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 670.19 1907.7 6951.2 13679.3
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 455.97
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1409.2
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 5414.4 21210.1
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 539.3
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1579.9 2535.7 5310.0
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.89 1606.6 4535.6 5220.1
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 660.25 1867.6 5171.6 6000.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 467.3
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1421.3 4546.9 11489.4
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 544.99 1610.3 1895.8 2049.0
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 857.25
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1065.0 4053.6 16007.8 31946.9
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 603.92 2073.9 7894.9 15581.9
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 705.0 2894.5 11718.7 23484.3
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 436.94 1587.9 6120.2 11957.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 556.37 1710.9 6235.9 12071.5
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 430.07 1417.1 5505.1 20399.3
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 612.86
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1939.3 3275.3 6659.6
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5917.5 5917.5
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5059.7 11531.0
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2683.0 2739.4
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 497.87 1663.2 4720.5 5474.7
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 614.45 1831.1
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5143.5 5948.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 440.82 1376.2 4476.6 11297.0
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 543.37 1644.3 1935.9
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2181.5
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 421.39 1350.9 4946.8 9512.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 531.31 1547.7 5581.5 11001.3
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 360.12 1162.1 4586.2 18049.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 428.34 1359.5 2424.4 5070.1
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 745.43 2890.6 11471.5 22912.7
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 468.67 1634.4
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6051.3 11637.1
@@ -40,25 +60,41 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 842.99 3302.4 13140.2 26257.2
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 548.41
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.9
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 670.06 1960.3 7035.0 13863.1
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 541.98 1641.2 6056.2 23559.9
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 653.1
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2203.1 4021.1 8445.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.89 1931.0 7096.7
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 571.89 1735.4 6409.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 623.2 1999.7 3895.5
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.07 1839.2 5100.2 5833.6
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 507.16
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1658.4 5097.0 12846.4
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 570.63 1943.4 2490.7 2722.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 582.21 1941.5 5387.1
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 563.71
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1731.4 5323.8
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 566.11 1903.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2354.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2306.3 8577.4 33558.4 66933.4
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1060.8 3870.2 15025.7 29969.8
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1146.6 4250.3 16564.4 33055.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 759.17 2904.2 11484.2 22924.1
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 450.95
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9
 fwd_fp16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11681.7
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 453.69 743.96
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1065.0 4053.6 16007.8 31946.9
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 647.27 2226.5 8427.7 16552.3
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 705.0 2894.5 11718.7 23484.3
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 436.94 1587.9 6120.2 11957.0
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 430.07 1417.1 5505.1 20399.3
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 745.43 2890.6 11471.5 22912.7
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 468.67 1634.4
 fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6051.3 11637.1
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 842.99 3302.4 13140.2 26257.2
 fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 548.41
 fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.9
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 541.98 1641.2 6056.2 23559.9
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 193.17 193.17 193.17 193.17
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 189.24 189.24 189.24 189.24
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 191.71 191.71 191.71 191.71
@@ -71,8 +107,13 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 191.71 191.71 191.71 191.71
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 179.46 179.46 179.46 179.46
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 190.98 190.98 190.98 190.98
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 722.39
 bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 969.97 3146.0 11804.6 23123.4
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 838.62 1399.2 11284.7
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 3395.9 9623.7
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2779.6
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 9192.8
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1862.2
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2125.9 8281.7 32904.8 65748.5
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1285.8 4408.7 16755.0
@@ -80,48 +121,93 @@ bwd_dkv_bf16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32882.6
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.1 6186.8 24565.7 49083.2
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1090.3 3543.5 13172.9 25573.3
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1070.4 3477.5 12923.2 25088.3
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3254.5
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12684.0 44397.0
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 13147.6 13147.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12256.6 26207.4
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3964.5 10780.7
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2844.2 9611.0
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3775.7 14450.7
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3255.4 13308.6
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2328.8 8989.7 35633.4 71158.2
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1316.4 4644.2 17829.3 35428.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1473.1 5299.0 20425.1 40616.5
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3177.2 13082.5
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3848.1 14762.2
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3531.7 14594.0
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3637.0 10565.6
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3217.4 11003.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3839.2 11156.4
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3549.2 12156.1
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3068.8 11257.3 44188.0 88261.7
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 12836.4 53865.2
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 722.39
 bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 838.62 1399.2 11284.7
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2125.9 8281.7 32904.8 65748.5
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1285.8 4408.7 16755.0
 bwd_dkv_fp16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32882.6
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.1 6186.8 24565.7 49083.2
 bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1090.3 3543.5 13172.9 25573.3
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3254.5
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12684.0 44397.0
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2328.8 8989.7 35633.4 71158.2
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1316.4 4644.2 17829.3 35428.9
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3177.2 13082.5
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 566.23
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 700.8 2332.8 8853.9 17397.2
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 641.73 1062.0 8087.0
+bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 2357.9 6705.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2123.3
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 6772.7
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1295.4
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1615.4 6211.6 24596.7 49140.0
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1071.4 3443.9 12807.4 24953.8
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1266.1 4851.5 19192.8 38343.5
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 842.6 2681.7 9900.8 19199.0
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 874.76 2985.2 11400.9 22589.1
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2421.5 8977.3 33003.6
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 9212.3 9212.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8348.7 19018.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2645.5 7433.7
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2405.4 7425.7
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3248.2 12190.4
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2835.0 11241.5
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2326.3 9000.5 35789.1 71507.2
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1301.0 4643.3 17684.0 35187.6
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1834.1 7071.9 28113.8 56172.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1062.9 3776.9 14288.1 28424.7
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 783.61 2743.4 10546.7 20971.9
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3220.6 13150.7
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3806.3 14423.0
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3266.4 13342.5
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3824.7 11043.4
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3265.6 11008.1
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3994.3 11526.3
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3219.4 10838.5
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 3929.5 14849.7 58514.0 116757.1
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7502.9 31790.3
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 566.23
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 641.73 1062.0 8087.0
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1615.4 6211.6 24596.7 49140.0
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1071.4 3443.9 12807.4 24953.8
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1266.1 4851.5 19192.8 38343.5
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 842.6 2681.7 9900.8 19199.0
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2421.5 8977.3 33003.6
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2326.3 9000.5 35789.1 71507.2
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1301.0 4643.3 17684.0 35187.6
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1834.1 7071.9 28113.8 56172.0
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1062.9 3776.9 14288.1 28424.7
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3220.6 13150.7
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2029.4 7888.5 31325.2 62574.0
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1238.9 4247.7
 bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 16129.0 31615.7
@@ -130,12 +216,6 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3201.8 12473.4 49560.1 99009.0
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1905.2 6614.6 25201.7 50052.7
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2408.2 9380.2 37268.3 74452.4
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1454.7 5058.3 19211.7 38152.5
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 7170.8 28392.5 113414.0 226776.0
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 3899.7
-bwd_fused_bf16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 14384.8 54852.2 109105.9
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 5360.8 21265.7 84929.9 169817.2
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 3120.2 11570.6
-bwd_fused_bf16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 43971.4 87453.6
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2029.4 7888.5 31325.2 62574.0
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1238.9 4247.7
 bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 16129.0 31615.7
@@ -143,43 +223,39 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3201.8 12473.4 49560.1 99009.0
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1905.2 6614.6 25201.7 50052.7
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2408.2 9380.2 37268.3 74452.4
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1454.7 5058.3 19211.7 38152.5
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 7170.8 28392.5 113414.0 226776.0
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 3899.7
-bwd_fused_fp16_d192_causal 1024 br16_bc64_w8_s2_fa2_ptr 14384.8 54852.2 109105.9
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 5360.8 21265.7 84929.9 169817.2
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 3120.2 11570.6
-bwd_fused_fp16_d256_causal 4096 br16_bc64_w8_s2_fa2_ptr 43971.4 87453.6
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 108.87 423.65 1682.8 3361.7
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 58.38 220.76 870.3 1736.3
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 59.017
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 226.05
-decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s3_fa2_ptr 846.16
-decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s5_fa2_ptr 1685.0
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 58.437 220.82 437.42 437.42
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 59.186
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 225.81 436.29 436.29
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 215.47 846.88 3372.5 6740.1
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 216.73 850.57 3386.0 6766.5
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 221.85 844.07 3351.2 6693.9
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 216.45 850.57 1696.5 1696.5
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 214.72
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 844.1
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 1690.8 1690.8
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr 2572.4 2573.4
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1046.5 4170.6 16667.2 33329.2
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1152.5 4618.1 18452.2 36897.7
-decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 846.2 3364.6 13438.2 26869.6
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 847.1
-decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.1 13432.2 26839.2
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1161.7
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3350.2 13368.8 26726.8
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 847.76
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3366.2 13432.5
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 847.42 3369.0 6732.6 6732.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1102.8
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3350.3 6730.1 6730.1
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 848.11 3371.7 6738.0
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 433.84 1705.7 6793.1 13576.2
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 433.32 1703.4 6784.0 13558.0
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 24.585
+decode_bf16_d64 1024 br16_bc32_w4_s2_fa2_ptr_x7 67.812
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 226.54 435.7
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.739
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 67.835 227.84 436.1
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.604 84.257 234.82 447.03
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.861
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 68.096
+decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 122.52 122.52
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.844 84.428 139.71 139.71
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 39.933
+decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 123.25 437.88 852.31
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.223 123.34 437.89 852.31
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 59.393 159.35 453.61 907.58
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.325 123.46 228.86 228.86
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 55.501 159.31 263.96 263.96
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr_x4 447.2 447.53
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 47.461 151.04
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 545.24 1061.7
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 74.716 208.88 582.05 1115.0
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 68.573 231.98 859.54
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1689.3
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.612
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 233.98 862.1 1689.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 122.54
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 323.35 913.39 1754.4
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 68.957 233.21 860.87
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.786
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 234.02 444.6 444.6
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 116.57
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 324.75 534.07 534.07
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 69.055 233.31 441.06
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 125.93 455.12 1722.3 3381.5
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 125.63 454.46 1722.0 3380.5
 """,
 }

@@ -12,24 +12,43 @@ ARCH = "sm_89"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 442.31 1690.6 6683.8 13341.5
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 322.2
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 389.32 1103.1 4002.4 7866.8
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 325.12 449.4
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 286.36 932.44 3513.0 6909.2
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.02 1169.7 4254.3 8266.1
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 283.24 847.56
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3244.1 12551.7
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 329.63
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 951.9 1579.6 3315.0
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 291.54 936.93 2645.5 3059.7
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 397.6 1127.3 3108.4 3586.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 286.2 850.86 2698.0 6807.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 326.68 968.53 1140.0 1266.0
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 504.49
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.79 1218.1 4670.0 9145.9
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 416.1 1700.2 6879.3 13784.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 270.35 964.28 3706.5 6989.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 336.61 1041.2 3790.5 7079.4
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 259.68 859.27 3316.4 12089.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 371.31
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1172.4 2048.7 4170.1
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3456.0 3456.0
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3045.9 6855.0
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1667.6 1662.9
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 291.52 979.87 2759.7 3168.8
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 371.53 1109.1
 fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3095.4 3551.2
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 266.31 827.64 2657.8 6730.6
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 327.07 990.41
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1211.8 1277.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 256.72 827.78 3031.6 5501.3
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 320.5 936.62 3281.4 6467.1
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.01 822.75 3173.2
+fwd_bf16_d192v128_causal_varlen 16384 br64_bc16_w4_s2_fa2_ptr_rows 12329.7
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 263.82 832.77 1599.0 3352.5
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 437.12 1691.5 6709.0 13399.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
 fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
@@ -40,18 +59,32 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
 fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 406.13 1191.6 4129.9 8141.3
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 334.31 1019.6 3767.7 13987.2
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 413.35
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1369.4 2494.1 5290.6
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.47 1208.7 4445.0
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 352.89 1078.4 3987.5
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 392.12 1210.3 2561.0
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 306.96 1004.9
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3070.3 7690.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 358.44 1192.2 1578.2 1700.1
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 347.58
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1075.7 3206.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 350.52 1175.1 1519.0
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1238.6 4556.7 17713.8 35364.4
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 669.76 2456.6 9482.0 18963.2
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 697.86 2588.3 10021.3 20050.5
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1026.2 3839.6 15821.5 62513.4
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s2_fa2_ptr 1094.8 4044.2 7590.8 16121.7
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 443.36 1691.7 6684.9 13342.5
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 322.2
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 325.12 449.4
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 371.95 1270.7 4816.9 9605.4
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 416.1 1700.2 6879.3 13784.8
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 270.35 964.28 3706.5 6989.0
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 259.68 859.27 3316.4 12089.7
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 437.12 1691.5 6709.0 13399.1
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
 fwd_fp16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
@@ -61,6 +94,7 @@ fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 474.75 1855.6 7379.1 14743.8
 fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
 fwd_fp16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
 fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 334.31 1019.6 3767.7 13987.2
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 138.23 138.23 138.23 138.23
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 135.44 135.44 135.44 135.44
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 137.19 137.19 137.19 137.19
@@ -73,8 +107,13 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 137.19 137.19 137.19 137.19
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 128.48 128.48 128.48 128.48
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 136.67 136.67 136.67 136.67
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
+bwd_dkv_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 483.36
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 584.61 1872.4 7030.3 13619.2
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 500.32 840.37 7398.3
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2273.3 6015.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1823.0
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 5817.1
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1104.5
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1221.7 4786.2 19044.2 38054.8
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 758.42 2607.7 9777.2 19413.5
@@ -82,48 +121,97 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 926.98 3629.8 14440.9 28855.7
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 630.62
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2128.9 7955.8 14931.9
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 646.12 2116.6 7848.3 14714.0
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2002.2 8095.6
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 28346.1
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 8229.3 8229.3
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 7796.8
+bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16253.0
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 2597.7
+bwd_dkv_bf16_d128_causal_window 4096 br32_bc128_w8_s2_fa2_ptr 6750.9
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1754.6 5804.3
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2254.3 8511.9
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1944.3 7878.9
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1355.1 5226.4 20711.3 41357.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 783.33 2759.2 10450.6 20784.0
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 883.27 3173.3 12023.7 23937.9
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1920.9 7780.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2339.5 8667.1
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2136.9 8679.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 2211.2 6179.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1946.1 6559.7
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2333.8 6524.9
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2146.5 7246.4
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1918.9 6550.6 25977.3 51879.6
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 8024.7 32151.9
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
+bwd_dkv_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 483.36
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 500.32 840.37 7398.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1221.7 4786.2 19044.2 38054.8
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 758.42 2607.7 9777.2 19413.5
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 926.98 3629.8 14440.9 28855.7
 bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 630.62
 bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2128.9 7955.8 14931.9
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2002.2 8095.6
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 28346.1
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1355.1 5226.4 20711.3 41357.9
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 783.33 2759.2 10450.6 20784.0
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1920.9 7780.7
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 404.12
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 420.37 1401.0 5310.6 10243.5
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 407.98 638.09 4793.5
+bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 1412.0 3995.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1268.6
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 4015.3
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 803.02
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 915.71 3570.9 14191.7 28352.8
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 622.69 2052.7 7675.9 15263.0
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 725.36 2829.7 11247.3 22470.6
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 487.45 1606.7 5971.2 11196.7
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 524.82 1791.2 6835.2 13504.2
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1447.8
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5397.3 19557.4
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5610.0 5610.0
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5030.0 11298.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1610.5 4472.0
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1454.8 4418.2
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1966.5 7162.4
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1712.5 6671.2
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1330.9 5195.3 20652.8 41262.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 761.05 2765.8 10243.8 20402.5
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1052.3 4107.3 16327.0 32620.0
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 620.24 2258.0 8258.7 16450.7
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 470.69 1645.5 6302.6 12548.1
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1950.0 7826.2
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2317.2 8480.4
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1977.1 7939.6
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2328.1 6578.1
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1977.3 6571.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2431.3 6865.0
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1949.8 6470.1
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1425.3 5179.4 20285.8 40427.8
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s2_fa2_ptr 7416.4 31441.9
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 404.12
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 407.98 638.09 4793.5
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 915.71 3570.9 14191.7 28352.8
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 622.69 2052.7 7675.9 15263.0
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 725.36 2829.7 11247.3 22470.6
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 487.45 1606.7 5971.2 11196.7
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1447.8
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5397.3 19557.4
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1330.9 5195.3 20652.8 41262.8
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 761.05 2765.8 10243.8 20402.5
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1052.3 4107.3 16327.0 32620.0
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 620.24 2258.0 8258.7 16450.7
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1950.0 7826.2
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1191.0 4625.3 18362.8 36679.4
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 727.55 2501.7 9525.3 18470.5
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1482.7
@@ -131,47 +219,47 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1864.0 7256.0 28824.0 57581.3
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1129.2 3930.0 14754.1 29316.2
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1402.8 5458.5 21681.6 43312.4
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 865.93 3016.1 11238.6 22332.0
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 4161.4 16550.8 66108.1 132184.5
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2314.7 8608.4 33094.0 65992.0
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 3144.3 12498.0 49913.0 99799.7
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1854.9 6896.5 26377.5 52601.6
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1191.0 4625.3 18362.8 36679.4
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 727.55 2501.7 9525.3 18470.5
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1864.0 7256.0 28824.0 57581.3
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1129.2 3930.0 14754.1 29316.2
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1402.8 5458.5 21681.6 43312.4
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 865.93 3016.1 11238.6 22332.0
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 4161.4 16550.8 66108.1 132184.5
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 2314.7 8608.4 33094.0 65992.0
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 3144.3 12498.0 49913.0 99799.7
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1854.9 6896.5 26377.5 52601.6
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 77.561 299.48 1187.2 2370.7
-decode_bf16_d64_sink_paged 1 br16_bc32_w4_s5_fa2_ptr 40.574 151.53 595.38 1187.2
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 40.574 155.86 602.87 1198.9
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr 40.574 151.53 299.55 299.55
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 40.574 155.86
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 314.03 314.03
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 152.11 595.95 2371.3 4738.5
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 152.11 595.95 2371.3 4738.5
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 158.06 621.82 2403.4 4768.9
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 152.11 595.95 1188.0 1188.0
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 157.93
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 619.93
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1209.2 1209.2
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 1782.7 1783.4
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 744.19 2963.4 11840.2 23676.0
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 744.19 2969.0 11852.1
-decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr 23696.3
-decode_bf16_d256 1 br16_bc64_w8_s1_fa2_ptr 597.11 2372.5 9473.9 18942.6
-decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9 18942.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 685.55
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 2380.7 9494.7 18980.0
-decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 9473.9
-decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8 4740.8
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 650.88
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 2380.7 4807.3 4807.3
-decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 597.11 2372.5 4740.8
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3
-decode_bf16_d512_paged 1 br16_bc32_w8_s2_fa2_ptr_v2 303.53 1191.2 4741.9 9476.3
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 20.409
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 50.524 163.46 311.92
+decode_bf16_d64_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 88.667
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 14.628 30.808
+decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 88.667 163.46
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 19.296 47.921 104.65 177.97
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 14.683 30.808
+decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 53.195 53.195
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 19.516 48.001 71.141 71.141
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 30.117 88.269 311.57 607.76
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 30.907 89.304 312.65 608.86
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 47.183 129.11 338.83 616.39
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 30.96
+decode_bf16_d128_window_paged 1024 br16_bc64_w4_s3_fa2_ptr_x2 89.304
+decode_bf16_d128_window_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 166.44 166.44
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.267
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 130.42
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 204.96 204.96
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 242.77 242.85
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 105.1 383.66 1493.6 2973.2
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 133.16 443.42
+decode_bf16_d192v128_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 1496.6
+decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr 2977.2
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 50.684 163.83 608.56 1200.5
+decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74 1199.9 2383.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 125.95
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 395.92 1201.9 2387.6
+decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74 1199.9
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 613.1 613.1
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 119.82
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 397.01 697.82 697.82
+decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s5_fa2_ptr 610.05
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 89.293 312.69 1200.9 2384.5
+decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2 51.882 165.28 610.16 1202.1
 """,
 }

@@ -12,46 +12,82 @@ ARCH = "sm_90"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
+fwd_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
 fwd_bf16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 161.78
 fwd_bf16_d64_causal 1024 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 347.5 1235.7 2405.8
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 161.47 403.47 1362.3 2626.3
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
 fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 139.34 367.45 1268.6 2469.0
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 163.84 415.94 1424.7 2759.5
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 190.56 438.29 1480.9 5617.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 191.0
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s3_fa2_ptr 452.18 722.14 1519.6
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 144.96 372.71 977.95 1125.0
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 176.55 429.85 1122.3 1292.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 173.34 423.27 1229.6 3071.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 210.12
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 476.42 525.84 562.97
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 357.6
 fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
 fwd_bf16_d128 1 br128_bc128_w8_s3_s_ahead_tma 117.46 447.74 1773.0 3540.5
 fwd_bf16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 83.395 249.05 912.36 1741.7
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 132.33 342.95 1172.3 2191.1
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 137.54 348.93 1223.7 4405.4
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 174.88
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s3_fa2_ptr_lpt 464.31
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 751.99 1441.4
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1108.2 1108.2
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1212.0 2718.6
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 714.43 724.44
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 135.64 352.6 917.8 1056.2
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 172.99 443.47 1166.0 1340.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr 161.36
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr_lpt 392.7
+fwd_bf16_d128_causal_window_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1125.3 2816.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 175.04 470.55 532.76
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 585.15
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 108.74 316.51 1125.4 2077.3
 fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 129.77 349.93 1221.5 2243.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 150.2
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 385.88 1345.0 5031.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 201.05 515.22 938.93 1960.5
 fwd_bf16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
 fwd_bf16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s2_s_ahead_tma_lpt 119.89 322.22 1108.3 2011.7
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 140.54 356.75 1242.9 4604.0
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 168.83 427.68 740.55 1570.0
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.2 433.91 1562.9
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 158.28 442.49
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 1590.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s2_fa2_ptr_lpt 211.23
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 531.8 904.67
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 118.33 352.25 933.98 1064.0
 fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt 145.54 387.06 1010.3 1152.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 156.11 434.09 1311.8 3264.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 184.23 436.51 545.99 605.88
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 149.88 457.8 1220.6
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 211.34 620.45 1887.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 202.61 520.49 665.82
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 416.14 1309.2 4641.6 9157.8
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641.0 9155.2
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 296.03 842.53 2746.9 5413.8
 fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
+fwd_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
 fwd_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 124.69 347.5 1235.7 2405.8
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
 fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_fp16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
 fwd_fp16_d128 1 br128_bc128_w8_s3_s_ahead_tma 117.46 447.74 1773.0 3540.5
 fwd_fp16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 83.395 249.05 912.36 1741.7
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 137.54 348.93 1223.7 4405.4
 fwd_fp16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
 fwd_fp16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 140.54 356.75 1242.9 4604.0
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 43.667 43.667 43.667 43.667
 bwd_delta_bf16_d96 1 br16_bc16_w2_s1_fa2_ptr 42.826 42.826 42.826 42.826
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 43.354 43.354 43.354 43.354
@@ -64,105 +100,145 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 43.354 43.354 43.354 43.354
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 40.734 40.734 40.734 40.734
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 43.197 43.197 43.197 43.197
 bwd_dkv_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 278.96
 bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 304.27 822.29 2877.8 5513.9
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 254.75 380.26
+bwd_dkv_bf16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2602.2
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 961.27 2534.6
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 782.28 2404.3
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr 890.34
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 297.08 872.47 3088.7 6076.0
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 631.06 2366.1 8281.1
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 3035.0 3035.0
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 2827.1 5756.2
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 803.29 2085.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 678.73 2028.3
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_fa2_tma 1173.4 4254.4
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 1044.7 3965.9
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_tma 648.02 2457.0 9707.2 19376.5
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s3_s_ahead_tma 585.73 2055.7 7519.2 14869.9
+bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4117.5 16976.5
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.0 5463.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4371.0 18032.4
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_tma 1147.3 3137.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1238.1 3965.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.9 4293.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1393.5 4469.4
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1715.3 6504.5 21341.8 42639.5
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6095.2 24413.7
 bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 278.96
 bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
 bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 254.75 380.26
+bwd_dkv_fp16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2602.2
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 631.06 2366.1 8281.1
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_tma 638.91 2441.6 9652.5 19267.0
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.34 1065.8 3865.5 7640.8
+bwd_dkv_fp16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4117.5 16976.5
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
+bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 199.04
 bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
 bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 143.43 403.78 1441.1 2802.5
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.84 277.1 1623.5
+bwd_dq_bf16_d64_causal_window 1024 br128_bc64_w8_s3_fa2_tma_lpt 449.16 1208.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 461.56 1369.7
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s2_fa2_ptr_lpt 961.09
 bwd_dq_bf16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
 bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
 bwd_dq_bf16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
 bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 142.89 413.29 1475.0 2796.7
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 473.39 1630.1 5851.0
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1385.2 1385.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1374.0 3088.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 412.86 1114.3
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 415.51 1193.3
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s3_s_ahead_tma_lpt 537.23 1899.0
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 523.66 1963.8
 bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
 bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w4_s3_s_ahead_tma_lpt 166.52 510.4 1795.3 3542.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1244.0 5009.3
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 661.79 2349.1
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1214.3 4858.6
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_tma_lpt 543.6 1478.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1259.3 4061.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 680.73 1863.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1333.5 4312.9
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1278.3 4752.8 18804.9 37701.5
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 3148.0 12728.3
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
+bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 199.04
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.84 277.1 1623.5
 bwd_dq_fp16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
 bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
 bwd_dq_fp16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 473.39 1630.1 5851.0
 bwd_dq_fp16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
 bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
 bwd_dq_fp16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
 bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
-bwd_fused_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01 1982.8 7714.3 15356.5
-bwd_fused_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 394.79 1173.8 4255.8 8204.4
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1244.0 5009.3
+bwd_fused_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1302.4
-bwd_fused_bf16_d96 1 br64_bc128_w8_s3_fa2_ptr 630.8 2386.2 9408.1 18770.6
-bwd_fused_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_tma 559.45 1811.4 6738.4 13383.0
 bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_fused_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_tma 422.23 1385.5 5160.4 9781.5
-bwd_fused_bf16_d192 1 br16_bc64_w8_s4_fa2_ptr 1651.6 6474.5 25766.4 51488.9
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s4_fa2_ptr 976.39 3449.8 12781.1 25282.3
-bwd_fused_bf16_d256 1 br16_bc64_w8_s4_fa2_ptr 1285.1 5034.4 20031.6 40027.9
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s4_fa2_ptr 766.83 2710.1 9928.2 19637.4
-bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01 1982.8 7714.3 15356.5
-bwd_fused_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 394.79 1173.8 4255.8 8204.4
-bwd_fused_fp16_d96 1 br64_bc128_w8_s3_fa2_ptr 630.8 2386.2 9408.1 18770.6
-bwd_fused_fp16_d96_causal 1 br32_bc128_w8_s2_fa2_tma 559.45 1811.4 6738.4 13383.0
+bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_fused_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_tma 422.23 1385.5 5160.4 9781.5
-bwd_fused_fp16_d192 1 br16_bc64_w8_s4_fa2_ptr 1651.6 6474.5 25766.4 51488.9
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s4_fa2_ptr 976.39 3449.8 12781.1 25282.3
-bwd_fused_fp16_d256 1 br16_bc64_w8_s4_fa2_ptr 1285.1 5034.4 20031.6 40027.9
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s4_fa2_ptr 766.83 2710.1 9928.2 19637.4
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr 25.97 94.084 366.54 729.81
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 14.643 48.813 185.49 367.73
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 15.027
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 51.984
-decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 198.15 378.29
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 14.935 48.86 94.517 94.517
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.642
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 51.968 107.56 107.56
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 48.663 184.32 726.93 1450.4
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 48.613 184.02 725.67 1447.9
-decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 48.964 189.84 739.79 1463.4
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 48.639 184.04 364.7 364.7
-decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 48.869 189.59 379.47 379.47
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 555.1 555.29
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 230.72 911.06 3632.4 7260.9
-decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 260.42 916.84 3586.3 7145.6
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 184.98 727.42 2897.2 5790.2
-decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 186.83 734.78 2926.6 5849.0
-decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 204.89 791.98 3106.6 6164.6
-decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 187.14 736.01 2931.5
-decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 186.88 734.81 1466.3 1466.3
-decode_bf16_d256_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 186.96
-decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s4_fa2_ptr 791.99 1610.2 1610.2
-decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 187.17 735.97 1468.7
-decode_bf16_d512 1 br16_bc64_w8_s3_fa2_ptr_v2 95.061 366.44 1452.0 2899.4
-decode_bf16_d512_paged 1 br16_bc128_w8_s4_fa2_ptr_v2 95.233 367.02
-decode_bf16_d512_paged 4096 br16_bc32_w4_s5_fa2_ptr_v2 1517.2 3019.7
+decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 12.542 23.415 59.125 105.25
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x4 13.307 24.679 61.483 106.06
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.484 32.935 68.866 115.21
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 13.699
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 24.822 38.475 38.475
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.768 33.408 50.307 50.307
+decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr_x2 16.71 36.002
+decode_bf16_d128 4096 br16_bc64_w4_s2_fa2_ptr_x2 105.23 196.33
+decode_bf16_d128_paged 1 br16_bc64_w8_s4_fa2_ptr_x2 17.234 36.527
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 105.64 196.71
+decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 22.187 57.228 124.67 206.29
+decode_bf16_d128_window_paged 1 br16_bc64_w8_s4_fa2_ptr_x2 17.444 36.811 61.376 61.376
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 22.556 56.408 87.685 87.685
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr_x2 106.9 106.87
+decode_bf16_d192v128_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 20.013 43.467 128.5 242.47
+decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 25.545 60.02 142.04 242.66
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 23.045
+decode_bf16_d256 1024 br16_bc64_w4_s4_fa2_ptr 58.526 195.81 376.85
+decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 23.987
+decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr_x2 60.004 196.72 377.8
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 37.334 101.99 241.94 407.69
+decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 24.298 60.556
+decode_bf16_d256_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 197.76
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 24.423 60.616
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 106.86 106.86
+decode_bf16_d256_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 34.682
+decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s4_fa2_ptr 101.99 156.53 156.53
+decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 24.626
+decode_bf16_d256_window_softcap_paged 1024 br16_bc128_w8_s4_fa2_ptr 59.42
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 106.48
+decode_bf16_d512 1 br16_bc64_w8_s3_fa2_ptr_v2 36.264
+decode_bf16_d512 1024 br16_bc64_w4_s3_fa2_ptr_v2 104.76 376.61 737.75
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 39.729
+decode_bf16_d512_paged 1024 br16_bc128_w8_s4_fa2_ptr_v2 112.19
+decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 387.64 751.7
 """,
 }
 

@@ -78,7 +78,8 @@ fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 296.03 842.53 2746.9 5413.8
 fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
 fwd_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
-fwd_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 124.69 347.5 1235.7 2405.8
+fwd_fp16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 161.78
+fwd_fp16_d64_causal 1024 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 347.5 1235.7 2405.8
 fwd_fp16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
 fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
 fwd_fp16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
@@ -206,31 +207,40 @@ bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1302.4
 bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
 bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 19.668 66.999 258.34 513.47
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 11.614 34.94 130.1 256.97
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 15.027
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 38.389 135.0 263.82
-decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 12.494 34.984 66.791 66.791
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.495
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 38.373 80.526 80.526
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 35.136 130.53 512.08 1020.8
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 35.086 130.23 510.82 1018.3
-decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 40.35 164.98 641.54 1267.9
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 35.112 130.25 257.2 257.2
-decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 40.876 172.99 359.54 359.54
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 537.11 537.11
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 163.49 642.51 2558.6 5113.4
-decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 260.42 807.1 3142.0 6255.3
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 131.08 512.47 2038.0 4072.1
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 131.64 515.07 2048.8 4093.7
-decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s3_fa2_ptr 204.89 791.51 3105.0 6161.4
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 130.96 512.17 2037.0
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 132.85 515.14 1026.9 1026.9
-decode_bf16_d256_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 178.66
-decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s3_fa2_ptr 791.51 1609.1 1609.1
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 131.07 512.3 1021.0
-decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 69.683 257.25 1016.3 2028.4
-decode_bf16_d512_paged 1 br16_bc64_w4_s5_fa2_ptr_v2 89.439 303.83 1161.4 2304.9
+decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 11.607 20.268 47.112 79.839
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 12.924 22.254
+decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x3 48.366 80.295
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 13.859 29.799 57.298 91.466
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 13.025
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr_x3 21.91 31.787 31.787
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.226 30.088 44.19 44.19
+decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr_x2 14.665 29.183 78.455
+decode_bf16_d128 16384 br16_bc64_w4_s2_fa2_ptr_x2 142.18
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 16.017
+decode_bf16_d128_paged 1024 br16_bc64_w8_s4_fa2_ptr_x2 31.313
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 80.591 142.45
+decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 21.139 53.527 112.62 185.76
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 16.311
+decode_bf16_d128_window_paged 1024 br16_bc64_w8_s4_fa2_ptr_x2 31.818 51.34 51.34
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 23.313
+decode_bf16_d128_window_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 52.76 82.405 82.405
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr_x2 81.284 81.398
+decode_bf16_d192v128_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 19.137 38.758 107.02 194.17
+decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 25.545 56.412 129.44 214.98
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 19.382
+decode_bf16_d256 1024 br16_bc64_w4_s4_fa2_ptr 45.495 141.66 269.15
+decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 21.17 47.313 142.44 269.97
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s3_fa2_ptr 37.334 101.91 241.73 407.3
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x3 21.792 49.263 146.46
+decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 21.64 47.878 81.493 81.493
+decode_bf16_d256_window_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 38.469
+decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s3_fa2_ptr 101.91 156.38 156.38
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 21.715
+decode_bf16_d256_window_softcap_paged 1024 br16_bc128_w8_s4_fa2_ptr 47.288
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 82.644
+decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 31.362 83.989
+decode_bf16_d512 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 282.13 541.74
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 36.751 100.99 345.54 669.27
 """,
 }
 

@@ -12,44 +12,88 @@ ARCH = "sm_89"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 904.78 2409.1 9348.2 18600.3
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.0
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
 fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1738.7 6158.6 11952.4
+fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.2
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.0
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 513.31 1388.7 5058.5 9871.8
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 637.08 1710.7 6069.0 11776.5
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 608.58
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1350.6 4755.2 18430.1
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 643.5
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1705.1 2691.3 5669.7
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 513.31 1407.8 3862.6 4494.3
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 692.65 1801.3 4879.5 5614.0
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 608.77 1397.8 4300.6 10816.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.64
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1865.0 2106.2 2341.6
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1050.7
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 888.39 2044.6 7638.1 15005.2
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 901.28 2517.2 10089.9 20186.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 901.28 1379.9 5202.5 10209.5
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1011.1 1534.5 5438.4 10553.2
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.29
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1256.1 4736.2 17467.8
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 672.95
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2036.9 3376.1 6784.4
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5211.6 5211.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4828.9 10984.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3114.6 3238.7
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 565.74 1514.0 4227.5 4903.4
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 633.2 1658.9 4530.9 5249.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 671.04
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1382.7 4370.2 11015.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 673.35 1966.2
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2302.6
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2556.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 704.24 1217.9 4389.7 8522.3
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 786.53 1755.1 6206.8 12183.9
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 837.58
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1252.9 4844.3 19009.0
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 840.77 1313.9 2308.5 4859.5
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 844.05 2584.4 10192.3 20336.1
 fwd_bf16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 844.05 1443.2 5203.5 10102.9
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 899.53 2942.0 11663.3 23291.7
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11858.5
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1005.2 1963.1 6891.0 13522.2
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 808.0
+fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1588.4 5853.5 22903.1
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.15 1972.3 3642.7 7693.2
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1786.0 6527.1
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.27
+fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1676.6 6149.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.95 2149.6 4017.0
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1631.9 4495.6 5178.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 804.0
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1539.0 4716.3 11897.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.15 1943.8 2383.5 2728.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1789.6 4939.1
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 809.3
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1613.1 4935.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.21
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2165.6 2540.6
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2994.7 11051.9 43221.6 86124.9
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1478.7 5392.7 21001.5 41818.4
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1529.4 5627.6 21963.5 43754.0
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 904.78 2383.4 9322.6 18574.7
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.0
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
+fwd_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.2
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.0
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 888.39 2044.6 7638.1 15005.2
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 901.28 2517.2 10089.9 20186.8
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 901.28 1379.9 5202.5 10209.5
+fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.29
+fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1256.1 4736.2 17467.8
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 844.05 2584.4 10192.3 20336.1
 fwd_fp16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 844.05 1443.2 5203.5 10102.9
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 899.53 2942.0 11663.3 23291.7
 fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11858.5
+fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 808.0
+fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1588.4 5853.5 22903.1
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 457.38 457.38 457.38 457.38
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 447.99 447.99 447.99 447.99
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 453.89 453.89 453.89 453.89
@@ -62,8 +106,12 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 453.89 453.89 453.89 453.89
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 424.61 424.61 424.61 424.61
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 452.14 452.14 452.14 452.14
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1611.1
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1516.3 3097.6 11306.2 22136.4
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1613.5 1651.7 9068.5
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2926.1 8181.0
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2445.8 7950.7
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2003.5
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2073.9 8033.8 31873.3 63659.3
 bwd_dkv_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1406.7 4532.9 16863.9 33060.3
@@ -71,47 +119,92 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1556.5 6024.7 23897.7 47728.3
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1352.2 3538.2 13169.5 25784.8
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1512.5
 bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3436.5 12600.6 24597.5
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3202.0
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12374.0 44992.3
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 13121.1 13121.1
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12442.1 26897.7
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3941.7 10558.5
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3332.0
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10531.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4269.1 16199.0
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3723.7 14953.5
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2650.7 10084.8 39821.3 79469.9
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1537.9 5263.4 20090.7 39876.8
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1718.7 6002.5 23027.9 45751.7
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3620.8 14833.0
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4394.3 16931.4
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4343.4 17947.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4133.6 12014.1
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3673.7 12568.0
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4404.8 12810.0
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4351.9 14940.0
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3957.7 14612.0 57608.6 115034.3
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17775.6 75380.6
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1611.1
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1613.5 1651.7 9068.5
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2073.9 8033.8 31873.3 63659.3
 bwd_dkv_fp16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1406.7 4532.9 16863.9 33060.3
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1556.5 6024.7 23897.7 47728.3
 bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1352.2 3538.2 13169.5 25784.8
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3202.0
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12374.0 44992.3
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2650.7 10084.8 39821.3 79469.9
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1537.9 5263.4 20090.7 39876.8
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3620.8 14833.0
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
+bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1345.6
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1264.6 2134.9 7871.0 15445.6
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1347.6 1379.4 6689.2
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2142.8 6013.4
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1837.1 5552.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1391.3
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1617.7 6232.6 24691.9 49304.5
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1114.4 3552.2 13166.4 25793.4
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1289.8 4976.1 19721.1 39381.2
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1128.5 2723.7 10070.8 19690.8
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1262.3 3403.3 12812.9 25369.2
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2439.2 8980.2 32974.3
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 9019.5 9019.5
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8267.8 18824.9
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2616.2 7302.2
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2413.0 7391.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4094.2 15409.7
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3686.6 14660.7
 bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 2936.8 11517.6 45840.4 91604.1
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1598.4 5728.2 21917.0 43610.1
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2293.8 8907.6 35363.0 70636.8
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1284.7 4632.8 17697.7 35222.1
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1254.2 3549.2 13594.9 26988.8
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4029.9 16454.7
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4852.7 18449.9
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4109.6 16779.3
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4813.3 13857.4
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4107.3 13843.6
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5078.1 14594.4
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4010.9 13494.3
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr 6039.5 22713.9 89430.8 178427.3
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 9453.6 39817.4
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
+bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1345.6
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1347.6 1379.4 6689.2
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1617.7 6232.6 24691.9 49304.5
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1114.4 3552.2 13166.4 25793.4
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1289.8 4976.1 19721.1 39381.2
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1128.5 2723.7 10070.8 19690.8
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2439.2 8980.2 32974.3
 bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 2936.8 11517.6 45840.4 91604.1
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1598.4 5728.2 21917.0 43610.1
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2293.8 8907.6 35363.0 70636.8
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1284.7 4632.8 17697.7 35222.1
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4029.9 16454.7
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1896.1 7220.3 28516.9 56912.5
 bwd_fused_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 1806.6 3957.4 14688.8 28841.9
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2814.5
@@ -119,46 +212,45 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3555.0 13688.7 54223.6 108270.0
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2164.6 7276.5 27527.9 54593.7
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2602.2 10006.2 39622.4 79110.6
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1799.6 5450.0 20600.8 40861.2
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 8114.2 32208.8 128587.1 257091.6
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 4592.6 16513.0 63206.5 125762.8
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 6115.9 24259.9 96835.9 193603.9
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3710.5 13331.3 50811.3 101112.5
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1896.1 7220.3 28516.9 56912.5
 bwd_fused_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 1806.6 3957.4 14688.8 28841.9
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3555.0 13688.7 54223.6 108270.0
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2164.6 7276.5 27527.9 54593.7
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2602.2 10006.2 39622.4 79110.6
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1799.6 5450.0 20600.8 40861.2
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 8114.2 32208.8 128587.1 257091.6
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 4592.6 16513.0 63206.5 125762.8
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 6115.9 24259.9 96835.9 193603.9
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 3710.5 13331.3 50811.3 101112.5
-decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr 254.36 1002.1 3993.0 7980.9
-decode_bf16_d64_sink_paged 1 br16_bc32_w4_s2_fa2_ptr 132.98 515.89 2047.5 4089.7
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 132.41
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 511.87
-decode_bf16_d64_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 2019.6 4024.0
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s2_fa2_ptr 133.82 519.12 1033.3 1033.3
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 132.62 512.91
-decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 1023.3 1023.3
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 506.0 2002.4 7988.0 15968.7
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr 515.17 2035.6 8117.4 16226.4
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 506.13 2014.1 8021.0 16000.4
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr 515.43 2035.9 4064.7 4064.7
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 506.14 2014.5 4022.2 4022.2
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr 6251.4 6253.6
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 2506.5 9999.8 39973.0 79937.2
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 2517.2
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 9987.6 39844.2 79607.8
-decode_bf16_d256 1 br16_bc64_w8_s1_fa2_ptr 2005.7 7989.3 31923.7 63836.2
-decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 2030.8 8039.3 32057.0 64096.7
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 2018.4
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 8005.4 31915.9 63760.6
-decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 2031.2 8039.7 32057.0
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 2006.1 7990.7 15974.3 15974.3
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 2016.7 8003.1 15985.5 15985.5
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 2006.5 7992.0 15977.0
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 1019.1 4019.9 16023.2 32027.5
-decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2 1019.4 4021.0 16027.4 32035.8
+decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr_x3 46.553 143.61 519.47
+decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x5 1017.1
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 45.988
+decode_bf16_d64_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 144.63
+decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 519.59
+decode_bf16_d64_sink_paged 16384 br16_bc64_w8_s3_fa2_ptr_x4 1017.2
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 50.159 163.81 540.88
+decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 1037.4
+decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 46.349
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 144.71
+decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 269.44 269.44
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 50.704 164.15 286.07 286.07
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 80.818 269.56 1018.2 2016.1
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 82.767 272.01
+decode_bf16_d128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x4 1020.2 2017.4
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 95.262 290.6 1032.2 2046.8
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 83.076 272.1 522.7 522.7
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 93.954 291.24 547.93 547.93
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1037.0
+decode_bf16_d128_causal_chunk_paged 16384 br16_bc32_w4_s3_fa2_ptr_x4 1038.6
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 101.29 338.06 1273.1 2521.3
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 117.86 377.37 1321.5 2558.2
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 147.28 522.86 2018.6 4013.0
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 153.0 530.47 2026.0 4021.6
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 183.44
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 581.32 2103.0 4082.3
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 147.68 523.21 2019.2
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 153.3 530.46 1030.4 1030.4
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 177.9 574.21 1104.4 1104.4
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 148.07 523.54 1025.4
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 283.35 1039.4
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2 4035.2 8038.3
+decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2_x2 284.19 1040.8
+decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2 4036.4 8040.1
 """,
 }

@@ -13,14 +13,24 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
 fwd_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 835.01 3236.9 6439.4
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.3
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.39 484.05 1777.8 3474.5
 fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 593.37 2120.3 4096.7
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.39 385.71
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 201.76
 fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 507.12 1817.4 3563.8
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 217.46 586.36 2096.8 4094.0
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 214.1
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 462.11 1622.1 6136.2
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 219.26
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 581.19 967.85 1980.7
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 201.35 508.15
 fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1377.6 1586.1
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 238.47 617.12 1660.1 1909.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 214.13 476.41 1437.4 3598.4
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 234.12
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 640.29 742.98
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 839.14
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 358.6
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 344.82 1256.0 4911.4 9785.2
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.35 710.74 2678.9 5267.9
@@ -28,12 +38,24 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 354.25 863.59 3456.7 6914.3
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.39
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 480.62 1814.0 3485.1
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 358.1 533.27 1889.4 3588.3
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 237.75
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 432.35 1615.3 5815.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 238.08
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 699.8 1212.6 2457.5
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1824.0 1824.0
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1648.5 3673.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1148.7 1126.7
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 221.93
 fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 550.82 1495.4 1729.3
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 224.22 575.77 1540.7 1780.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 235.95
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 473.95 1464.3 3681.4
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 238.09 675.7 799.54 930.96
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 284.2 448.89 1615.4 3006.0
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 277.32 604.63 2103.8 4063.0
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 295.26
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 432.41 1676.8 6343.5
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 298.11 462.82 840.89 1843.0
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 331.61
 fwd_bf16_d192 1024 br128_bc64_w8_s1_ampere_ptr 945.03 3723.2 7427.3
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 332.5
@@ -42,21 +64,39 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 354.36 681.94 2343.6 4507.2
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.96
+fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 568.89 2090.7 7695.9
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 289.65 703.64 1368.0 2767.5
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 275.47 662.77 2437.8
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 291.8 600.71 2195.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.3 765.93 1551.4
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5 1847.3
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 283.55
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 551.43 1613.1 4020.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 289.68 695.77
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 831.22 1063.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 366.99 635.37 1696.3
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 289.38
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.05 1686.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.29
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 775.24
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 936.1
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1016.2 3752.2 14620.4 29094.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 498.07 1797.7 6942.1 13784.6
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 532.34 1959.1 7592.7 15086.2
 fwd_fp16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 810.07 3163.1 6300.4
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.3
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.39 484.05 1777.8 3474.5
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.39 385.71
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 344.82 1256.0 4911.4 9785.2
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.35 710.74 2678.9 5267.9
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 354.25 863.59 3456.7 6914.3
 fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.39
 fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 480.62 1814.0 3485.1
+fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 237.75
+fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 432.35 1615.3 5815.7
 fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 331.61
 fwd_fp16_d192 1024 br128_bc64_w8_s1_ampere_ptr 945.03 3723.2 7427.3
 fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 332.5
@@ -64,6 +104,8 @@ fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 523.32 1890.7 3518.7
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
 fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
 fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
+fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.96
+fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 568.89 2090.7 7695.9
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 160.77 160.77 160.77 160.77
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
@@ -76,8 +118,14 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 149.39 149.39 149.39 149.39
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.19
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 532.6 1044.7 3831.9 7452.7
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 565.16
+bwd_dkv_bf16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 579.09
+bwd_dkv_bf16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3468.9
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1128.9 2932.8
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 938.56 2821.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 708.31
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 691.82 2646.6 10471.2 20911.7
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 519.63
@@ -87,28 +135,56 @@ bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.19
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1269.7 4689.8 8997.0
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 532.65
 bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1193.6 4377.2 8378.9
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1160.9 4585.6
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16298.2
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 5286.4 5286.4
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 4988.2 9711.6
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 1534.2 3853.3
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1207.6
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 3764.0
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1440.2 5368.2
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1255.8 4971.1
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 901.34 3425.1 13520.1 26980.1
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 523.18 1787.7 6704.3 13309.2
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 705.89 2682.3 10588.0 21128.9
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 583.3 2034.2 7634.1 15171.4
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1250.4 4967.0
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1527.1 5627.6
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1498.7 6010.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1436.2 4062.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1268.2 4213.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1530.1 4331.6
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1501.7 5008.3
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1439.4 5035.6 19361.3 38662.6
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6381.1 25485.8
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.19
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 565.16
+bwd_dkv_fp16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 579.09
+bwd_dkv_fp16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3468.9
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 691.82 2646.6 10471.2 20911.7
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 519.63
 bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1582.7 5829.7 11500.3
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 538.32 2049.0 8097.6 16170.6
 bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.19
 bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1269.7 4689.8 8997.0
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1160.9 4585.6
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16298.2
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 901.34 3425.1 13520.1 26980.1
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 523.18 1787.7 6704.3 13309.2
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 705.89 2682.3 10588.0 21128.9
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1250.4 4967.0
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 470.81
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 443.7 660.82 2480.4 4866.2
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 443.48 722.65 2647.3 5175.8
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 472.48 484.13 2233.5
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 735.32 2027.8
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 630.19 1858.4
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 454.08
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 551.54 2070.8 8161.4 16294.8
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 445.78 1245.3 4563.5 8997.7
@@ -116,26 +192,45 @@ bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 457.4 1707.9 6723.7 13424.9
 bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.11
 bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 970.06 3537.2 6774.5
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 444.15 1155.6 4349.4 8590.2
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 838.1 3054.1 10974.1
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 3146.0 3146.0
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 2823.1 6296.7
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 909.05 2479.9
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 828.58 2479.1
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1410.4 5230.7
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1262.8 4890.9
 bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1014.3
 bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3920.5 15559.5 31078.3
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 573.18 2014.6 7587.9 14797.0
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 801.58 3070.1 12184.4 24336.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 470.38 1650.0 6162.3 11978.5
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 439.71 1205.7 4596.0 9112.5
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1390.0 5555.7
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1689.8 6317.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1417.7 5665.6
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1675.7 4701.9
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1416.5 4669.6
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1767.3 4950.4
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1383.5 4552.9
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1862.0 6995.7 27479.9 54794.4
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3160.6 13205.7
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 470.81
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 443.7 660.82 2480.4 4866.2
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 472.48 484.13 2233.5
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 551.54 2070.8 8161.4 16294.8
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 445.78 1245.3 4563.5 8997.7
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 457.4 1707.9 6723.7 13424.9
 bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.11
 bwd_dq_fp16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 970.06 3537.2 6774.5
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 838.1 3054.1 10974.1
 bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 1014.3
 bwd_dq_fp16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3920.5 15559.5 31078.3
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 573.18 2014.6 7587.9 14797.0
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 801.58 3070.1 12184.4 24336.6
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 470.38 1650.0 6162.3 11978.5
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1390.0 5555.7
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 699.89 2390.1 9434.1 18826.0
 bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 701.46
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1345.3 4984.4 9727.0
@@ -144,10 +239,6 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1196.0 4602.2 18227.2 36393.9
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 736.46 2475.5 9314.0 18239.3
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 877.88 3372.4 13350.6 26654.9
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 701.74 1866.4 6993.5 13661.4
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 2806.5 11083.2 44242.1 88454.1
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 1564.8 5601.8 21102.8 41135.6
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 2078.8 8219.8 32804.5 65584.0
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 1286.2 4602.4 17185.2 33375.1
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 699.89 2390.1 9434.1 18826.0
 bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 701.46
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1345.3 4984.4 9727.0
@@ -155,42 +246,42 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1196.0 4602.2 18227.2 36393.9
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 736.46 2475.5 9314.0 18239.3
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 877.88 3372.4 13350.6 26654.9
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 701.74 1866.4 6993.5 13661.4
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 2806.5 11083.2 44242.1 88454.1
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 1564.8 5601.8 21102.8 41135.6
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 2078.8 8219.8 32804.5 65584.0
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 1286.2 4602.4 17185.2 33375.1
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 91.55
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 354.46 1405.8 2807.7
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 47.67 179.09 704.77 1405.7
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 47.932
-decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 183.91 706.8 1400.0
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 47.696 179.14 354.48 354.48
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 47.984
-decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 184.02
-decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 363.29 363.29
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 179.81 705.51 2808.3 5612.0
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 179.85 705.54 2808.3 5612.0
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 185.78 705.55 2798.0 5564.0
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 179.89 705.58 1406.8 1406.8
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 185.63 705.86 1408.2 1408.2
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2111.3 2112.0
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 878.9 3498.5 13976.7 27947.8
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 883.84
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 3471.4 13860.6 27657.9
-decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 707.39 2810.3 11221.9 22437.4
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 708.66
-decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.1 11137.7 22265.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 709.11
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2783.2
-decode_bf16_d256_paged_invariant 4096 br16_bc64_w1_s2_fa2_ptr_rows 11097.2
-decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 22152.8
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 709.27
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2795.2 11137.8
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 708.91 2815.6 5625.9 5625.9
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 707.99 2782.5 5566.1 5566.1
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 709.5
-decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr 2816.4 5626.8
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 365.4 1434.7 5712.0 11415.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 364.32 1430.2 5693.6 11378.2
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 22.588
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 58.062
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 190.63 364.24
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 22.578 57.363 190.87 366.82
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 24.671 72.629 202.02 367.69
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 22.823
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 57.446 102.66 102.66
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 24.988 72.819 120.65 120.65
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 34.336 102.94 366.99
+decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 713.26
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.119 103.84 368.05 713.28
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.771 131.4 377.05 722.1
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.158 103.91 192.72 192.72
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 45.669 132.07 216.53 216.53
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 373.3
+decode_bf16_d128_causal_chunk_paged 16384 br16_bc128_w4_s4_fa2_ptr 373.74
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 41.271
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 126.44
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 458.25 889.18
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 57.441 162.54 458.48
+decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 894.99
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.376 191.99 716.94
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1411.2
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.606
+decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 193.72
+decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 721.88 1412.0
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 83.517
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 246.8 729.5
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1434.0
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 58.485 192.25 717.57
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.646
+decode_bf16_d256_window_paged 1024 br16_bc64_w4_s4_fa2_ptr 193.81
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 371.31 371.31
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 80.848 239.32 405.6 405.6
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 58.56 192.4 367.82
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 105.25 373.89 1433.3 2813.8
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 105.21 373.7 1433.7 2815.9
 """,
 }

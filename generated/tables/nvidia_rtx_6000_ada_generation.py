@@ -12,14 +12,24 @@ ARCH = "sm_89"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 317.31 839.99 3256.3 6477.9
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.23
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 318.62 486.93 1788.4 3495.3
 fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 596.9 2133.0 4121.2
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.33 347.81
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 182.09
 fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 510.13 1828.3 3585.1
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 218.75 589.85 2109.3 4118.5
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 193.13
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 464.86 1631.7 6173.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 220.56
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 584.65 973.63 1992.5
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 181.67 511.18
 fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1385.8 1595.6
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 239.88 620.8 1670.0 1921.2
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 193.16 479.24 1446.0 3620.0
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 235.51
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 644.1 747.41
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 844.14
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 360.73
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 345.13 1263.5 4940.8 9843.8
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 314.21 714.98 2694.9 5299.5
@@ -27,11 +37,23 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 319.62 868.74 3477.4 6955.6
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 320.77
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 483.48 1824.8 3506.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 323.49 536.45 1900.7 3609.8
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 214.63
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 434.92 1624.9 5850.5
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 232.02
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 703.97 1219.8 2472.2
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1834.9 1834.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1658.3 3695.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1155.6 1133.4
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 201.06 554.1 1504.4 1739.7
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 206.22 579.2 1549.9 1791.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 212.83
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 476.77 1473.1 3703.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 223.83 679.73 804.3 936.52
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 257.21 451.56 1625.0 3024.0
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 250.29 608.23 2116.4 4087.3
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 266.46
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 434.98 1686.8 6381.5
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 269.32 465.57 845.9 1854.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 306.39 950.67 3745.4 7471.8
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.08
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 526.44 1902.0 3539.7
@@ -39,27 +61,47 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 319.8 686.0 2357.7 4534.2
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.35
+fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.28 2103.2 7742.0
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.05 707.84 1376.2 2784.1
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 249.59 666.72 2452.4
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 264.21 604.29 2208.5
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.7 770.5 1560.6
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.14 1623.1 1858.3
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 255.91
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 554.72 1622.7 4045.0
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.08 699.92
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 836.18 1069.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 332.51 639.15 1706.4
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.78
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 581.49 1696.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.7
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 779.86
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 941.68
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1022.3 3774.7 14708.0 29268.3
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 501.03 1808.5 6983.7 13867.1
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 535.51 1970.8 7638.2 15176.5
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 317.79
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 814.9 3182.0 6338.1
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.23
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 318.62 486.93 1788.4 3495.3
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.33 347.81
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 345.13 1263.5 4940.8 9843.8
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 314.21 714.98 2694.9 5299.5
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 319.62 868.74 3477.4 6955.6
 fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 320.77
 fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 483.48 1824.8 3506.0
+fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 214.63
+fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 434.92 1624.9 5850.5
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 306.39 950.67 3745.4 7471.8
 fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.08
 fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 526.44 1902.0 3539.7
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
 fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
 fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
+fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.35
+fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.28 2103.2 7742.0
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 144.99 144.99 144.99 144.99
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 142.06 142.06 142.06 142.06
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 143.9 143.9 143.9 143.9
@@ -72,8 +114,14 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 143.9 143.9 143.9 143.9
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 134.75 134.75 134.75 134.75
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 143.36 143.36 143.36 143.36
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 507.45
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 480.32 1050.9 3854.9 7497.3
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 509.43
+bwd_dkv_bf16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 522.09
+bwd_dkv_bf16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3489.7
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1135.6 2950.3
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 944.17 2838.8
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 712.53
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 695.95 2662.4 10533.8 21036.9
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 496.88
@@ -83,28 +131,56 @@ bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.17
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1277.3 4717.9 9050.8
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 480.66
 bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1200.7 4403.4 8429.0
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1167.8 4613.0
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16395.7
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 5318.0 5318.0
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 5018.1 9769.7
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 1543.4 3876.3
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1214.8
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 3786.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1448.8 5400.4
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1263.3 5000.8
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 906.72 3445.6 13601.0 27141.7
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 526.29 1798.4 6744.4 13388.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 710.1 2698.4 10651.4 21255.4
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 586.78 2046.4 7679.8 15262.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1257.8 4996.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1536.2 5661.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1507.6 6046.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1444.8 4086.8
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1275.7 4239.0
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1539.2 4357.5
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1510.7 5038.3
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1448.0 5065.7 19477.2 38894.1
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6419.3 25638.4
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 507.45
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 509.43
+bwd_dkv_fp16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 522.09
+bwd_dkv_fp16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3489.7
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 695.95 2662.4 10533.8 21036.9
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 496.88
 bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1592.2 5864.6 11569.2
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 541.53 2061.3 8146.1 16267.4
 bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.17
 bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1277.3 4717.9 9050.8
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1167.8 4613.0
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16395.7
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 906.72 3445.6 13601.0 27141.7
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 526.29 1798.4 6744.4 13388.9
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 710.1 2698.4 10651.4 21255.4
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1257.8 4996.7
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 424.27
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 400.03 664.76 2495.2 4895.3
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 399.81 726.96 2663.1 5206.8
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 425.94 436.53 2246.9
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 739.7 2039.9
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 633.95 1869.6
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 456.78
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 554.82 2083.2 8210.3 16392.4
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 403.74 1252.7 4590.8 9051.6
@@ -112,26 +188,45 @@ bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 460.12 1718.1 6764.0 13505.3
 bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 397.72
 bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 975.85 3558.3 6815.1
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 400.77 1162.5 4375.4 8641.6
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 843.1 3072.3 11039.7
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 3164.8 3164.8
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 2840.0 6334.4
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 914.47 2494.8
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 833.52 2493.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1418.8 5262.0
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1270.3 4920.2
 bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1020.3
 bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3943.9 15652.7 31264.4
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 576.59 2026.7 7633.3 14885.6
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 806.36 3088.5 12257.3 24482.4
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 473.18 1659.8 6199.2 12050.2
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 396.44 1212.9 4623.5 9167.0
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1398.3 5589.0
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1699.9 6355.6
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1426.2 5699.5
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1685.7 4730.1
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1425.0 4697.6
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1777.9 4980.0
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1391.8 4580.2
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1873.1 7037.6 27644.4 55122.5
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3179.5 13284.7
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 424.27
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 400.03 664.76 2495.2 4895.3
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 425.94 436.53 2246.9
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 554.82 2083.2 8210.3 16392.4
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 403.74 1252.7 4590.8 9051.6
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 460.12 1718.1 6764.0 13505.3
 bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 397.72
 bwd_dq_fp16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 975.85 3558.3 6815.1
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 843.1 3072.3 11039.7
 bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 1020.3
 bwd_dq_fp16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3943.9 15652.7 31264.4
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 576.59 2026.7 7633.3 14885.6
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 806.36 3088.5 12257.3 24482.4
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 473.18 1659.8 6199.2 12050.2
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1398.3 5589.0
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 632.88 2404.4 9490.6 18938.7
 bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 631.89
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1353.4 5014.2 9785.2
@@ -140,10 +235,6 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1203.1 4629.8 18336.4 36611.8
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 740.85 2490.3 9369.8 18348.5
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 883.12 3392.6 13430.6 26814.5
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 632.46 1877.6 7035.3 13743.2
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 2823.3 11149.6 44507.0 88983.7
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 1574.2 5635.3 21229.1 41382.0
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 2091.2 8269.0 33000.9 65976.7
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 1293.8 4629.9 17288.0 33574.9
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 632.88 2404.4 9490.6 18938.7
 bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 631.89
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1353.4 5014.2 9785.2
@@ -151,42 +242,41 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1203.1 4629.8 18336.4 36611.8
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 740.85 2490.3 9369.8 18348.5
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 883.12 3392.6 13430.6 26814.5
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 632.46 1877.6 7035.3 13743.2
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 2823.3 11149.6 44507.0 88983.7
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 1574.2 5635.3 21229.1 41382.0
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 2091.2 8269.0 33000.9 65976.7
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 1293.8 4629.9 17288.0 33574.9
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 82.861
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 319.9 1267.8 2531.7
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 43.291 161.78 635.73 1267.7
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 43.555
-decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 166.44 637.19 1260.8
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 43.318 161.82 319.91 319.91
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 43.607
-decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 166.55
-decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 328.4 328.4
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 162.44 636.4 2532.2 5060.0
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 162.47 636.42 2532.2 5060.0
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 168.44 636.1 2520.8 5009.6
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 162.51 636.47 1268.7 1268.7
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 168.29 636.4 1269.3 1269.3
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 1903.8 1904.5
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 792.49 3153.3 12596.7 25187.9
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 797.47
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 3125.8 12478.8 24894.1
-decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 638.14 2534.1 10118.0 20229.8
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 639.42
-decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.6 10024.9 20040.2
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 639.87
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 2506.2
-decode_bf16_d256_paged_invariant 4096 br16_bc64_w1_s2_fa2_ptr_rows 9990.3
-decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 19939.2
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 640.04
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 2516.8 10025.0
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 639.67 2539.5 5073.7 5073.7
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 638.75 2505.5 5012.2 5012.2
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 640.27
-decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr 2540.2 5074.6
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 330.41 1296.4 5160.2 10312.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 329.32 1291.8 5141.7 10275.0
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 21.32
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 53.488
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 173.15 329.5
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 21.205 52.821 173.49 332.23
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 23.272 67.713 184.44 333.0
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 21.468
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 52.904 93.857 93.857
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 23.58 67.899 111.54 111.54
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 31.885 94.09 332.34
+decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 643.97
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 32.649 94.914 333.33 643.98
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.684 122.62 342.37 652.82
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 32.688 94.985 175.21 175.21
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 43.628 123.26 201.55 201.55
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 338.04 338.56
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 38.264
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 115.45
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 414.92 802.64
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 54.828 151.3 415.17
+decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 808.45
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 53.709 174.47 647.7
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1272.7
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 54.891
+decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 176.21
+decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 652.52 1273.4
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 79.76
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 229.61 660.21
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1295.5
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 53.818 174.73 648.33
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 54.932
+decode_bf16_d256_window_paged 1024 br16_bc64_w4_s4_fa2_ptr 176.3
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 336.41 336.41
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 76.096 222.57 370.48 370.48
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 53.892 174.88 333.04
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 96.279 339.16 1295.1 2537.3
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 96.242 338.96 1295.4 2539.3
 """,
 }

@@ -12,48 +12,86 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 531.33 1896.7 7358.0 14639.8
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 421.62
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1116.1 4083.2 7897.5
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 507.32 1369.0 4879.7 9508.2
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.02
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 592.33
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 369.59 1089.3 3952.0 7644.5
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 504.5 1352.3 4796.4 9367.2
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 381.46
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1075.7 3723.7 14437.3
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 496.67
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1339.1 2150.0 4443.2
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 381.06 1108.9 3048.9 3519.9
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 546.8 1430.5 3849.6 4458.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 408.68
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1102.8 3371.2 8482.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 537.69
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1477.0 1661.5 1850.3
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 826.61
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 773.74 2841.8 11114.0 22143.6
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 502.73 1627.3 6088.0 11879.8
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.76 1981.8 7941.8 15888.4
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 353.89 1094.2 4138.8 8060.7
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 427.23 1218.7 4322.7 8324.3
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 995.78 3720.6 13698.9
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 525.18
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1606.6 2714.0 5486.5
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4118.3 4118.3
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3795.0 8625.5
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2526.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2565.0
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 380.16 1204.9 3348.1 3894.9
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 472.21 1317.1 3587.1 4171.5
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 381.82 1095.4 3428.8 8652.4
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 507.11 1541.6
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1811.1
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2031.1
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 318.47 976.64 3527.1 6755.9
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 504.44 1376.7 4839.5 9457.8
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 334.47 988.24 3829.3 14918.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 340.51 1026.7 1832.3 3916.3
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 538.53 2037.6 8034.0 16029.2
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 365.79
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1157.2 4180.9 8008.7
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 623.95 2408.6 9547.2 19065.2
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 409.56 1346.1 4941.7 9445.4
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 571.27 1544.4 5382.7 10492.6
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 427.3 1270.3 4672.3 17987.9
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 478.92 1530.1 2947.7 6039.7
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 438.61 1440.3 5286.0
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 456.7 1341.3 4906.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 564.51 1785.1 3502.6
 fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 406.33 1314.8 3592.0 4171.8
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 418.42 1230.9 3713.2 9375.2
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 470.29
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1516.6 1987.0 2120.2
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 442.31 1442.8 3947.2
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 441.66 1290.9 3885.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 529.8 1718.8
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2146.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2352.2 8685.2 33921.0 67539.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1127.4 4070.2 15774.3 31353.7
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1210.3 4458.5 17355.8 34520.8
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 511.17 1876.5 7337.8 14619.6
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 421.62
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
 fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1116.1 4083.2 7897.5
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.02
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 592.33
 fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 773.74 2841.8 11114.0 22143.6
 fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 502.73 1627.3 6088.0 11879.8
 fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.76 1981.8 7941.8 15888.4
 fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 353.89 1094.2 4138.8 8060.7
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 995.78 3720.6 13698.9
 fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 538.53 2037.6 8034.0 16029.2
 fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 365.79
 fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1157.2 4180.9 8008.7
 fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 623.95 2408.6 9547.2 19065.2
 fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 409.56 1346.1 4941.7 9445.4
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 427.3 1270.3 4672.3 17987.9
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 180.49 180.49 180.49 180.49
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 176.82 176.82 176.82 176.82
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 179.13 179.13 179.13 179.13
@@ -66,8 +104,12 @@ bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 179.13 179.13 179.13 179.13
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 167.69 167.69 167.69 167.69
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 178.45 178.45 178.45 178.45
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 633.44
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 802.52 2414.5 8834.0 17247.5
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 640.46 1005.6 7541.8
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2412.8 6596.4
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1986.7 6331.5
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1582.5
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1595.3 6177.1 24504.1 48940.2
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1102.4
@@ -75,48 +117,93 @@ bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3563.6 13255.3 25855.9
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1221.2 4724.5 18737.9 37422.3
 bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 853.05 2792.4 10399.8 20210.8
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 868.01 2723.0 9979.2 19340.4
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2552.4
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10267.0 35428.9
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 11259.9 11259.9
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10113.8 21258.9
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3225.6 8491.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2641.9
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 8407.8
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3359.2 12688.6
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2932.2 11721.1
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2059.6 7834.3 30933.0 61731.2
 bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1210.5 4141.6 15735.3 31196.1
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
 bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1355.7 4731.4 18036.0 35793.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2882.0 11656.3
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3493.6 13254.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3457.9 14105.0
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3286.3 9478.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2924.7 9898.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3501.8 10106.9
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3463.5 11767.2
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3193.9 11631.1 45117.0 90076.8
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 14166.8 59211.4
 bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 633.44
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 640.46 1005.6 7541.8
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1595.3 6177.1 24504.1 48940.2
 bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1102.4
 bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3563.6 13255.3 25855.9
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1221.2 4724.5 18737.9 37422.3
 bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 853.05 2792.4 10399.8 20210.8
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2552.4
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10267.0 35428.9
 bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2059.6 7834.3 30933.0 61731.2
 bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1210.5 4141.6 15735.3 31196.1
 bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
 bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2882.0 11656.3
 bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 529.51
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 537.62 1671.6 6189.8 12143.7
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 531.17 744.19 5238.5
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1692.9 4751.9
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1458.2 4358.7
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1092.7
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1237.6 4764.4 18871.7 37681.5
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 872.8 2787.0 10328.0 20132.4
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1006.9 3881.4 15379.7 30710.6
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 669.52 2146.5 7932.9 15398.8
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 812.03 2647.8 9968.6 19706.3
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1924.6 7019.0 25733.8
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7144.3 7144.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 6462.8 14710.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2070.9 5750.9
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1903.6 5782.8
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3222.5 12051.7
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2895.4 11426.3
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2217.7 8602.8 34143.5 68197.8
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1242.5 4448.7 16922.3 33451.7
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1770.4 6869.1 27263.7 54456.6
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1001.1 3611.1 13687.9 27007.8
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 814.91 2801.2 10712.5 21252.0
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3138.8 12683.6
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3785.2 14304.4
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3202.1 12940.3
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3754.3 10771.5
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3199.4 10680.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3962.3 11359.9
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3122.7 10406.5
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4328.0 16266.1 63962.8 127609.3
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7422.2 31184.5
 bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 529.51
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 531.17 744.19 5238.5
 bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1237.6 4764.4 18871.7 37681.5
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 872.8 2787.0 10328.0 20132.4
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1006.9 3881.4 15379.7 30710.6
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 669.52 2146.5 7932.9 15398.8
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1924.6 7019.0 25733.8
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2217.7 8602.8 34143.5 68197.8
 bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1242.5 4448.7 16922.3 33451.7
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1770.4 6869.1 27263.7 54456.6
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1001.1 3611.1 13687.9 27007.8
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3138.8 12683.6
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1483.7 5648.0 22305.4 44515.3
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 969.9
 bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3121.8 11577.4 22666.3
@@ -125,10 +212,6 @@ bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 2773.3 10676.8 42291.1 84443.5
 bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1703.4 5729.8 21609.9 42878.2
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2036.0 7827.1 30991.7 61877.8
 bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1273.4 4300.3 16187.8 31998.4
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 6269.6 24882.8 99335.7 198606.3
-bwd_fused_bf16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 3625.9 13042.5 49620.2 98099.1
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 4796.3 19022.9 75929.6 151805.2
-bwd_fused_bf16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 2937.0 10558.4 39967.0 78850.9
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1483.7 5648.0 22305.4 44515.3
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 969.9
 bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3121.8 11577.4 22666.3
@@ -136,27 +219,34 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2773.3 10676.8 42291.1 84443.5
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1703.4 5729.8 21609.9 42878.2
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2036.0 7827.1 30991.7 61877.8
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1273.4 4300.3 16187.8 31998.4
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 6269.6 24882.8 99335.7 198606.3
-bwd_fused_fp16_d192_causal 1 br16_bc64_w8_s2_fa2_ptr 3625.9 13042.5 49620.2 98099.1
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 4796.3 19022.9 75929.6 151805.2
-bwd_fused_fp16_d256_causal 1 br16_bc64_w8_s2_fa2_ptr 2937.0 10558.4 39967.0 78850.9
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 105.5 409.13 1623.6 3243.0
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.629 216.69 852.95 1701.3
+decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.629 216.69
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 215.19
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s4_fa2_ptr 1701.3
 decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 58.209
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 220.97
-decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 796.07 1575.7
+decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 220.97 226.51
+decode_bf16_d64_sink_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr 1575.7
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.744
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 213.3 411.28 411.28
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 213.3
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 116.4
+decode_bf16_d64_window_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_split256 411.28
 decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 58.586
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 221.44
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 411.66 411.66
+decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 221.44 132.17
+decode_bf16_d64_window_sink_paged_invariant 16384 br16_bc64_w1_s5_fa2_ptr 411.66
 decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 210.52 823.29 3274.4 6542.5
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 218.25 854.43 3399.2 6792.1
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 217.89 817.08 3142.7 6277.1
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 215.58 842.72 1683.2 1683.2
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 203.86 803.54 1584.6 1584.6
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2469.1 2469.9
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 995.97 3963.8 15835.0 31663.2
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 218.25 854.43
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 412.24
+decode_bf16_d128_paged 16384 br16_bc32_w4_s3_fa2_ptr 6792.1
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 217.89 817.08 440.12 6277.1
+decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 215.58 842.72
+decode_bf16_d128_window_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 215.9
+decode_bf16_d128_window_paged 16384 br16_bc128_w8_s4_fa2_ptr 1683.2
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 203.86 803.54 263.72 1584.6
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 417.9
+decode_bf16_d128_causal_chunk_paged 16384 br16_bc32_w4_s5_fa2_ptr 2469.9
+decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 995.97 3963.8
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 514.11
+decode_bf16_d192v128_paged 16384 br16_bc64_w2_s4_fa2_ptr 31663.2
 decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1171.1
 decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4547.7 18170.8 36242.2
 decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 809.23 3213.7 12831.3 25654.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -32,7 +33,7 @@ from flashgen.table import emit
 from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.evidence import evidence_file
 from flashgen.table.table import APART, Table, load_with_evidence
-from flashgen.tune.transfer import measured_on_chip
+from flashgen.tune.transfer import measured_for, measured_on_chip
 from flashgen.tune.workloads import load
 from tests.compiled import compile_all, compile_one
 from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
@@ -70,7 +71,32 @@ def test_a_table_is_complete(slug: str) -> None:
     assert held["backward_delta"] >= {key for key in expected if "none" in key}
 
 
-WITH_PACKED = frozenset({"nvidia_h200"})
+WITH_BATCHES = frozenset(
+    {
+        "nvidia_a100_80gb_pcie",
+        "nvidia_a100_sxm4_40gb",
+        "nvidia_a100_sxm4_80gb",
+        "nvidia_a30",
+        "nvidia_geforce_rtx_4070",
+        "nvidia_geforce_rtx_4080",
+        "nvidia_geforce_rtx_4090",
+        "nvidia_h100_80gb_hbm3",
+        "nvidia_h200",
+        "nvidia_l4",
+        "nvidia_l40",
+        "nvidia_l40s",
+        "nvidia_rtx_6000_ada_generation",
+    }
+)
+"""Tables whose decodes were chosen since they are timed for several numbers of sequences."""
+WITH_PACKED = WITH_BATCHES | {
+    "nvidia_a10",
+    "nvidia_a10g",
+    "nvidia_a40",
+    "nvidia_geforce_rtx_3080",
+    "nvidia_geforce_rtx_3090",
+    "nvidia_rtx_a6000",
+}
 """Tables that were made since the workloads have packed sequences and the gradients of features."""
 
 
@@ -87,7 +113,7 @@ def needed(file: Path, slug: str) -> dict[tuple[AttentionSpec, Bucket], None]:
     }
 
 
-@pytest.mark.parametrize("slug", COMPLETE)
+@pytest.mark.parametrize("slug", sorted({*COMPLETE, *WITH_PACKED}))
 @pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.stem)
 def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     """A fused backward that is slower than the two kernels is not written."""
@@ -98,6 +124,27 @@ def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     for spec, bucket in missing:
         assert spec.direction == "backward_fused", spec.name
         assert all(table.find(spec.for_direction(each), bucket) for each in APART), spec.name
+
+
+@pytest.mark.parametrize("slug", sorted(WITH_BATCHES))
+def test_a_flat_cache_is_not_read_slower_than_pages(slug: str) -> None:
+    """By estimate, of the same problem, within a tie; and all are timed for several batches."""
+    held = {
+        (entry.spec, entry.problem): entry
+        for entry in table_of(slug).entries
+        if entry.spec.direction == "decode" and not entry.spec.invariant
+    }
+    assert all(len(entry.evidence.batches_us) == 4 for entry in held.values())
+    pairs = [
+        (entry, held[twin])
+        for (spec, problem), entry in held.items()
+        if not spec.paged and (twin := (replace(spec, paged=True), problem)) in held
+    ]
+    assert pairs
+    for flat, paged in pairs:
+        assert flat.result.median_us is not None
+        assert paged.result.median_us is not None
+        assert flat.result.median_us <= TIE * paged.result.median_us, flat.spec.name
 
 
 SPILL_ON_RDNA_3 = frozenset(
@@ -179,13 +226,17 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
 
 @pytest.mark.parametrize("slug", SHIPPED)
 def test_no_derived_entry_is_slower_by_estimate_than_the_default_or_what_lost(slug: str) -> None:
-    """One that lost may be faster only where the same chip was measured with the entry."""
+    """One that lost may be faster only where the same chip was measured with the entry. A decode is
+    chosen by its worst ratio, as another test says.
+    """
     table = table_of(slug)
     measured = measured_on_chip(table.gpu, map(table_of, COMPLETE))
     for entry in table.entries:
         run, us, evidence = table.run_of(entry), entry.result.median_us, entry.evidence
         lent = run is not None and run.derived and us is not None
-        if lent and measured.get(entry.key) != entry.config:
+        if entry.spec.direction == "decode":
+            continue
+        if lent and measured_for(measured, entry.spec, entry.bucket) != entry.config:
             rivals = [evidence.default_us, *(other.median_us for other in evidence.runners_up)]
             least = min((rival for rival in rivals if rival), default=us)
             assert us <= least * (1 + 5e-5)  # five digits
@@ -493,17 +544,18 @@ def test_names_of_committed_kernels_are_short() -> None:
 
 @pytest.mark.parametrize("slug", COMPLETE)
 def test_no_decode_loses_to_a_runner_up_for_some_number_of_sequences(slug: str) -> None:
-    """By more than the 5 % of a tie, or than that runner-up loses to it."""
+    """By its worst ratio to the fastest, which is the least or that of a tie. It may be some percent
+    more: configs that evidence does not keep were compared, too, and buckets share kernels.
+    """
     for entry in table_of(slug).entries:
-        ours = entry.evidence.batches_us
-        for other in entry.evidence.runners_up:
-            theirs = other.batches_us
-            if not ours or not theirs:
-                continue
-            assert len(ours) == len(theirs) == len(timed_problems(entry.spec, entry.problem))
-            loss = max(a / b for a, b in zip(ours, theirs, strict=True))
-            gain = max(b / a for a, b in zip(ours, theirs, strict=True))
-            assert loss <= max(TIE, gain), (entry.spec.name, entry.bucket, other.config.label)
+        kept = [entry.evidence.batches_us, *(o.batches_us for o in entry.evidence.runners_up)]
+        times = [each for each in kept if each]
+        if not entry.evidence.batches_us or len(times) < 2:
+            continue
+        assert {*map(len, times)} == {len(timed_problems(entry.spec, entry.problem))}
+        fastest = [min(each) for each in zip(*times, strict=True)]
+        worst = [max(a / b for a, b in zip(each, fastest, strict=True)) for each in times]
+        assert worst[0] <= 1.06 * max(TIE, min(worst)), (entry.spec.name, entry.bucket, worst)
 
 
 @pytest.mark.parametrize("slug", COMPLETE)
