@@ -171,7 +171,6 @@ def fwd_fa2_ptr_k_thirds_o_halves(
         element_rows = (batch_head.to(tl.int64) * seq_q + (rows & ~8)) * seq_k
     # Scores in units of log2; those of some features are so already.
     factor = 1.0 if SCALED else scale_log2e
-
     if INVARIANT:
         # O is closed after each SEGMENT keys, and joins a total, in one order.
         total_max = tl.full([BR], LEAST, tl.float32)
@@ -183,7 +182,6 @@ def fwd_fa2_ptr_k_thirds_o_halves(
             total_sum = tl.full([BR], 1.0, tl.float32)
         total0 = tl.zeros([BR, V_PART], tl.float32)
         total1 = tl.zeros([BR, V_PART], tl.float32)
-
     # Rows see keys [key_begin, key_end); all of them see [full_begin, full_end), whole tiles.
     if HIDES_FIRST:
         right = 0 if window_right is None else window_right

@@ -207,7 +207,6 @@ def fwd_varlen_paged_fa2_ptr(
         element_rows = (head_rows + (rows & ~8)) * total_k + k_begin
     # Scores in units of log2; those of some features are so already.
     factor = 1.0 if SCALED else scale_log2e
-
     if INVARIANT:
         # O is closed after each SEGMENT keys, and joins a total, in one order.
         total_max = tl.full([BR], LEAST, tl.float32)
@@ -218,7 +217,6 @@ def fwd_varlen_paged_fa2_ptr(
             total_max = tl.zeros([BR], tl.float32) + sink_log2e
             total_sum = tl.full([BR], 1.0, tl.float32)
         total = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
-
     # Rows see keys [key_begin, key_end); all of them see [full_begin, full_end), whole tiles.
     if HIDES_FIRST:
         right = 0 if window_right is None else window_right
