@@ -42,14 +42,9 @@ def block_mask(spec: AttentionSpec, config: KernelConfig) -> bool:
     return spec.block_mask
 
 
-def invariant(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Invariant."""
-    return spec.invariant
-
-
 def of_segments(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Texts that close partial sums."""
-    return spec.invariant or config.schedule in ("hopper", "ampere")
+    """Texts that may close partial sums."""
+    return config.schedule not in ("fa1", "blackwell") and not spec.block_mask
 
 
 def rotary(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -135,7 +130,7 @@ def negated(condition: Condition) -> Condition:
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
     plain = spec.direction == "forward" and config.schedule in ("fa2", "auto")
-    return plain and not (spec.varlen or spec.invariant or o_in_parts(spec, config))
+    return plain and not (spec.varlen or o_in_parts(spec, config))
 
 
 def of_feature(field: str) -> Condition:

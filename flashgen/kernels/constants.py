@@ -72,7 +72,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "V_PART": o_parts(spec, config)[0],
         "V_PARTS": config.v_parts,
         "SPLIT_TILES": config.split_keys // config.bc,
-        "SEGMENT": numeric_class.SEGMENT,
+        "SEGMENT": numeric_class.SEGMENT if spec.invariant else None,
         "PERSISTENT": config.persistent,
         "NEXT_S": config.next_s,
         "CAUSAL": spec.causal,
@@ -89,7 +89,6 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
     if config.schedule == "hopper":
         computes, loads = config.register_split
         found |= {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
-        found["SEGMENT"] = numeric_class.SEGMENT if spec.invariant else None
     if config.schedule == "blackwell" and spec.direction != "forward":
         computes, others = HALVES_SPLIT
         if spec.direction == "backward_fused":

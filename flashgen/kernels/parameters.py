@@ -12,7 +12,7 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fa1, fused, hopper, indexed, invariant, k_in_parts, merged, narrow, negated,
+    diagonal, fa1, fused, hopper, indexed, k_in_parts, merged, narrow, negated,
     o_in_parts, of_feature, of_segments, on_for, one_length, pads_k, pads_v, paged, plain, pointer,
     rotary, runs_ahead, specialized, tiled, varlen,
 )
@@ -188,7 +188,7 @@ _FORWARD = (
     *_TILE,
     *_TRUE_DIMS,
     *_IN_PARTS,
-    constant("SEGMENT", "keys after which a partial sum is closed", of_segments),
+    constant("SEGMENT", "keys after which a partial sum is closed; or None", of_segments),
     _V_PARTS,
     constant("CAUSAL", "", merged),
     _ADDS,
@@ -291,15 +291,14 @@ _DECODE = (
     *_HEAD_DIMS,
     *_FEATURES,
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
-    constant("SEGMENT", "keys of an invariant split"),
+    constant("SEGMENT", "keys of an invariant split; or None"),
     constant("SPLIT_TILES", "tiles that a split has at least"),
     constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(k_in_parts)),
     *_SWITCHES,
 )
 _COMBINE = (
     rows("part_o", f"(count, batch, heads, seq_q, head_dim_v) {_CONTIGUOUS}"),
-    rows("part_lse", f"(count, batch, heads, seq_q) {_CONTIGUOUS}", negated(invariant)),
-    rows("part_lse", f"(count, 2, batch, heads, seq_q) {_CONTIGUOUS}", invariant),
+    rows("part_lse", "(count, batch, heads, seq_q); invariant: (count, 2, ...), maximum and sum"),
     Parameter("o_ptr", "*{out}:16"),
     rows("lse", _ROWS),
     Parameter("stride_part", "i32{by_v}"),
@@ -307,8 +306,8 @@ _COMBINE = (
     *_strides("o"),
     number("heads"), number("seq_q"), number("count"),
     _HEAD_DIMS[1],
-    constant("BC", "", negated(invariant)),
-    constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
+    constant("BC"), constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
+    constant("INVARIANT", "parts join one by one, in the order of their keys"),
 )
 _APPEND = (
     *_tensors("new_k", "new_v")[:2],

@@ -212,11 +212,13 @@ class _Kernel:
         return f"({text})" if bracketed else text
 
     def _call(self, node: ast.Call, known: Known) -> str | None:
-        """A call without a mask that is True, and without what is None."""
+        """A call without a mask that is True, and without what is None; of two functions, that
+        which is called.
+        """
         values = {each.arg: folded(each.value, known) for each in node.keywords}
         gone = {name for name in values if values[name] is None}
         gone |= {"mask", "other"} if values.get("mask") is True else set()
-        if not gone:
+        if not gone and not isinstance(node.func, ast.IfExp):
             return None
         kept = [*node.args, *(each for each in node.keywords if each.arg not in gone)]
         given = ", ".join(self._expression(each, known) for each in kept)
@@ -278,15 +280,22 @@ def _assign(node: ast.stmt, known: Known) -> bool:
 
 
 def _phases(node: ast.For, known: Known) -> Sequence[int]:
-    """The turns of a static_range that branches tell apart; none of any other loop."""
+    """The turns of a static_range that branches tell apart, or its only one; none of any other
+    loop.
+    """
     call = node.iter
-    if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith(".static_range"):
+    if not isinstance(call, ast.Call):
         return ()
-    bounds = [folded(each, known) for each in call.args]
+    kind = call.func
+    if isinstance(kind, ast.IfExp) and (test := folded(kind.test, known)) is not _UNKNOWN:
+        kind = kind.body if test else kind.orelse
+    bounds = [each for each in (folded(arg, known) for arg in call.args) if isinstance(each, int)]
+    if not ast.unparse(kind).endswith(".static_range") or len(bounds) < len(call.args):
+        return ()
+    turns = range(*bounds)
     tests = [each.test for each in ast.walk(node) if isinstance(each, ast.If | ast.IfExp)]
-    if not any(ast.unparse(node.target) in _names(test, ast.Load) for test in tests):
-        return ()
-    return range(*(each for each in bounds if isinstance(each, int)))
+    told_apart = any(ast.unparse(node.target) in _names(test, ast.Load) for test in tests)
+    return turns if told_apart or len(turns) == 1 else ()
 
 
 def _without_unused(text: str) -> str:

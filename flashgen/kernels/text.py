@@ -25,8 +25,8 @@ _PARTS = {2: "halves", 3: "thirds", 4: "quarters", 8: "eighths"}
 class Text:
     """A text: an algorithm in one way of addressing memory.
 
-    varlen, paged, block_mask: how a program finds its rows and keys. persistent, invariant: loops
-    around the others. shared_keys: two warpgroups own the same keys, and each half of the columns
+    varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
+    others. shared_keys: two warpgroups own the same keys, and each half of the columns
     of what is summed. k_parts, o_parts: products in parts, as spec/whole_rows.py says.
     """
 
@@ -37,7 +37,6 @@ class Text:
     paged: bool
     block_mask: bool
     persistent: bool
-    invariant: bool
     k_parts: int
     o_parts: int
     shared_keys: bool = False
@@ -51,7 +50,6 @@ class Text:
             "varlen": self.varlen,
             "paged": self.paged,
             "blockmask": self.block_mask,
-            "invariant": self.invariant,
             self.schedule: tiled,
             LOADS_LABEL[self.loads]: tiled,
             "pers": self.persistent,
@@ -69,7 +67,6 @@ class Text:
             "several lengths": self.varlen,
             "pages": self.paged,
             "block mask": self.block_mask,
-            "invariant": self.invariant,
             "persistent": self.persistent,
             "in parts": self.o_parts > 1,
         }
@@ -93,9 +90,6 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
     """The text of a kernel; None where its template still writes one for each feature."""
     if config.schedule not in _MERGED.get(spec.direction, ()):
         return None
-    # Elsewhere it is no loop around others, but a constant.
-    loops = config.interpretable
-    invariant = loops and spec.invariant and spec.direction in ("forward", "combine")
     return Text(
         direction=spec.direction,
         schedule=config.schedule,
@@ -103,8 +97,8 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
         varlen=spec.varlen,
         paged=spec.paged,
         block_mask=spec.block_mask,
-        persistent=loops and config.persistent,
-        invariant=invariant,
+        # Elsewhere it is no loop around others, but a constant.
+        persistent=config.interpretable and config.persistent,
         k_parts=len(k_parts(spec, config)),
         o_parts=len(o_parts(spec, config)),
         shared_keys=config.schedule == "hopper" and spec.direction in BY_KEYS and shares_keys(spec),

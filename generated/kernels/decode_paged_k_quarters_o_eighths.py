@@ -61,7 +61,7 @@ def decode_paged_k_quarters_o_eighths(
     sinks_ptr,  # (heads) contiguous
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, K_PART: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys of an invariant split
+    SEGMENT: tl.constexpr,  # keys of an invariant split; or None
     SPLIT_TILES: tl.constexpr,  # tiles that a split has at least
     CAUSAL: tl.constexpr,
     ADDS: tl.constexpr,  # a bias is added; else it is bool, and hides keys

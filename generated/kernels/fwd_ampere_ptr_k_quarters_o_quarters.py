@@ -64,7 +64,7 @@ def fwd_ampere_ptr_k_quarters_o_quarters(
     batch_heads,  # batch * heads
     heads_together,  # of a run: their K and V fit in L2
     BR: gl.constexpr, BC: gl.constexpr, NUM_WARPS: gl.constexpr,
-    SEGMENT: gl.constexpr,  # keys after which a partial sum is closed
+    SEGMENT: gl.constexpr,  # keys after which a partial sum is closed; or None
     ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     INVARIANT: gl.constexpr,  # one multiply-add is written so
 ):  # fmt: skip

@@ -443,7 +443,7 @@ def fwd_hopper_tma(
     heads_together,  # of a run: their K and V fit in L2
     BR: gl.constexpr, BC: gl.constexpr, STAGES: gl.constexpr, HEAD_DIM_PAD: gl.constexpr,
     HEAD_DIM_V_PAD: gl.constexpr,
-    SEGMENT: gl.constexpr,  # keys after which a partial sum is closed
+    SEGMENT: gl.constexpr,  # keys after which a partial sum is closed; or None
     ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PERSISTENT: gl.constexpr,  # a program has every n-th tile of O
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,

@@ -219,36 +219,41 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3450.5 13286.3 52629.3 105086.6
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2104.7 7077.0 26699.3 52955.6
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2514.4 9668.3 38284.1 76438.6
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1571.3 5306.3 19983.5 39643.3
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 133.08 518.8 2061.7 4118.8
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 68.757 261.83 1034.1 2063.8
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 69.045
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 270.43
-decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 1016.7
-decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 2011.9
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 68.814 261.87 519.68 519.68
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 69.231
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 270.62
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 522.64 522.64
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 262.85 1034.3 4120.0 8234.3
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 263.19 1035.4 4124.4 8243.0
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 259.22 1025.1 4002.4 7996.0
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 263.35 1035.6 2066.3 2066.3
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 259.24 1025.6 2025.7 2025.7
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 3200.2 3200.2
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1267.4 5048.2 20171.3 40335.4
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1442.0
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 5616.7 22445.9 44884.9
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1028.1 4086.5 16320.0 32631.3
-decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 1023.5 4020.8 16048.3 32065.7
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1449.4
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4051.3 15969.3 31926.9
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1019.9
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 4021.0 16048.9
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1028.1 4084.6 8165.6 8165.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1328.2
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4052.1 8032.4 8032.4
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1020.3 4053.7 8101.3
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 547.15 2150.7 8564.8 17117.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 543.53 2135.5 8503.3 16993.8
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 28.135 78.882
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 268.07 517.17
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.326 78.935
+decode_bf16_d64_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 269.38 516.77
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 33.105 95.433 274.52 528.78
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.501 79.066
+decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s3_fa2_ptr_x5 143.71 143.71
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 33.53 95.662 160.08 160.08
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 45.867
+decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 144.85
+decode_bf16_d128 4096 br16_bc32_w4_s4_fa2_ptr 518.58 1013.0
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 46.024 144.96 522.49 1014.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 69.486 185.92 535.74 1071.7
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 46.535 145.09 271.29 271.29
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 69.2
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 186.88 318.58 318.58
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 528.3 528.48
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 55.235
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s1_fa2_ptr_x2 178.33
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 652.86 1264.4
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 103.56
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 284.62 770.01 1510.3
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 79.835 274.71 1020.1 2010.0
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 80.6
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 276.61 1031.7 2013.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 144.78
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 370.59 1067.8 2106.7
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 80.141 275.55 1020.4
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 81.107 276.73 528.92 528.92
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 132.62
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 371.82 625.51 625.51
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 80.32 275.94 528.49
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 148.34 545.14
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 2029.2 4005.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 150.58 549.1
+decode_bf16_d512_paged 4096 br16_bc32_w8_s3_fa2_ptr_v2_x2 2040.5 4006.0
 """,
 }

@@ -221,34 +221,34 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4443.2 17308.3 68768.8 137382.8
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2636.0 9158.6 34903.3 69310.0
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3355.1 13067.6 51917.6 103717.6
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2014.7 7003.7 26614.4 52839.0
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 131.5 512.95 2038.8 4073.2
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 70.817 269.09 1062.2 2119.6
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 71.979
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 278.46 1017.1 2026.7
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 70.924
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 264.78 524.23 524.23
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 72.3
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 278.46
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 526.22 526.22
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 262.49 1031.5 4107.4 8208.6
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 270.79 1063.9 4236.2 8466.0
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 272.65 1027.4 4038.4 8023.3
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 266.06 1045.2 2087.4 2087.4
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 255.32 1017.1
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 2030.3 2030.3
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 3056.9 3058.0
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 1257.8 5013.2 20034.6 40063.3
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1619.8 6491.9 25572.8 51138.7
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 1008.7 4012.6 16028.5 32049.6
-decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.8 4012.9 16029.4 32051.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1632.7
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4048.9 16027.1 31909.1
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.6 4004.0 15993.9
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 1008.5 4011.6 8018.7 8018.7
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1549.6
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4050.0 8059.8 8059.8
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 1006.7 4004.2 8003.2
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 535.2 2104.7 8382.6 16753.1
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 533.46 2097.2 8352.2 16692.3
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 28.663 79.529 267.17 515.77
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.929 79.689
+decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x2 267.26 515.82
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 37.604 104.49 285.02 541.88
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 29.121 79.801 142.58 142.58
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 37.945 104.73 170.31 170.31
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 47.033 143.08
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 516.85 1014.2
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 47.268 143.79 516.86 1014.2
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 78.735 202.08 553.86 1111.0
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 47.462 143.94 267.88 267.88
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 71.923 200.08 326.98 326.98
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 523.37 523.7
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 56.988
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 176.61 642.84 1264.6
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 106.62 295.79 821.49 1576.5
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 81.454 270.73 1017.4 2013.3
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 83.076
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 273.77 1019.1 2013.8
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 173.59
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 410.47 1122.0 2160.4
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 82.248 271.46 1018.0
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 83.723
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 273.8 521.29 521.29
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 165.01
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 412.81 667.29 667.29
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 82.439 271.47 517.55
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 153.79 521.41 2026.3 4014.9
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 154.68 521.37 2026.1 4014.3
 """,
 }

@@ -217,36 +217,41 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2868.8 11044.9 43749.4 87355.3
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1762.0 5927.3 22355.0 44356.6
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2106.1 8096.9 32060.3 64011.4
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1317.2 4448.5 16745.9 33101.7
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 115.79 449.97 1786.7 3569.0
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 62.914 237.51 935.88 1867.0
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 63.514
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 241.95
-decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 877.34 1737.8
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 63.033
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 234.3 452.88 452.88
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 63.904
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 242.44
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 452.75 452.75
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 231.17 905.25 3601.6 7196.6
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 239.17 937.47 3730.6 7454.9
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 238.8 898.96 3466.0 6923.6
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 236.4 925.34 1848.4 1848.4
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 224.28 884.95 1746.9 1746.9
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2715.2 2716.2
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 1097.3 4368.3 17452.4 34897.8
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1211.4
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4704.6 18797.9 37493.2
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 890.81 3538.8 14131.0 28253.8
-decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 885.57 3472.3 13837.8 27646.0
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1217.6
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3505.8 13794.8 27578.7
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.51
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3472.6 13838.3
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 890.79 3536.9 7070.6 7070.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1115.9
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3506.7 6934.0 6934.0
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 882.94 3505.6 7005.3
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.18 1874.1 7461.6 14911.6
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 473.59 1859.0 7400.6 14789.5
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 26.518 71.501 235.58 451.76
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 26.724
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 71.554
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 235.62 451.78
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.222 88.541 247.4 469.24
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 26.929
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 71.359
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 126.81 126.81
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.693 88.802 143.41 143.41
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 42.745 127.54
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 452.75 882.23
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.005 127.82 452.88 882.4
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 66.174 172.31 481.82 958.52
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.462 128.02 236.42 236.42
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 63.667
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 173.47
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 285.05 285.05
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 459.13 459.57
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 52.128 157.25 564.95 1102.6
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 84.24 232.49 641.74 1222.4
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 73.144 239.12 888.07
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1750.5
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 74.899
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 242.0 892.09 1751.8
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 136.22
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 348.65 975.4 1876.1
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 73.685 239.7 888.78
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 75.633 242.12 458.37 458.37
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 124.79
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 350.1
+decode_bf16_d256_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 620.4 620.4
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 74.029 240.06 454.61
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 139.02 464.52
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1776.5 3523.6
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 140.46 465.64
+decode_bf16_d512_paged 4096 br16_bc32_w8_s3_fa2_ptr_v2_x2 1779.5 3529.0
 """,
 }

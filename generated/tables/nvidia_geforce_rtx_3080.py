@@ -228,34 +228,36 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 5226.8 20362.2 80904.0 161626.3
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3090.9 10744.5 40951.8 81380.9
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3935.3 15328.8 60902.8 121668.2
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2359.9 8209.4 31200.5 62010.2
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 104.42 405.52 1609.9 3215.8
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 54.215 204.87 807.49 1611.0
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 54.557
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 214.62 824.17 1612.2
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 54.246 204.9 406.02 406.02
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 54.651
-decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s5_fa2_ptr 213.67 421.72 421.72
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 205.67 807.87 3216.7 6428.4
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 205.85 808.48 3219.0 6433.0
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 241.16 838.82 3196.5 6340.2
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 205.93 808.55 1612.7 1612.7
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 220.48 824.72
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1610.2 1610.2
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr 2475.9 2476.7
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 1031.3 4102.1 16385.7 32763.8
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1930.7 7612.8 30056.8 60106.9
-decode_bf16_d256 1 br16_bc32_w4_s2_fa2_ptr 810.76 3221.0 12862.2 25717.1
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr 813.39
-decode_bf16_d256_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.5 12660.0 25309.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1946.1
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4165.5 16237.6 32333.7
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.25
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3183.8 12660.1
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr 813.85 3232.3 6459.8 6459.8
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1847.1
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 4252.1 8506.1 8506.1
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr 815.8 3240.1 6475.4
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 540.91 2104.3 8357.9 16696.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 517.12 1996.3 7913.0 15801.9
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 24.111 63.947 216.35
+decode_bf16_d64 16384 br16_bc32_w4_s4_fa2_ptr_x3 413.29
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.298
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x2 64.017 216.46 417.77
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 32.077 86.644 225.41 422.99
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.432 64.061 115.55 115.55
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 32.434 86.946 138.84 138.84
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x2 38.309 115.71 418.17 817.49
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 38.794 115.77 418.22 817.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 74.654 177.14 458.14 898.43
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 39.274 115.83 217.08 217.08
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 64.704
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 178.92
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 278.45 278.45
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 421.48 421.41
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 46.566
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s1_fa2_ptr_x2 141.63 521.08 1025.9
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 110.81 313.86 907.16 1779.0
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 64.723 217.48 821.87
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1621.3
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 65.512 218.76 824.48 1625.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 182.81
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 389.63 1077.4 2117.8
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 65.013 218.41 825.35
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 65.61 218.84 421.53 421.53
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 173.77
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 397.54 671.47 671.47
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 65.075 218.48
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 422.27
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 151.68 548.94 2133.0 4244.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 148.21 532.15 2063.1 4103.9
 """,
 }

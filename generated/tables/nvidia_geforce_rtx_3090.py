@@ -223,35 +223,37 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4350.7 16948.0 67336.9 134522.2
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2592.5 9016.9 34371.7 68272.2
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3254.7 12676.3 50362.6 100611.1
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1981.9 6896.6 26211.1 51996.8
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 87.418 337.37 1337.2 2670.3
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 48.66 181.28 711.78 1419.1
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 49.947
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 191.56
-decode_bf16_d64_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 649.08 1291.2
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 48.779
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 175.16 339.34 339.34
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 50.303
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 191.72
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 345.27 345.27
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 175.0 682.64 2713.2 5420.6
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 182.72 713.22 2835.2 5664.5
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 203.16 677.69 2597.5 5142.3
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 179.54 700.07 1398.1 1398.1
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 167.24 657.91
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 1311.8 1311.8
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr 2021.9 2022.6
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 826.02 3286.0 13125.7 26245.3
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1571.3 6296.2 25164.8 50323.0
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 662.35 2629.4 10497.7 20988.8
-decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.96 2579.0 10287.0 20564.3
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1583.9
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3390.1 13538.7 27070.2
-decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 651.98 2579.0 10287.2
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 662.0 2626.9 5250.5 5250.5
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1503.3
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3460.6 7123.3 7123.3
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 657.18 2607.7 5210.4
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 477.84 1857.9 7378.2 14738.6
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 456.84 1762.6 6985.5 13949.3
+decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 22.659
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 56.704 178.65 338.79
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 22.83
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x2 56.912
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 178.79
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x2 338.89
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.112 81.827 201.05 364.42
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 23.001 57.008 97.895 97.895
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.508 82.192 126.5 126.5
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x2 35.324
+decode_bf16_d128 1024 br16_bc32_w4_s4_fa2_ptr 98.824
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 339.56 661.06
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.897 98.635 339.58 661.08
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 72.066 166.05 407.11 770.34
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 36.427 98.802 179.18 179.18
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 59.288 162.64 240.23 240.23
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 344.2 344.58
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 43.959 120.94 422.4
+decode_bf16_d192v128_paged 16384 br16_bc64_w8_s1_fa2_ptr_x2 825.46
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 107.54 297.11 817.84 1562.7
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.388 182.18 662.23 1305.2
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.474 184.63 665.43 1309.1
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 175.09
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 373.04 981.69 1867.2
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.287 183.22 663.19
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.914 184.65 344.68 344.68
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 166.43
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 380.62 616.59 616.59
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.489 183.26 340.85
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 145.1 466.03
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1760.3 3471.4
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 141.79 471.83 1777.7 3501.5
 """,
 }

@@ -219,47 +219,39 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2773.3 10676.8 42291.1 84443.5
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1703.4 5729.8 21609.9 42878.2
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2036.0 7827.1 30991.7 61877.8
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1273.4 4300.3 16187.8 31998.4
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr 105.5 409.13 1623.6 3243.0
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.629 216.69
-decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 215.19
-decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s4_fa2_ptr 1701.3
-decode_bf16_d64_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 58.209
-decode_bf16_d64_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 220.97 226.51
-decode_bf16_d64_sink_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr 1575.7
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr 57.744
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_split256 213.3
-decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 116.4
-decode_bf16_d64_window_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_split256 411.28
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 58.586
-decode_bf16_d64_window_sink_paged_invariant 1024 br64_bc64_w4_s5_fa2_ptr 221.44 132.17
-decode_bf16_d64_window_sink_paged_invariant 16384 br16_bc64_w1_s5_fa2_ptr 411.66
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 210.52 823.29 3274.4 6542.5
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 218.25 854.43
-decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 412.24
-decode_bf16_d128_paged 16384 br16_bc32_w4_s3_fa2_ptr 6792.1
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 217.89 817.08 440.12 6277.1
-decode_bf16_d128_window_paged 1 br16_bc128_w8_s4_fa2_ptr 215.58 842.72
-decode_bf16_d128_window_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 215.9
-decode_bf16_d128_window_paged 16384 br16_bc128_w8_s4_fa2_ptr 1683.2
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 203.86 803.54 263.72 1584.6
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 417.9
-decode_bf16_d128_causal_chunk_paged 16384 br16_bc32_w4_s5_fa2_ptr 2469.9
-decode_bf16_d192v128_paged 1 br16_bc64_w2_s4_fa2_ptr 995.97 3963.8
-decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 514.11
-decode_bf16_d192v128_paged 16384 br16_bc64_w2_s4_fa2_ptr 31663.2
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 1171.1
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 4547.7 18170.8 36242.2
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 809.23 3213.7 12831.3 25654.9
-decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 803.8 3147.8 12542.0 25055.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 1177.1
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3181.3 12504.9 24999.4
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.21
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 3148.1 12542.6
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 809.21 3211.8 6420.4 6420.4
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 1078.8
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 3182.2 6287.5 6287.5
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 801.62 3181.5 6357.4
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 435.08 1707.7 6798.3 13585.8
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 431.6 1693.1 6739.4 13467.7
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 24.998 66.11 215.15 411.22
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 25.192
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 66.164
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 215.19 411.24
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.26 82.21 226.51 428.0
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 25.385
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 65.919
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 116.4 116.4
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.707 82.458 132.17 132.17
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 39.855 117.12
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 412.12 801.4
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.136 117.32 412.24 801.56
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 62.482 160.08 440.12 874.61
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.702 117.5 215.9 215.9
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 59.898
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 161.17
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 263.72 263.72
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 417.9 418.34
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 48.793 144.16 514.11 1001.5
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 81.566 225.02 620.71 1181.9
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 67.651 218.5 807.0
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1588.8
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.337
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 221.16 810.82 1590.1
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 131.83
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 322.6 891.09 1709.7
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 68.174 219.06 807.68
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 70.009 221.28 417.42 417.42
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 120.78
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 323.97 522.67 522.67
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 68.503 219.41 413.87
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 132.34 423.39
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1613.9 3199.1
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 130.48 441.07 1658.1 3242.8
 """,
 }

@@ -162,11 +162,9 @@ def fwd_blockmask_fa2_tma(
         element_rows = (batch_head.to(tl.int64) * seq_q + (rows & ~8)) * seq_k
     # Scores in units of log2; those of some features are so already.
     factor = 1.0 if SCALED else scale_log2e
-
     row_max = tl.full([BR], LEAST, tl.float32)
     row_sum = tl.zeros([BR], tl.float32)
     acc = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
-
     # The list of this tile: blocks that are seen whole, then those of which elements decide.
     lists = (batch * mask_step_b + head * mask_step_h).to(tl.int64) * own_blocks
     lists += row_start // BLOCK

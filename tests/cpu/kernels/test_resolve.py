@@ -77,6 +77,30 @@ def test_phases_that_branches_tell_apart_are_written_out() -> None:
     assert resolved(text) == kernel(*one, *two)
 
 
+@pytest.mark.parametrize(
+    ("size", "left"),
+    [
+        (512, ("for part in tl.range(n, m, SIZE):", "    add(part)")),
+        (None, ("add(0)",)),
+    ],
+)
+def test_a_loop_of_one_turn_or_several_is_that_which_it_is(
+    size: int | None, left: tuple[str, ...]
+) -> None:
+    text = kernel(
+        f"SIZE: tl.constexpr = {size}",
+        "LOOPS: tl.constexpr = SIZE is not None",
+        "for part in (tl.range if LOOPS else tl.static_range)(",
+        "    n if LOOPS else 0,",
+        "    m if LOOPS else 1,",
+        "    SIZE if LOOPS else 1,",
+        "):",
+        "    add(part)",
+    )
+    first = ("SIZE: tl.constexpr = 512",) if size else ()
+    assert resolved(text) == kernel(*first, *left)
+
+
 def test_a_static_range_without_branches_stays() -> None:
     text = kernel("for w in tl.static_range(2):", "    add(w)")
     assert resolved(text) == text

@@ -71,33 +71,11 @@ def test_a_table_is_complete(slug: str) -> None:
     assert held["backward_delta"] >= {key for key in expected if "none" in key}
 
 
-WITH_BATCHES = frozenset(
-    {
-        "nvidia_a100_80gb_pcie",
-        "nvidia_a100_sxm4_40gb",
-        "nvidia_a100_sxm4_80gb",
-        "nvidia_a30",
-        "nvidia_geforce_rtx_4070",
-        "nvidia_geforce_rtx_4080",
-        "nvidia_geforce_rtx_4090",
-        "nvidia_h100_80gb_hbm3",
-        "nvidia_h200",
-        "nvidia_l4",
-        "nvidia_l40",
-        "nvidia_l40s",
-        "nvidia_rtx_6000_ada_generation",
-    }
-)
-"""Tables whose decodes were chosen since they are timed for several numbers of sequences."""
-WITH_PACKED = WITH_BATCHES | {
-    "nvidia_a10",
-    "nvidia_a10g",
-    "nvidia_a40",
-    "nvidia_geforce_rtx_3080",
-    "nvidia_geforce_rtx_3090",
-    "nvidia_rtx_a6000",
-}
-"""Tables that were made since the workloads have packed sequences and the gradients of features."""
+BEFORE = {"nvidia_b200", "nvidia_geforce_rtx_5090"}
+WITH_PACKED = frozenset(COMPLETE) - BEFORE
+"""Tables that were made since workloads have packed sequences and the gradients of features, and since
+decodes are timed for several numbers of sequences.
+"""
 
 
 def needed(file: Path, slug: str) -> dict[tuple[AttentionSpec, Bucket], None]:
@@ -113,7 +91,7 @@ def needed(file: Path, slug: str) -> dict[tuple[AttentionSpec, Bucket], None]:
     }
 
 
-@pytest.mark.parametrize("slug", sorted({*COMPLETE, *WITH_PACKED}))
+@pytest.mark.parametrize("slug", COMPLETE)
 @pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.stem)
 def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     """A fused backward that is slower than the two kernels is not written."""
@@ -126,7 +104,7 @@ def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
         assert all(table.find(spec.for_direction(each), bucket) for each in APART), spec.name
 
 
-@pytest.mark.parametrize("slug", sorted(WITH_BATCHES))
+@pytest.mark.parametrize("slug", sorted(WITH_PACKED))
 def test_a_flat_cache_is_not_read_slower_than_pages(slug: str) -> None:
     """By estimate, of the same problem, within a tie; and all are timed for several batches."""
     held = {

@@ -240,7 +240,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "no window in dBias": (of("backward_dbias", "causal", window=True, bias="additive"), "keys[None, :] >= first_key", "keys[None, :] >= 0 * first_key"),
     "no cap": (of(FORWARD, "none", softcap=True), TANH, "return x"),
     "cap of the wrong base": (of(FORWARD, "none", softcap=True), "s = cap_log2e * capped", "s = cap_log2e * capped * 0.6931"),
-    "cap after the mask": (of(FORWARD, "causal", softcap=True), '<= last_key[:, None], s, float("-inf"))', "<= last_key[:, None], s, -cap_log2e)"),
+    "cap after the mask": (of(FORWARD, "causal", softcap=True), 'tl.where(seen, s, float("-inf"))', "tl.where(seen, s, -cap_log2e)"),
     "cap after the bias": (of(FORWARD, "none", softcap=True, bias="additive"), RAW, RAW + " + bias_of_all"),
     "no slope of the cap in dQ": (of(DQ, "none", softcap=True), "ds *= 1.0 - capped * capped", "ds *= 1.0"),
     "no slope of the cap in dK": (of(DKV, "none", softcap=True), "ds_t *= 1.0 - capped * capped", "ds_t *= 1.0"),

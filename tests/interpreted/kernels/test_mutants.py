@@ -11,7 +11,7 @@ from tests.makers import make_config, make_spec
 from tests.proving import mutant_passes, sampled
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
-TAIL = 's = tl.where((start + keys)[None, :] < seq_k, s, float("-inf"))'
+TAIL = 's = tl.where(seen, s, float("-inf"))'
 LAST = 's = tl.where((last + keys)[None, :] < seq_k, s, float("-inf"))'
 
 MUTANTS = {
@@ -20,7 +20,7 @@ MUTANTS = {
     "causal key range": (CAUSAL, "row_start + BR + diagonal", "row_start + BR + diagonal - 1"),
     "causal full tiles": (CAUSAL, "row_start + diagonal + 1, 0", "row_start + diagonal + BC, 0"),
     "tail mask": (FULL, TAIL, "s = s"),
-    "tail mask by one": (FULL, "< seq_k, s,", "<= seq_k, s,"),
+    "tail mask by one": (FULL, "else key < seq_k", "else key <= seq_k"),
     "rescale of O": (FULL, "acc = acc * rescale[:, None]", "acc = acc * 1.0"),
     "rescale of the sum": (FULL, "row_sum * rescale + tl.sum", "row_sum + tl.sum"),
     "final division": (FULL, "o = acc * inverse[:, None]", "o = acc"),
@@ -53,10 +53,10 @@ def test_fa2_mutant_is_caught(name: str) -> None:
     ("spec", "line", "broken"),
     [
         (FULL, LAST, "s = s"),
-        (CAUSAL, "full_end = tl.minimum(full_end, last)", "full_end = last"),
+        (CAUSAL, "whole_end = tl.minimum(full_end, last)", "whole_end = last"),
         (FULL, "s = s_next", "s = s"),
         (CAUSAL, "s = s_next", "s = s"),
-        (FULL, "(seq_k - 1) // BC * BC", "tl.maximum(seq_k - 2, 0) // BC * BC"),
+        (FULL, "last = last // BC * BC", "last = tl.maximum(last - 1, 0) // BC * BC"),
     ],
     ids=["tail", "mask", "carry", "causal carry", "last tile"],
 )

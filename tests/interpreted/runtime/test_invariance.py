@@ -131,9 +131,11 @@ MUTANTS: dict[str, tuple[str, str]] = {
         "tl.sum(tl.sum(p.reshape([p.shape[0], 2, p.shape[1] // 2]), 2), 1)",
     ),
     "a prefill closes every second segment": (
-        "for segment in tl.range(key_begin // SEGMENT * SEGMENT, key_end, SEGMENT):\n"
+        "        SEGMENT if INVARIANT else 1,\n"
+        "    ):\n"
         "        segment_end = tl.minimum(segment + SEGMENT",
-        "for segment in tl.range(key_begin // SEGMENT * SEGMENT, key_end, 2 * SEGMENT):\n"
+        "        2 * SEGMENT if INVARIANT else 1,\n"
+        "    ):\n"
         "        segment_end = tl.minimum(segment + 2 * SEGMENT",
     ),
     "a segment joins without the maximum of those before it": (
