@@ -91,7 +91,7 @@ def needed(file: Path, slug: str) -> dict[tuple[AttentionSpec, Bucket], None]:
     }
 
 
-@pytest.mark.parametrize("slug", COMPLETE)
+@pytest.mark.parametrize("slug", sorted({*COMPLETE, *WITH_PACKED}))
 @pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.stem)
 def test_what_a_model_needs_is_tuned(slug: str, file: Path) -> None:
     """A fused backward that is slower than the two kernels is not written."""
