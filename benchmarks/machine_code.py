@@ -539,6 +539,7 @@ def modelled_tflops(kernel: PeerKernel, folder: Path) -> float:
         loaded_bytes=(0.0,) * len(bodies),
         usage=(),
         block_flops=(tile_flops,) * len(bodies),
+        block_work=(float(tile_flops),) * len(bodies),
         least_cycles=(tile_flops / FLOPS_A_CYCLE,) * len(bodies),
         equal_parts=(1,) * len(bodies),
         outside=0,

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,6 +168,20 @@ def test_the_committed_results_name_what_ships() -> None:
     served["configs"] = "another"
     (line,) = machine_code.outdated(record)
     assert line.endswith("and the results name another")
+
+
+def test_a_peer_that_is_limited_by_its_products_is_as_fast_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tile = SimpleNamespace(head_dim=128, br=128, bc=128, causal=False)
+    cycles = 4 * 128**3 / machine_code.FLOPS_A_CYCLE
+    monkeypatch.setattr(machine_code, "listing_of", lambda *_: (tile, []))
+    monkeypatch.setattr(machine_code, "main_bodies", lambda _: [[]])
+    monkeypatch.setattr(machine_code, "peer_cycles", lambda *_: cycles)
+    kernel = machine_code.KERNELS[0]
+    found = machine_code.modelled_tflops(kernel, Path())
+    monkeypatch.setattr(machine_code, "peer_cycles", lambda *_: 2 * cycles)
+    assert 0.0 < machine_code.modelled_tflops(kernel, Path()) < found < 1000.0
 
 
 def test_what_ships_depends_on_the_version_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
