@@ -19,7 +19,7 @@ def test_torch_and_triton_run_on_the_recording_driver() -> None:
 
 CALLS = """
     import torch, flashgen
-    q = torch.empty(2, 8, 512, {head_dim}, device="cuda", dtype=torch.float16)
+    q = torch.empty(2, 8, 2048, {head_dim}, device="cuda", dtype=torch.float16)
     k, v = torch.empty_like(q), torch.empty_like(q)
     for _ in range(4):  # by Triton, then directly, then the bound launch
         flashgen.attention(q, k, v, causal=True)
@@ -45,5 +45,5 @@ def test_attention_launches_one_kernel_of_as_many_parameters_as_its_cubin_declar
         assert tuple(len(each) // 2 for each in launch.parameters) == loaded[0].parameter_sizes
         assert launch.broken == ""
     maps = of(TensorMap, found)
-    assert {each.sizes for each in maps} == {(head_dim, 512, 8, 2)}
+    assert {each.sizes for each in maps} == {(head_dim, 2048, 8, 2)}
     assert set(map(int, done.stdout.split())) < {each.address for each in maps}
