@@ -97,14 +97,10 @@ def pads_v(spec: AttentionSpec, config: KernelConfig) -> bool:
     return structure_of(spec, config).pads_v
 
 
-def k_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Q and K in parts."""
-    return structure_of(spec, config).k_parts > 1
-
-
-def o_in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """V and O in parts."""
-    return structure_of(spec, config).o_parts > 1
+def in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Products in parts."""
+    text = text_of(spec, config)
+    return text is not None and text.in_parts
 
 
 def merged(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -130,7 +126,7 @@ def negated(condition: Condition) -> Condition:
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
     plain = spec.direction == "forward" and config.schedule in ("fa2", "auto")
-    return plain and not (spec.varlen or o_in_parts(spec, config))
+    return plain and not (spec.varlen or in_parts(spec, config))
 
 
 def of_feature(field: str) -> Condition:

@@ -12,8 +12,8 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fa1, fused, hopper, indexed, k_in_parts, merged, narrow, negated,
-    o_in_parts, of_feature, of_segments, on_for, one_length, pads_k, pads_v, paged, plain, pointer,
+    diagonal, fa1, fused, hopper, in_parts, indexed, merged, narrow, negated,
+    of_feature, of_segments, on_for, one_length, pads_k, pads_v, paged, plain, pointer,
     rotary, runs_ahead, specialized, tiled, varlen,
 )
 # isort: on
@@ -145,12 +145,15 @@ _TRUE_DIMS = (
 )
 _PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
 _IN_PARTS = (
-    constant("K_PART", "", both(k_in_parts, negated(ampere))),
-    constant("HEAD_DIM_PAD", "", negated(both(k_in_parts))),
-    constant("V_PART", "", both(o_in_parts, negated(ampere))),
-    constant("HEAD_DIM_V_PAD", "", negated(o_in_parts)),
+    constant("K_PART", "columns of a part of Q and K", both(in_parts, negated(ampere))),
+    constant("K_PARTS", "", in_parts),
+    constant("HEAD_DIM_PAD", "", negated(in_parts)),
+    constant("V_PART", "columns of a part of V and O", both(in_parts, negated(ampere))),
+    constant("O_PARTS", "", in_parts),
+    constant("HEAD_DIM_V_PAD", "", negated(in_parts)),
 )
-_V_PARTS = constant("V_PARTS", "", both(plain, pointer), lambda s, c: c.v_parts > 1)
+_V_PARTS = constant("V_PARTS", "programs that share the columns of V",
+                    both(plain, pointer, negated(in_parts)), lambda s, c: c.v_parts > 1)
 _PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", merged)
 _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer, tiled))
 _ADDS = constant("ADDS", "a bias is added; else it is bool, and hides keys",
@@ -293,7 +296,7 @@ _DECODE = (
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
     constant("SEGMENT", "keys of an invariant split; or None"),
     constant("SPLIT_TILES", "tiles that a split has at least"),
-    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(k_in_parts)),
+    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(in_parts)),
     *_SWITCHES,
 )
 _COMBINE = (

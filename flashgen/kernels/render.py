@@ -9,7 +9,6 @@ import re
 import textwrap
 import tokenize
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, UndefinedError
 
@@ -86,17 +85,12 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         template_of(spec, config),
     )
     structure, merged = structure_of(spec, config), text_of(spec, config)
-    fixed = 64 if config.schedule == "ampere" else 0
     language = "tl" if config.interpretable else "gl"
     taken = parameters(spec, config)
-    parts = {
-        "k_parts": _parts(structure.k_parts, fixed or "K_PART"),
-        "o_parts": _parts(structure.o_parts, fixed or "V_PART"),
-    }
     values: dict[str, object] = {"text": merged}
     if merged is None:
         values = {"spec": spec, "config": config, "structure": structure}
-    body = render_text(template, head=head(text, taken, language), **parts, **values)
+    body = render_text(template, head=head(text, taken, language), **values)
     body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
     try:
         text_digest = digest_of(body)
@@ -149,30 +143,6 @@ def in_place(rendered: Rendered) -> str:
 
 _LONG_CALL = re.compile(rf"^(?=.{{{LINE_LENGTH + 1}}})( *)([\w ]+ = [\w.]+)\((.*)\)$", re.MULTILINE)
 """A call that is too long for its line: it is broken around its arguments, as ruff format does."""
-
-
-class _Part(NamedTuple):
-    """One of the tiles in which a kernel has the columns of a tensor: what its text appends to the
-    names of the tiles, and to the columns, or a pointer, of the first.
-    """
-
-    name: str
-    plus: str
-    last: bool
-
-
-def _parts(count: int, width: str | int) -> tuple[_Part, ...]:
-    if count == 1 and isinstance(width, str):
-        return (_Part("", "", True),)
-    return tuple(_Part(str(n), _plus(n, width), n == count - 1) for n in range(count))
-
-
-def _plus(n: int, width: str | int) -> str:
-    if n == 0:
-        return ""
-    if isinstance(width, int):
-        return f" + {n * width}"
-    return f" + {width}" if n == 1 else f" + {n} * {width}"
 
 
 _TEMPLATES: dict[str, str] = {

@@ -14,11 +14,10 @@ from flashgen.spec import structure
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, LOADS_LABEL, KernelConfig, Loads, shares_keys
 from flashgen.spec.vocabulary import DECODING, PREFIX, Direction
-from flashgen.spec.whole_rows import k_parts, o_parts
+from flashgen.spec.whole_rows import o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
 """Directions that have several schedules, and loads by descriptor."""
-_PARTS = {2: "halves", 3: "thirds", 4: "quarters", 8: "eighths"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,9 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others. shared_keys: two warpgroups own the same keys, and each half of the columns
-    of what is summed. k_parts, o_parts: products in parts, as spec/whole_rows.py says.
+    others. in_parts: products in parts, as spec/whole_rows.py says, which are tuples there.
+    shared_keys: two warpgroups own the same keys, and each half of the columns of what is
+    summed.
     """
 
     direction: Direction
@@ -37,8 +37,7 @@ class Text:
     paged: bool
     block_mask: bool
     persistent: bool
-    k_parts: int
-    o_parts: int
+    in_parts: bool
     shared_keys: bool = False
 
     @property
@@ -53,8 +52,7 @@ class Text:
             self.schedule: tiled,
             LOADS_LABEL[self.loads]: tiled,
             "pers": self.persistent,
-            f"k_{_PARTS.get(self.k_parts)}": self.k_parts > 1,
-            f"o_{_PARTS.get(self.o_parts)}": self.o_parts > 1,
+            "parts": self.in_parts and self.schedule != "ampere",  # which has nothing else
             "shared_keys": self.shared_keys,
         }
         return "_".join(word for word, holds in words.items() if holds)
@@ -68,7 +66,7 @@ class Text:
             "pages": self.paged,
             "block mask": self.block_mask,
             "persistent": self.persistent,
-            "in parts": self.o_parts > 1,
+            "in parts": self.in_parts,
         }
         ways = ", ".join(word for word, holds in words.items() if holds)
         tiled = f", schedule {self.schedule}, {loads}" * (self.direction in _OF_TILES)
@@ -99,8 +97,7 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
         block_mask=spec.block_mask,
         # Elsewhere it is no loop around others, but a constant.
         persistent=config.interpretable and config.persistent,
-        k_parts=len(k_parts(spec, config)),
-        o_parts=len(o_parts(spec, config)),
+        in_parts=config.schedule == "ampere" or len(o_parts(spec, config)) > 1,
         shared_keys=config.schedule == "hopper" and spec.direction in BY_KEYS and shares_keys(spec),
     )
 
