@@ -78,7 +78,7 @@ def kernels_of(tree: Path) -> list[tuple[Any, Any, str, bool]]:
     found: dict[tuple[Any, Any, str, bool], None] = {}
     for path in sorted((tree / "configs").glob("*.yaml")):
         table = load(path)
-        for entry in table.entries:
+        for entry in table.everything:
             for config in emit.kernels_of(entry):
                 for whole in signature.variants(entry.spec):
                     found[entry.spec, config, table.gpu.arch, whole] = None

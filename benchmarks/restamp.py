@@ -56,15 +56,16 @@ def stamp(slug: str, before: Sequence[Code], after: Sequence[Code], *, write: bo
     table = load_with_evidence(path)
     digests: dict[str, str] = {}
     left = []
-    for entry in filter(is_stale, table.entries):
+    for entry in filter(is_stale, table.everything):
         reason = why_not(entry, table.gpu.arch, before, after)
         if reason:
             left.append(f"{slug}: {render(entry.spec, entry.config).name}: {reason}")
         else:
             digests[entry.evidence.digest or ""] = render(entry.spec, entry.config).digest
     new = restamped(table, digests)
-    count = sum(a != b for a, b in zip(table.entries, new.entries, strict=True))
-    print(f"{slug}: {count} of {len(table.entries)} entries get the digest of today")
+    pairs = zip(table.everything, new.everything, strict=True)
+    count = sum(a != b for a, b in pairs)
+    print(f"{slug}: {count} of {len(table.everything)} entries get the digest of today")
     if write and count:
         save(new, path)
     return left

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from flashgen.kernels.text import text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, shares_keys
-from flashgen.spec.structure import structure_of
 
 Condition = Callable[[AttentionSpec, KernelConfig], bool]
 
@@ -87,25 +86,9 @@ def any_dim(spec: AttentionSpec, config: KernelConfig) -> bool:
     return config.head_dims == "padded"
 
 
-def pads_k(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Head dims of Q and K that are no powers of two."""
-    return structure_of(spec, config).pads_k
-
-
-def pads_v(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """The same of V."""
-    return structure_of(spec, config).pads_v
-
-
 def in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Products in parts."""
-    text = text_of(spec, config)
-    return text is not None and text.in_parts
-
-
-def merged(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """A template of plain Triton that sees nothing but a Text."""
-    return config.interpretable and text_of(spec, config) is not None
+    return text_of(spec, config).in_parts
 
 
 def scheduled(*schedules: str) -> Condition:

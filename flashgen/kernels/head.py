@@ -50,11 +50,9 @@ def number(
     return Parameter(name, "i32", note, False, of, given)
 
 
-def constant(
-    name: str, note: str = "", of: Condition = always, given: Condition = always
-) -> Parameter:
+def constant(name: str, note: str = "", of: Condition = always) -> Parameter:
     """A number that the text is compiled for."""
-    return Parameter(name, "constexpr", note, True, of, given)
+    return Parameter(name, "constexpr", note, True, of)
 
 
 def rows(tensor: str, note: str = "", of: Condition = always) -> Parameter:

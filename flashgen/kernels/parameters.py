@@ -12,15 +12,13 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fa1, fused, hopper, in_parts, indexed, merged, narrow, negated,
-    of_feature, of_segments, on_for, one_length, pads_k, pads_v, paged, plain, pointer,
-    rotary, runs_ahead, specialized, tiled, varlen,
+    diagonal, fa1, fused, hopper, in_parts, indexed, narrow, negated, of_feature, of_segments,
+    on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled, varlen,
 )
 # isort: on
 # fmt: on
 
 from flashgen.kernels.head import Parameter, constant, number, rows
-from flashgen.kernels.text import text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURES
@@ -140,8 +138,8 @@ _TILE = (
     constant("NUM_WARPS", "", ampere),
 )
 _TRUE_DIMS = (
-    constant("HEAD_DIM", "", both(plain, pointer), pads_k),
-    constant("HEAD_DIM_V", "", both(plain, pointer), pads_v),
+    constant("HEAD_DIM", "", both(plain, pointer)),
+    constant("HEAD_DIM_V", "", both(plain, pointer)),
 )
 _PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
 _IN_PARTS = (
@@ -152,16 +150,15 @@ _IN_PARTS = (
     constant("O_PARTS", "", in_parts),
     constant("HEAD_DIM_V_PAD", "", negated(in_parts)),
 )
-_V_PARTS = constant("V_PARTS", "programs that share the columns of V",
-                    both(plain, pointer, negated(in_parts)), lambda s, c: c.v_parts > 1)
-_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", merged)
-_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(merged, pointer, tiled))
+_V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(in_parts)))
+_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", plain)
+_ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
 _ADDS = constant("ADDS", "a bias is added; else it is bool, and hides keys",
-                 both(merged, of_feature("bias")))
+                 both(plain, of_feature("bias")))
 _SWITCHES = (
-    constant("CAUSAL", "", merged),
+    constant("CAUSAL", "", plain),
     _ADDS,
-    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", merged),
+    constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", plain),
     _PRECISION,
     _ROWS_OF_EIGHT,
 )
@@ -193,7 +190,7 @@ _FORWARD = (
     *_IN_PARTS,
     constant("SEGMENT", "keys after which a partial sum is closed; or None", of_segments),
     _V_PARTS,
-    constant("CAUSAL", "", merged),
+    constant("CAUSAL", "", plain),
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),
@@ -360,10 +357,9 @@ TABLES: dict[Direction, tuple[Parameter, ...]] = {
 @functools.lru_cache(4096)
 def parameters(spec: AttentionSpec, config: KernelConfig) -> tuple[Parameter, ...]:
     """The parameters of the text of (spec, config), in their order."""
-    merged = text_of(spec, config) is not None
     found: dict[str, Parameter] = {}
     for each in TABLES[spec.direction]:
-        if each.of(spec, config) and (merged or each.given(spec, config)):
+        if each.of(spec, config):
             found.setdefault(each.name, each)
     return tuple(found.values())
 

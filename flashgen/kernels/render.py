@@ -17,17 +17,14 @@ from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.kernels.constants import Constant, constants_of
 from flashgen.kernels.head import Parameter, head
 from flashgen.kernels.parameters import parameters
-from flashgen.kernels.text import text_name, text_of
+from flashgen.kernels.text import text_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.structure import structure_of, written_features
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
 KEPT = 4096
 """Kernels that a process keeps: more than generated/ has, which tune makes after every search."""
-SERVES = LINE_LENGTH - len("# Serves: .")
-"""The most characters of what a header says of a kernel; all features at once take more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,35 +76,26 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
 
 @functools.lru_cache(KEPT)
 def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
-    name, text, template = (
-        kernel_name(spec, config),
-        text_name(spec, config),
-        template_of(spec, config),
-    )
-    structure, merged = structure_of(spec, config), text_of(spec, config)
+    text, template = text_of(spec, config), template_of(spec, config)
     language = "tl" if config.interpretable else "gl"
     taken = parameters(spec, config)
-    values: dict[str, object] = {"text": merged}
-    if merged is None:
-        values = {"spec": spec, "config": config, "structure": structure}
-    body = render_text(template, head=head(text, taken, language), **values)
-    body = _LONG_CALL.sub(r"\1\2(\n\1    \3\n\1)", body)
+    body = render_text(template, text=text, head=head(text.name, taken, language))
     try:
         text_digest = digest_of(body)
     except (tokenize.TokenError, SyntaxError) as error:
         raise FlashgenError(f"templates/{template} renders no Python: {error}") from error
-    serves = "" if merged is None else merged.serves
     header = render_text(
         "_header.py.jinja",
-        name=text,
+        name=text.name,
         template=template,
-        serves=serves or _serves(spec, config),
+        serves=text.serves,
         digest=text_digest,
     )
+    name = kernel_name(spec, config)
     constants = tuple(constants_of(spec, config, [each.name for each in taken]).items())
     return Rendered(
         name=name,
-        text_name=text,
+        text_name=text.name,
         source=header + body,
         digest=_sha256(repr((name, constants, text_digest))),
         text_digest=text_digest,
@@ -139,10 +127,6 @@ def in_place(rendered: Rendered) -> str:
         if each.name in numbers
     )
     return "".join([*heading, before, own, *assigned, after])
-
-
-_LONG_CALL = re.compile(rf"^(?=.{{{LINE_LENGTH + 1}}})( *)([\w ]+ = [\w.]+)\((.*)\)$", re.MULTILINE)
-"""A call that is too long for its line: it is broken around its arguments, as ruff format does."""
 
 
 _TEMPLATES: dict[str, str] = {
@@ -232,20 +216,6 @@ def _by_quotes(text: str) -> str:
 
 def _sha256(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
-    by_words = spec.dtype == "float32" and spec.products > 0
-    precision = f", float32 ({spec.precision})" if by_words else ""
-    dims = ", any head dims" if config.head_dims == "padded" else ""
-    reads = spec.direction == "decode"
-    features = "".join(
-        ", 8-bit K and V" if reads and row.field == "kv_dtype" else row.header
-        for row in written_features(spec)
-    )
-    mask = ", causal" if spec.causal else ""
-    serves = f"{spec.direction}{precision}{dims}{mask}"
-    return serves + (features if len(serves + features) <= SERVES else ", features as named")
 
 
 @functools.cache

@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from flashgen.spec import structure
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, LOADS_LABEL, KernelConfig, Loads, shares_keys
-from flashgen.spec.vocabulary import DECODING, PREFIX, Direction
+from flashgen.spec.vocabulary import PREFIX, Direction
 from flashgen.spec.whole_rows import o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
@@ -73,21 +72,9 @@ class Text:
         return f"{self.direction}{tiled}" + f", {ways}" * bool(ways)
 
 
-_PLAIN = ("fa2", "s_ahead")
-_MERGED: dict[str, tuple[str, ...]] = {
-    "forward": ("fa1", *_PLAIN, "auto", "hopper", "ampere", "blackwell"),
-    **dict.fromkeys(("backward_dkv", "backward_fused"), (*_PLAIN, "hopper")),
-    "backward_dq": (*_PLAIN, "hopper", "blackwell"),
-    **dict.fromkeys(("backward_delta", "backward_dbias", *DECODING), ("fa2",)),
-}
-"""The schedules, by direction, whose templates see nothing but a Text."""
-
-
 @functools.lru_cache(4096)
-def text_of(spec: AttentionSpec, config: KernelConfig) -> Text | None:
-    """The text of a kernel; None where its template still writes one for each feature."""
-    if config.schedule not in _MERGED.get(spec.direction, ()):
-        return None
+def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
+    """The text of a kernel."""
     return Text(
         direction=spec.direction,
         schedule=config.schedule,
@@ -106,5 +93,4 @@ def text_name(spec: AttentionSpec, config: KernelConfig) -> str:
     """The name of a kernel's text, which is its function's and its file's. Two kernels have one
     name where they have one text, and only there.
     """
-    text = text_of(spec, config)
-    return structure.name_in_words(spec, config) if text is None else text.name
+    return text_of(spec, config).name

@@ -54,7 +54,6 @@ class Feature:
     field, value   of the spec; off is the value of a spec without it
     word           what --feature calls it; "" for what only a cache has
     suffix, short  in a kernel's name, and where that would be long
-    header         in the line that says what a kernel serves, with what stands before it
     given          whether a call brings it
     directions     the kernels that have it, goes says so in words; () for all that have scores
     mask, dtypes   what it needs, if not all do
@@ -74,7 +73,6 @@ class Feature:
     word: str = ""
     suffix: str
     short: str
-    header: str
     given: Callable[[Features], bool] = lambda _: False
     directions: tuple[Direction, ...] = ()
     goes: str = ""
@@ -107,7 +105,7 @@ _OF_ITS_OWN = "because it says alone which keys a query sees"
 FEATURES: tuple[Feature, ...] = (
     Feature(
         field="bias", value="additive", off="none", word="bias", suffix="_bias", short="_bias",
-        header=", bias", scores=True, positions=True,
+        scores=True, positions=True,
         given=lambda call: call.bias_kind == "additive",
         arguments=(
             Argument(name="bias_ptr", type="*{out}:16", note="(batch, heads, seq_q, seq_k)"),
@@ -116,7 +114,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="bias", value="boolean", off="none", word="boolean-mask", suffix="_boolmask",
-        short="_bm", header=", boolean mask", scores=True, positions=True,
+        short="_bm", scores=True, positions=True,
         given=lambda call: call.bias_kind == "boolean",
         arguments=(
             Argument(
@@ -127,7 +125,7 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="alibi", word="alibi", suffix="_alibi", short="_ali", header=", ALiBi",
+        field="alibi", word="alibi", suffix="_alibi", short="_ali",
         scores=True, positions=True, diagonal=True, per_head=True,
         given=lambda call: call.slopes is not None,
         arguments=(
@@ -137,7 +135,7 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="dropout", word="dropout", suffix="_dropout", short="_drop", header=", dropout",
+        field="dropout", word="dropout", suffix="_dropout", short="_drop",
         scores=True, positions=True, directions=_ATTENTION, goes="attention or its gradients",
         given=lambda call: call.dropout_p > 0.0,
         arguments=(
@@ -154,7 +152,7 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="window", word="window", suffix="_window", short="_win", header=", window",
+        field="window", word="window", suffix="_window", short="_win",
         scores=True, positions=True, diagonal=True, first_keys=True, limit=True,
         given=lambda call: call.window is not None,
         arguments=(
@@ -169,7 +167,7 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="chunk", word="chunk", suffix="_chunk", short="_chk", header=", chunk",
+        field="chunk", word="chunk", suffix="_chunk", short="_chk",
         scores=True, positions=True, diagonal=True, first_keys=True, mask="causal",
         given=lambda call: call.chunk > 0,
         without=(("window", "because a window begins at another key"),),
@@ -185,7 +183,7 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="softcap", word="softcap", suffix="_softcap", short="_cap", header=", softcap",
+        field="softcap", word="softcap", suffix="_softcap", short="_cap",
         scores=True, limit=True, given=lambda call: call.softcap > 0.0,
         arguments=(
             Argument(name="cap_log2e", type="fp32", note="the cap of the scores * log2(e)"),
@@ -193,14 +191,14 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="sink", word="sink", suffix="_sink", short="_sink", header=", sink", scores=True,
+        field="sink", word="sink", suffix="_sink", short="_sink", scores=True,
         per_head=True, given=lambda call: call.sinks is not None,
         directions=("forward", "decode"),
         goes="direction forward or decode, because a backward kernel reads it from LSE",
         arguments=(Argument(name="sinks_ptr", type="*fp32:16", note="(heads) contiguous"),),
     ),
     Feature(
-        field="varlen", word="varlen", suffix="_varlen", short="_var", header=", several lengths",
+        field="varlen", word="varlen", suffix="_varlen", short="_var",
         given=lambda call: call.sequences is not None,
         directions=_ATTENTION,
         goes="attention or its gradients, because a cache has lengths of its own",
@@ -211,7 +209,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="block_mask", word="block-mask", suffix="_blockmask", short="_blk",
-        header=", block mask", positions=True,
+        positions=True,
         given=lambda call: call.block_mask is not None,
         directions=_ATTENTION,
         goes="attention or its gradients, because a cache has lengths of its own",
@@ -221,30 +219,30 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        field="paged", suffix="_paged", short="_pg", header=", paged",
+        field="paged", suffix="_paged", short="_pg",
         given=lambda call: call.sequences is not None and call.sequences.paged,
         directions=("forward", *_OF_A_CACHE),
         without=(("dropout", "because a cache is for inference"),),
     ),
     Feature(
         field="rotary", value="halves", off="none", suffix="_rotary_halves", short="_rot",
-        header=", rotary halves", directions=("append",),
+        directions=("append",),
     ),
     Feature(
         field="rotary", value="interleaved", off="none", suffix="_rotary_interleaved",
-        short="_roti", header=", rotary interleaved", directions=("append",),
+        short="_roti", directions=("append",),
     ),
     Feature(
-        field="indexed", suffix="_indexed", short="_idx", header=", indexed",
+        field="indexed", suffix="_indexed", short="_idx",
         directions=_OF_A_CACHE,
         without=(("paged", "because a block table names the pages"),),
     ),
     Feature(
-        field="leftpad", suffix="_leftpad", short="_lpad", header=", leftpad",
+        field="leftpad", suffix="_leftpad", short="_lpad",
         directions=("decode",),
     ),
     Feature(
-        field="fp8", word="fp8", suffix="_fp8", short="_fp8", header=", fp8", scores=True,
+        field="fp8", word="fp8", suffix="_fp8", short="_fp8", scores=True,
         given=lambda call: call.fp8 is not None,
         directions=("forward",), goes="direction forward, because it has no gradient",
         dtypes=_SIXTEEN_BITS,
@@ -262,19 +260,19 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="kv_dtype", value="float8_e4m3", off="same", suffix="_kv_fp8", short="_kvf8",
-        header=", float8_e4m3 K and V", directions=_OF_A_CACHE, dtypes=_SIXTEEN_BITS,
+        directions=_OF_A_CACHE, dtypes=_SIXTEEN_BITS,
     ),
     Feature(
         field="kv_dtype", value="int8", off="same", suffix="_kv_int8", short="_kvi8",
-        header=", int8 K and V", directions=_OF_A_CACHE, dtypes=_SIXTEEN_BITS,
+        directions=_OF_A_CACHE, dtypes=_SIXTEEN_BITS,
     ),
     Feature(
         field="kv_scales", value="page", off="head", suffix="_page_scales", short="_pgs",
-        header=" with scales of pages", directions=_OF_A_CACHE,
+        directions=_OF_A_CACHE,
     ),
     Feature(
         field="invariant", word="invariant", suffix="_invariant", short="_inv",
-        header=", invariant", limit=True, given=lambda call: call.invariant,
+        limit=True, given=lambda call: call.invariant,
         directions=(
             "forward", "backward_delta", "backward_dkv", "backward_dq", "decode", "combine",
         ),

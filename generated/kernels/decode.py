@@ -76,7 +76,7 @@ def decode(
     sinks_ptr,  # (heads) contiguous
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, HEAD_DIM_V_PAD: tl.constexpr,
-    V_PARTS: tl.constexpr,  # programs that share the columns of V
+    V_PARTS: tl.constexpr,
     SEGMENT: tl.constexpr,  # keys of an invariant split; or None
     SPLIT_TILES: tl.constexpr,  # tiles that a split has at least
     BY_BITS: tl.constexpr,  # float8_e4m3 is widened by arithmetic on bits
