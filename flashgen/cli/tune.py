@@ -135,7 +135,7 @@ def tune(
     from flashgen.search.space import Budget, Method
 
     budget = Budget(trials=max(1, trials), seconds=time_budget)
-    method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
+    method = Method(sampler=sampler, seed=seed, likely_first=True)
     features = [*(feature or ()), *["invariant"] * invariant]
     cache = cache_fields(paged, kv)
     specs: tuple[AttentionSpec, ...] = ()

@@ -19,6 +19,7 @@ from flashgen.evaluate.gpu_state import WAITS_S
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
+from flashgen.search.study import DROP_ABOVE
 from flashgen.spec.config import BLOCKS_PER_SM, KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status
 
@@ -54,9 +55,6 @@ def steadily(
         time.sleep(wait_s)
 
 
-DROP_ABOVE = 1.5
-"""A candidate slower than the best by this factor, after a few samples, is not timed further."""
-
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
 ALL_STAGES: tuple[Stage, ...] = (*GPU_STAGES, "final")
@@ -68,7 +66,7 @@ RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 
 class Evidence:
     """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
-    for progress.
+    for progress. report: is told each rough time; whether it ends the config, or None for the rule.
 
     stages: the stages that a candidate passes, in order. on_gpu: whether they are measured.
     """
@@ -86,13 +84,14 @@ class Evidence:
         self.stages = GPU_STAGES if self.on_gpu else OFFLINE_STAGES
         self.planned = 0.0
         self.trials = 0
+        self.best_us = math.inf
+        self.report: Callable[[KernelConfig, float], bool | None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
         self._notify = notify
         self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
         self._digests: dict[KernelConfig, str] = {}
         self._launched: dict[KernelConfig, KernelConfig] = {}
-        self._best_us = math.inf
         self._done = 0.0
         self._tried: set[KernelConfig] = set()
         self._rejected: set[KernelConfig] = set()
@@ -245,16 +244,19 @@ class Evidence:
 
     def _dropped(self, outcome: Outcome) -> Outcome:
         """End a candidate whose rough time is far from the best so far, in a resumed run too."""
-        slower = median_us(outcome.timing) / self._best_us
-        if not outcome.ok or slower <= DROP_ABOVE:
+        us, best_us = median_us(outcome.timing), self.best_us
+        pruned = self.report(outcome.config, us) if outcome.ok else False
+        if not (us > DROP_ABOVE * best_us if pruned is None else pruned):
             return outcome
-        why = f"{slower:.2f} times the best so far, {self._best_us:.1f} us"
+        why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
         return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
         """Store an outcome and report progress."""
         self._seen[outcome.stage, outcome.config] = outcome
-        self._best_us = min(self._best_us, median_us(outcome.timing))
+        if outcome.stage == "rough" and outcome.timing:
+            self.report(outcome.config, outcome.timing.median_us)
+        self.best_us = min(self.best_us, median_us(outcome.timing))
         self._done += self._share(outcome)
         self._count(outcome)
         self._notify(
@@ -262,7 +264,7 @@ class Evidence:
                 done=self._done,
                 total=max(self._done, self.planned),
                 stage=outcome.stage,
-                best_us=None if self._best_us == math.inf else self._best_us,
+                best_us=None if self.best_us == math.inf else self.best_us,
                 default_us=self._us(self.goal.default),
                 incumbent_us=self._us(self.goal.incumbent) if self.goal.incumbent else None,
                 tried=min(len(self._tried), self.trials),

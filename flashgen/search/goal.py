@@ -10,7 +10,6 @@ from flashgen.errors import FlashgenError
 from flashgen.kernels.render import render
 from flashgen.search.space import Budget as Budget
 from flashgen.search.space import Method as Method
-from flashgen.search.space import Sampler as Sampler
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -52,6 +51,12 @@ class Goal:
     derived: bool = False
     trusted: KernelConfig | None = None
     digest_of: Callable[[AttentionSpec, KernelConfig], str] = rendered_digest
+
+    @property
+    def title(self) -> str:
+        """The name of its study."""
+        tables = ", from tables" if self.derived else ""
+        return f"{self.spec.name} seq {self.problem.seq_k}{tables}"
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:

@@ -79,15 +79,19 @@ class Space(ABC):
     def __iter__(self) -> Iterator[int]:
         """The numbers of all points, in order."""
 
+    def find(self, values: Mapping[str, Value]) -> int:
+        """The number of the point that has these values, of all parameters that vary; ILLEGAL if
+        there is none. Names that are no parameter's do not count.
+        """
+        try:
+            codes = [each.values.index(values[each.name]) for each in self.parameters]
+        except (ValueError, TypeError, KeyError):
+            return ILLEGAL
+        return int(self.numbers(np.array([codes], dtype=np.int64))[0])
+
     def number(self, point: Point) -> int:
         """The number of a point; ILLEGAL if it is none."""
-        try:
-            if set(point) != set(self._names()):
-                return ILLEGAL
-            codes = [each.values.index(point[each.name]) for each in self.parameters]
-        except (ValueError, TypeError, AttributeError):
-            return ILLEGAL
-        number = int(self.numbers(np.array([codes], dtype=np.int64))[0])
+        number = self.find(point) if isinstance(point, Mapping) else ILLEGAL
         same = number != ILLEGAL and dict(self.point(number)) == dict(point)
         return number if same else ILLEGAL
 
@@ -254,10 +258,12 @@ class ProductSpace(Space):
         }
 
 
-def space_of(space: Sequence[Point] | ProductSpace) -> Space:
+def space_of(space: Sequence[Point] | Space) -> Space:
     """The space of these points; a small product is listed. Raises InvalidArgument."""
+    if isinstance(space, ListedSpace):
+        return space
     if not isinstance(space, ProductSpace):
-        return ListedSpace(space)
+        return ListedSpace(space)  # type: ignore[arg-type]
     if space.size > LISTED:
         return space
     points = [space.point(number) for number in space]
