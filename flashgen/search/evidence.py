@@ -66,7 +66,8 @@ RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 
 class Evidence:
     """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
-    for progress. report: is told each rough time; whether it ends the config, or None for the rule.
+    for progress. prunes: whether a rough time ends a config, or None for the rule; report: is told
+    each rough time, once it is logged.
 
     stages: the stages that a candidate passes, in order. on_gpu: whether they are measured.
     """
@@ -85,7 +86,8 @@ class Evidence:
         self.planned = 0.0
         self.trials = 0
         self.best_us = math.inf
-        self.report: Callable[[KernelConfig, float], bool | None] = lambda *_: None
+        self.prunes: Callable[[KernelConfig, float], bool | None] = lambda *_: None
+        self.report: Callable[[KernelConfig, float], None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
         self._notify = notify
@@ -245,7 +247,7 @@ class Evidence:
     def _dropped(self, outcome: Outcome) -> Outcome:
         """End a candidate whose rough time is far from the best so far, in a resumed run too."""
         us, best_us = median_us(outcome.timing), self.best_us
-        pruned = self.report(outcome.config, us) if outcome.ok else False
+        pruned = self.prunes(outcome.config, us) if outcome.ok else False
         if not (us > DROP_ABOVE * best_us if pruned is None else pruned):
             return outcome
         why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
@@ -271,6 +273,7 @@ class Evidence:
                 trials=self.trials,
                 rejected=len(self._rejected),
                 on_gpu=self.on_gpu,
+                outcome=outcome,
             )
         )
 

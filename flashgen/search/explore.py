@@ -86,7 +86,7 @@ class Explorer:
             fresh=True,
         )
         self._launched: dict[KernelConfig, KernelConfig] = {}
-        evidence.report = self._report
+        evidence.prunes, evidence.report = self._prunes, self._report
         self._enumerated = self._to_the_last or len(self._goal.order) <= budget.trials
         self._met: dict[KernelConfig, None] = {}  # in the order in which they were considered
         self._waiting: dict[KernelConfig, None] = {}
@@ -317,18 +317,23 @@ class Explorer:
             configs = [config for config, outcome in found if outcome.ok]
         return configs
 
-    def _report(self, config: KernelConfig, us: float) -> bool | None:
-        """Report a rough time: whether the pruner ends the config; None if it is no trial."""
+    def _prunes(self, config: KernelConfig, us: float) -> bool | None:
+        """Whether the study's pruner ends a config after this rough time; None if no trial."""
         point = vars(self._launched.get(config, config))
-        return self._trials.report(point, us, 0) if point in self._trials else None
+        return self._trials.prunes(point, us, 0) if point in self._trials else None
+
+    def _report(self, config: KernelConfig, us: float) -> None:
+        point = vars(self._launched.get(config, config))
+        if point in self._trials:
+            self._trials.report(point, us, 0)
 
     def _record(self, config: KernelConfig, outcome: Outcome) -> None:
         """Report the outcome of a stage to the trial of a config, and end it after the last."""
         point, us = vars(config), outcome.timing.median_us if outcome.timing else None
         if point not in self._trials:
             return
-        if us and outcome.stage == "timed":
-            self._trials.report(point, us, 1)
+        if us:
+            self._trials.report(point, us, int(outcome.stage == "timed"))
         if outcome.ok and outcome.stage != self._evidence.stages[-1]:
             return
         right = outcome.ok or outcome.status in RIGHT_ALL_THE_SAME

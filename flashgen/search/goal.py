@@ -130,7 +130,7 @@ class Progress:
 
     default_us and incumbent_us are the times that a winner must beat, if known. A separate check
     and a kernel of the final round count as one. A search may end before total. tried and rejected
-    are configs, of a budget of `trials`; on_gpu: their times are measured.
+    are configs, of a budget of `trials`; on_gpu: their times are measured. outcome: the last one.
     """
 
     done: float
@@ -143,6 +143,7 @@ class Progress:
     trials: int = 0
     rejected: int = 0
     on_gpu: bool = True
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,9 @@ class KernelSampler(BaseSampler):
         key = study.study_name, trial.number
         if key not in self._chosen:
             fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-            found = self._fitting(fixed) if fixed else self._choose(study, trial)
+            found = self._choose(study, trial)
+            if found is not None and not _agree(self._space.point(found), fixed):
+                found = self._fitting(fixed)
             found = next(iter(self._sample), None) if found is None else found
             self._chosen[key] = ILLEGAL if found is None else found
         number = self._chosen[key]
@@ -182,9 +184,7 @@ class KernelSampler(BaseSampler):
     def _fitting(self, fixed: Mapping[str, Any]) -> int | None:
         """The first point of a sample that has these values, if any."""
         points = ((number, self._space.point(number)) for number in self._sample)
-        return next(
-            (n for n, point in points if all(point.get(k, v) == v for k, v in fixed.items())), None
-        )
+        return next((number for number, point in points if _agree(point, fixed)), None)
 
     def _seen(self, study: Study, trial: FrozenTrial) -> tuple[Seen, dict[bool, Fit]]:
         """What the other trials say, and the last fits that they keep. Of several trials of a
@@ -236,6 +236,10 @@ class KernelSampler(BaseSampler):
                     trial._trial_id, f"{FIT}{names:d}", asdict(fit)
                 )
         return found
+
+
+def _agree(point: Point, fixed: Mapping[str, Any]) -> bool:
+    return all(point.get(name, each) == each for name, each in fixed.items())
 
 
 def _check_directions(study: Study) -> None:

@@ -9,6 +9,8 @@ has not asked for, these are the answers, so the same decisions lead to the same
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib
 import warnings
 from collections import deque
@@ -25,6 +27,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.paths import install_command
+from flashgen.search.journal import JournalFile
 from flashgen.search.points import ILLEGAL, Parameter, Space, parameters_of
 from flashgen.search.sampler import KernelSampler
 from flashgen.search.space import Method, Point, Value
@@ -140,15 +143,20 @@ class Trials:
                 space, seed=method.seed, guesses=guesses, likely_first=method.likely_first
             )
         self._fresh = fresh and self._own is None
-        self.study = optuna.create_study(
-            sampler=self._own or self._sampler(0), pruner=Drop(), storage=storage,
-            study_name=name, load_if_exists=True,
-        )  # fmt: skip
         union = parameters_of(points) if points else space.parameters
         self._ranks = method.sampler not in OF_NAMES
         self._parameters = {each.name: each for each in union}
         self._distributions = {each.name: self._distribution(each) for each in union}
+        open_study = functools.partial(
+            optuna.create_study, sampler=self._own or self._sampler(0), pruner=Drop(),
+            storage=storage, study_name=name, load_if_exists=True,
+        )  # fmt: skip
+        self.study = open_study()
         self._kept = deque(self.study.get_trials(deepcopy=False))
+        spaces = (each.distributions for each in self._kept if each.distributions)
+        if any(each[n] != self._distributions.get(n) for each in spaces for n in each):
+            optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
+            self.study, self._kept = open_study(), deque()
         self._trials: dict[tuple[Value, ...], Trial] = {}
         self._taken: set[int] = set()
         self._by_chance = self._drawn(RandomState(method.seed))
@@ -163,7 +171,9 @@ class Trials:
         for _ in range(ASKS):
             if len(self._taken) >= self.space.size and not again:
                 return None
-            found = self._settled(self._next(), again)
+            with self._batch():
+                trial = self._next()
+            found = self._settled(trial, again)
             if found is not None:
                 return found
         for number in self._by_chance:
@@ -176,18 +186,26 @@ class Trials:
         if point in self:
             return
         params = self._shown(point)
-        if self._kept and self._kept[0].params != params:
+        if self._kept and _params(self._kept[0]) != params:
             self._forget()
-        if not self._kept:
-            self.study.enqueue_trial(params)
-        self._add(point, self._next())
+        with self._batch():
+            if not self._kept:
+                self.study.enqueue_trial(params)
+            trial = self._next()
+        self._add(point, trial)
 
-    def report(self, point: Point, value: float, step: int) -> bool:
-        """Report an intermediate value; whether the pruner ends the trial."""
+    def prunes(self, point: Point, value: float, step: int) -> bool:
+        """Whether the pruner would end a trial that reports this value."""
+        trial = copy.copy(self._frozen(self._trials[self._key(point)]))
+        trial.intermediate_values = {**trial.intermediate_values, step: value}
+        return self.study.pruner.prune(self.study, trial)
+
+    def report(self, point: Point, value: float, step: int) -> None:
+        """Report an intermediate value to a trial, unless it has that or has ended."""
         trial = self._trials[self._key(point)]
-        if step not in self._frozen(trial).intermediate_values:
+        frozen = self._frozen(trial)
+        if step not in frozen.intermediate_values and not frozen.state.is_finished():
             trial.report(value, step)
-        return trial.should_prune()
 
     def tell(
         self,
@@ -216,13 +234,23 @@ class Trials:
         for trial in self._trials.values():
             self._tell(trial, None, {"status": status}, TrialState.PRUNED)
 
+    def _batch(self) -> contextlib.AbstractContextManager[None]:
+        backend = getattr(self.study._storage, "_backend", None)
+        return backend.batch() if isinstance(backend, JournalFile) else contextlib.nullcontext()
+
     def _next(self) -> Trial:
         """The next trial: one that the study has, or one that is asked for now."""
-        if self._kept:
-            return Trial(self.study, self._kept.popleft()._trial_id)
+        kept = self._kept.popleft() if self._kept else None
         if self._fresh:
-            self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
-        return self.study.ask(self._distributions)
+            number = kept.number if kept else len(self.study.get_trials(deepcopy=False))
+            self.study.sampler = self._sampler(number)
+        if kept is None or kept.state == TrialState.WAITING:
+            return self.study.ask(self._distributions)
+        self.study._thread_local.cached_all_trials = None  # as Study.ask
+        trial = Trial(self.study, kept._trial_id)
+        for name, each in self._distributions.items():
+            trial._suggest(name, each)  # what a kill left out
+        return trial
 
     def _settled(self, trial: Trial, again: Collection[int]) -> int | None:
         """The number of a proposal that is legal and new, or may come again; others end."""
@@ -257,7 +285,8 @@ class Trials:
     def _forget(self) -> None:
         """End what a run before left under way, which took another path."""
         for each in self._kept:
-            self._tell(Trial(self.study, each._trial_id), None, {"status": "left"}, TrialState.FAIL)
+            if not each.state.is_finished():
+                self.study._storage.set_trial_state_values(each._trial_id, TrialState.FAIL)
         self._kept.clear()
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
@@ -301,3 +330,8 @@ class Trials:
             for name, each in self._parameters.items()
             if name in params
         }
+
+
+def _params(trial: FrozenTrial) -> dict[str, Any]:
+    """The parameters of a trial, or those that it is enqueued with."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
