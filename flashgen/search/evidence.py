@@ -1,59 +1,21 @@
-"""Every outcome of one search, from the log or else from the evaluator, each config evaluated once.
-
-A measurement taken while the clock changed is marked and repeated.
-"""
+"""Every outcome of one search, from the log or else from the evaluator, which is asked once."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flashgen.evaluate.evaluator import SLOW, Evaluator, closable
-from flashgen.evaluate.gpu_state import WAITS_S
+from flashgen.evaluate.evaluator import SLOW, Evaluator
+from flashgen.evaluate.steadily import steadily
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
 from flashgen.search.study import DROP_ABOVE
 from flashgen.spec.config import BLOCKS_PER_SM, KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status
-
-_logger = logging.getLogger(__name__)
-
-
-def steadily(
-    evaluate: Callable[[Sequence[KernelConfig]], Iterator[Outcome]],
-    configs: Sequence[KernelConfig],
-    *,
-    whole: bool,
-    mark: Callable[..., None],
-) -> Iterator[Outcome]:
-    """One outcome per config, in their order. UNSTEADY ones are repeated after each of WAITS_S.
-
-    An outcome to be repeated is passed to `mark` first. Nothing else is measured before it is
-    repeated, because the clock may still be off. A final round is repeated as a `whole`.
-    """
-    rest, waits = list(configs), list(WAITS_S)
-    while rest:
-        with closing(closable(evaluate(rest))) as outcomes:
-            for batch in [list(outcomes)] if whole else ([each] for each in outcomes):
-                unsteady = [each for each in batch if each.status is Status.UNSTEADY]
-                if unsteady and waits:
-                    mark(*batch)
-                    break
-                yield from batch
-                rest, waits = rest[len(batch) :], list(WAITS_S)
-            else:
-                return
-        wait_s = waits.pop(0)
-        _logger.warning("%s: measured again in %.0f s", unsteady[0].detail, wait_s)
-        time.sleep(wait_s)
-
 
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")

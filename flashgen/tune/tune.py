@@ -10,10 +10,10 @@ from rich.console import Console
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.search.journal import opened
-from flashgen.search.log import alone_in
 from flashgen.table import emit as generate
 from flashgen.table.table import Table
 from flashgen.tune import evaluators, places
+from flashgen.tune.alone import alone_in
 from flashgen.tune.driver import Line, Stop, drive
 from flashgen.tune.ending import report, report_interrupted
 from flashgen.tune.options import TuneOptions
