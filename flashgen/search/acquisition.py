@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from flashgen.search.points import ILLEGAL, Space
 from flashgen.search.space import Point
 from flashgen.search.surrogate import (
+    MOST_KNOWN,
     TIE,
     Fit,
     Floats,
@@ -73,7 +74,7 @@ TURNS = (("pool", True), ("elites", False), ("pool", False), ("valley", True))
 """The candidates of one trial after the other, and whether numbers count as names."""
 
 GROWTH = 1.1
-"""The fit is chosen anew when there are more points by this factor, to save time."""
+"""The fit is chosen anew when there are more points by this factor, up to MOST_KNOWN of them."""
 
 TRUST = 10.0
 """How much the order of a space counts, if it means something."""
@@ -208,7 +209,7 @@ class Acquisition:
         some = thinned(heights)
         known = Known(codes=codes[some], heights=heights[some], trend=trend[some])
         process, fit = self._processes[names], fits.get(names)
-        if fit is None or not fit.points <= count < GROWTH * fit.points:
+        if fit is None or count < fit.points or GROWTH * fit.points <= count <= MOST_KNOWN:
             fit = fits[names] = replace(process.refitted(fit, known), points=count)
         expected = process.expect(known, fit, codes[count:], trend[count:], pending)
         height_of = dict(zip(seen.values, heights.tolist(), strict=True))
