@@ -59,40 +59,40 @@ LONG, LONG_SPACE = 300, 5
 """Proposals that are timed, and parameters of ten values in the space of them."""
 
 VARIANTS: tuple[tuple[str, str, str], ...] = (
-    ("START 5, now 1", "order", "auto.START = 1"),
-    ("MIDDLE 8, now 5", "cold", "auto.MIDDLE = 5"),
-    ("no PART (4)", "small", "auto.PART = 1"),
-    ("SAMPLE 2000, now 200", "guesses", "auto.SAMPLE = 200"),
-    ("CENTRAL 0.05, now anywhere", "cold", "auto.CENTRAL = 1.0"),
-    ("POOL 400, now 10", "cold", "auto.POOL = 10"),
-    ("BEST 3, now 1", "cold", "auto.BEST = 1"),
-    ("BEST 3, now 1", "reversed", "auto.BEST = 1"),
-    ("ELITE_GAP 3, now 2", "reversed", "auto.ELITE_GAP = 2"),
+    ("START 5, now 1", "order", "acquisition.START = 1"),
+    ("MIDDLE 8, now 5", "cold", "acquisition.MIDDLE = 5"),
+    ("no PART (4)", "small", "acquisition.PART = 1"),
+    ("SAMPLE 2000, now 200", "guesses", "acquisition.SAMPLE = 200"),
+    ("CENTRAL 0.05, now anywhere", "cold", "acquisition.CENTRAL = 1.0"),
+    ("POOL 400, now 10", "cold", "acquisition.POOL = 10"),
+    ("BEST 3, now 1", "cold", "acquisition.BEST = 1"),
+    ("BEST 3, now 1", "reversed", "acquisition.BEST = 1"),
+    ("ELITE_GAP 3, now 2", "reversed", "acquisition.ELITE_GAP = 2"),
     (
         "TURNS, all ordered",
         "cold",
-        'auto.TURNS = (("pool", False), ("elites", False), ("pool", False), ("valley", False))',
+        "acquisition.TURNS = (('pool', 0), ('elites', 0), ('pool', 0), ('valley', 0))",
     ),
     (
         "TURNS, all names",
         "cold",
-        'auto.TURNS = (("pool", True), ("elites", True), ("pool", True), ("valley", True))',
+        'acquisition.TURNS = (("pool", True), ("elites", True), ("pool", True), ("valley", True))',
     ),
     (
         "TURNS without elites",
         "reversed",
-        'auto.TURNS = (("pool", True), ("pool", False), ("valley", True))',
+        'acquisition.TURNS = (("pool", True), ("pool", False), ("valley", True))',
     ),
-    ("no TRUST (10)", "order", "auto.TRUST = 0.0"),
-    ("no LIKELY (0.1)", "order", "auto.LIKELY = 1.0"),
+    ("no TRUST (10)", "order", "acquisition.TRUST = 0.0"),
+    ("no LIKELY (0.1)", "order", "acquisition.LIKELY = 1.0"),
     ("CAP 0.3, now 0", "guesses", "surrogate.CAP = 0.0"),
     ("1 of LENGTHS, not 6", "cold", "surrogate.LENGTHS = (0.8,)"),
     ("1 of NOISES, not 3", "cold", "surrogate.NOISES = (1e-2,)"),
     ("no LENGTH_PRIOR", "cold", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no LENGTH_PRIOR", "reversed", "surrogate.LENGTH_PRIOR = (-0.69, 1e9)"),
     ("no NOISE_PRIOR", "reversed", "surrogate.NOISE_PRIOR = (-4.61, 1e9)"),
-    ("no MOST_TO_FIT (120)", "long", "surrogate.MOST_TO_FIT = 10000"),
-    ("no GROWTH (1.1)", "long", "surrogate.GROWTH = 1.0"),
+    ("no MOST_KNOWN (120)", "long", "surrogate.MOST_KNOWN = 10000"),
+    ("no GROWTH (1.2)", "long", "acquisition.GROWTH = 1.0"),
 )
 """What a row is called, the way, and what is set."""
 
@@ -153,7 +153,7 @@ def changed(settings: str) -> Iterator[None]:
         for each in filter(None, settings.split(";")):
             name, _, value = each.partition("=")
             module, _, constant = name.strip().partition(".")
-            found = importlib.import_module(f"flashgen.search.samplers.{module}")
+            found = importlib.import_module(f"flashgen.search.{module}")
             before.append((found, constant, getattr(found, constant)))
             setattr(found, constant, ast.literal_eval(value.strip()))
         yield
@@ -183,20 +183,21 @@ def figures(landscapes: list[Landscape], seeds: range) -> Logs:
 
 
 def proposal_seconds(seeds: range) -> Logs:
-    """Logarithms of the CPU seconds of LONG proposals, of one landscape after one number."""
+    """Logarithms of the CPU seconds of LONG trials, of one landscape after one number."""
     from flashgen.search.points import ProductSpace
-    from flashgen.search.samplers.auto import AutoProposer
     from flashgen.search.space import Method
+    from flashgen.search.study import Trials
 
     space = ProductSpace({f"p{number}": range(10) for number in range(LONG_SPACE)})
     runs = []
     for seed in seeds:
-        made, spent = AutoProposer(space, Method(seed=seed)), 0.0
+        trials, began = Trials(space, Method(seed=seed)), time.process_time()
         for _ in range(LONG):
-            began = time.process_time()
-            (number,) = made.propose(1)
-            spent += time.process_time() - began
-            made.learn(number, 1.0 + sum(abs(int(v) - 3) for v in space.point(number).values()))
+            number = trials.ask()
+            assert number is not None
+            point = space.point(number)
+            trials.tell(point, 1.0 + sum(abs(int(value) - 3) for value in point.values()))
+        spent = time.process_time() - began
         runs.append([round(math.log(spent), 4)])
     return [runs]
 

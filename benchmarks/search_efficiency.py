@@ -55,11 +55,9 @@ import numpy as np
 import yaml
 
 import flashgen
-from benchmarks.optuna_samplers import CLASSES, Foreign, replay_foreign
 from benchmarks.recorded import Landscape, read, replay
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.search import Method
-from flashgen.search.space import Sampler
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.space import seed_configs, tuned_default
@@ -87,7 +85,45 @@ class Contender:
     """
 
     name: str
-    sampler: Sampler | Foreign | None
+    sampler: str | None
+    warm: bool = False
+    by_chance: bool = True
+
+    @property
+    def package(self) -> str:
+        """What proposes."""
+        return "kernel_tuner" if self.sampler is None else "optuna"
+
+
+OPTUNAS = {
+    name: f"benchmarks.optuna_samplers:{name.capitalize()}" for name in ("tpe", "gp", "cmaes")
+}
+CONTENDERS = (
+    Contender(name="auto", sampler="auto", warm=True),
+    Contender(name="auto, cold", sampler="auto"),
+    *(Contender(name=f"{name}, warm", sampler=each, warm=True) for name, each in OPTUNAS.items()),
+    *(Contender(name=name, sampler=each) for name, each in OPTUNAS.items()),
+    Contender(name="random", sampler="random"),
+    Contender(name="exhaustive", sampler="exhaustive", by_chance=False),
+)
+
+
+PEERS = (*AT, 160, 320)
+BETTER_AT = 20
+PACKAGES = ("optuna", "numpy", "scipy")
+PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
+ESTIMATED = ROOT / "benchmarks" / "landscapes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A sampler, with the seeds of a landscape or without; None is a strategy of Kernel Tuner.
+
+    by_chance: whether its seed matters.
+    """
+
+    name: str
+    sampler: str | None
     warm: bool = False
     by_chance: bool = True
 
@@ -173,8 +209,6 @@ def _search(task: Task) -> tuple[float, ...]:
     number, contender, seed, evaluations = task
     if contender.sampler is None:
         regrets = replay_peer(_held[number], contender.name, seed, evaluations)
-    elif contender.sampler in CLASSES:
-        regrets = replay_foreign(_held[number], contender.sampler, seed, evaluations)
     else:
         method = Method(sampler=contender.sampler, seed=seed)
         regrets = replay(_held[number], method, evaluations, warm=contender.warm)

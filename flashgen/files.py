@@ -117,8 +117,9 @@ def records_of(descriptor: int, path: Path, notice: Callable[[str], None]) -> It
         notice(f"{path}: the last record was torn when a run was killed; it is dropped")
 
 
-def append_whole(descriptor: int, content: bytes) -> None:
-    """Append all of the content to an open file, or nothing; it is on disk when this returns.
+def append_whole(descriptor: int, content: bytes, *, durable: bool = True) -> None:
+    """Append all of the content to an open file, or nothing. durable: it is on disk when this
+    returns, and survives a power cut.
 
     Raises OSError.
     """
@@ -127,7 +128,8 @@ def append_whole(descriptor: int, content: bytes) -> None:
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     except OSError:
         os.ftruncate(descriptor, size)
         raise

@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("each.written, each.error = True, error", "each.written = True"),
     ),
     *of("flashgen/search/minimize.py", "tests/cpu/search/test_minimize.py",
-        ("return _minimum(done, exhaustive=order.ended or len(done) == legal.size)", "return _minimum(done, exhaustive=order.ended)"),
+        ("return _minimum(done, exhaustive=ended or len(done) == legal.size)", "return _minimum(done, exhaustive=ended)"),
         ("value, point = min(known, key=lambda pair: pair[0])", "value, point = max(known, key=lambda pair: pair[0])"),
         ("if len(done) == most or time.monotonic() >= end:", "if len(done) == most:"),
     ),

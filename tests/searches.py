@@ -75,6 +75,6 @@ def run(
             evaluator,
             log,
             budget=Budget(trials=trials, seconds=seconds),
-            method=Method(sampler=sampler, seed=seed, likely_first=likely_first),  # type: ignore[arg-type]
+            method=Method(sampler=sampler, seed=seed, likely_first=likely_first),
             notify=notify,
         )

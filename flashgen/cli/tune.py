@@ -71,7 +71,13 @@ def tune(
     time_budget: Annotated[
         float | None, typer.Option(help="Seconds for all searches together.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help="auto, exhaustive, random or tpe.")] = "auto",
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="auto, exhaustive, tpe, gp, cmaes, qmc, random, brute-force, or "
+            "package.module:Class of Optuna's kind."
+        ),
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     max_regret: Annotated[
         float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")
@@ -135,7 +141,7 @@ def tune(
     from flashgen.search.space import Budget, Method
 
     budget = Budget(trials=max(1, trials), seconds=time_budget)
-    method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
+    method = Method(sampler=sampler, seed=seed, likely_first=True)
     features = [*(feature or ()), *["invariant"] * invariant]
     cache = cache_fields(paged, kv)
     specs: tuple[AttentionSpec, ...] = ()

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.paths import install_command
 from flashgen.report.calibrate import Pair, family_of
-from flashgen.search.history import SearchHistory
+from flashgen.report.history import SearchHistory
 from flashgen.spec.config import KernelConfig, Loads, Schedule, kernel_name
 from flashgen.spec.vocabulary import DECODING, Direction
 from flashgen.table.table import figure as rounded

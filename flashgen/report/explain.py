@@ -12,10 +12,11 @@ from flashgen.errors import FlashgenError
 from flashgen.estimate.estimate import PROTOCOL
 from flashgen.files import temporary_folder
 from flashgen.report import kernel_limits
+from flashgen.report.history import TIMED_STAGES, Searches, SearchHistory
 from flashgen.report.kernel_limits import Anatomy, dissect
 from flashgen.runtime.selection import Ladder
 from flashgen.search.decide import TIE
-from flashgen.search.history import TIMED_STAGES, Searches, SearchHistory, outcomes_of
+from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu

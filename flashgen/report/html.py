@@ -22,8 +22,8 @@ from flashgen.files import write_whole
 from flashgen.report import charts
 from flashgen.report.calibrate import Pair, calibrations, pairs_of
 from flashgen.report.charts import Limit
-from flashgen.search.history import Searches, SearchHistory
-from flashgen.search.importance import fastest_share, importances
+from flashgen.report.history import Searches, SearchHistory
+from flashgen.report.importance import fastest_share, importances
 from flashgen.spec.config import kernel_name
 from flashgen.spec.outcome import Outcome
 from flashgen.table.entry import Entry, Run

@@ -12,11 +12,13 @@ from flashgen.search.space import Budget, Method
 
 if TYPE_CHECKING:
     from flashgen.search.points import ProductSpace
+    from flashgen.search.sampler import KernelSampler
     from flashgen.search.staged import search
 
 __all__ = [
     "Budget",
     "Evaluation",
+    "KernelSampler",
     "Method",
     "Minimum",
     "NoMinimum",
@@ -31,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from flashgen.search.points import ProductSpace
 
         return ProductSpace
+    if name == "KernelSampler":
+        from flashgen.search.sampler import KernelSampler
+
+        return KernelSampler
     if name == "search":
         from flashgen.search.staged import search
 

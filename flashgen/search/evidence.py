@@ -1,61 +1,21 @@
-"""Every outcome of one search, from the log or else from the evaluator, each config evaluated once.
-
-A measurement taken while the clock changed is marked and repeated.
-"""
+"""Every outcome of one search, from the log or else from the evaluator, which is asked once."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flashgen.evaluate.evaluator import SLOW, Evaluator, closable
-from flashgen.evaluate.gpu_state import WAITS_S
+from flashgen.evaluate.evaluator import SLOW, Evaluator
+from flashgen.evaluate.steadily import steadily
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
+from flashgen.search.study import DROP_ABOVE
 from flashgen.spec.config import BLOCKS_PER_SM, KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status
-
-_logger = logging.getLogger(__name__)
-
-
-def steadily(
-    evaluate: Callable[[Sequence[KernelConfig]], Iterator[Outcome]],
-    configs: Sequence[KernelConfig],
-    *,
-    whole: bool,
-    mark: Callable[..., None],
-) -> Iterator[Outcome]:
-    """One outcome per config, in their order. UNSTEADY ones are repeated after each of WAITS_S.
-
-    An outcome to be repeated is passed to `mark` first. Nothing else is measured before it is
-    repeated, because the clock may still be off. A final round is repeated as a `whole`.
-    """
-    rest, waits = list(configs), list(WAITS_S)
-    while rest:
-        with closing(closable(evaluate(rest))) as outcomes:
-            for batch in [list(outcomes)] if whole else ([each] for each in outcomes):
-                unsteady = [each for each in batch if each.status is Status.UNSTEADY]
-                if unsteady and waits:
-                    mark(*batch)
-                    break
-                yield from batch
-                rest, waits = rest[len(batch) :], list(WAITS_S)
-            else:
-                return
-        wait_s = waits.pop(0)
-        _logger.warning("%s: measured again in %.0f s", unsteady[0].detail, wait_s)
-        time.sleep(wait_s)
-
-
-DROP_ABOVE = 1.5
-"""A candidate slower than the best by this factor, after a few samples, is not timed further."""
 
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
@@ -68,7 +28,8 @@ RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 
 class Evidence:
     """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
-    for progress.
+    for progress. prunes: whether a rough time ends a config, or None for the rule; report: is told
+    each rough time, once it is logged.
 
     stages: the stages that a candidate passes, in order. on_gpu: whether they are measured.
     """
@@ -86,13 +47,15 @@ class Evidence:
         self.stages = GPU_STAGES if self.on_gpu else OFFLINE_STAGES
         self.planned = 0.0
         self.trials = 0
+        self.best_us = math.inf
+        self.prunes: Callable[[KernelConfig, float], bool | None] = lambda *_: None
+        self.report: Callable[[KernelConfig, float], None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
         self._notify = notify
         self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
         self._digests: dict[KernelConfig, str] = {}
         self._launched: dict[KernelConfig, KernelConfig] = {}
-        self._best_us = math.inf
         self._done = 0.0
         self._tried: set[KernelConfig] = set()
         self._rejected: set[KernelConfig] = set()
@@ -245,16 +208,19 @@ class Evidence:
 
     def _dropped(self, outcome: Outcome) -> Outcome:
         """End a candidate whose rough time is far from the best so far, in a resumed run too."""
-        slower = median_us(outcome.timing) / self._best_us
-        if not outcome.ok or slower <= DROP_ABOVE:
+        us, best_us = median_us(outcome.timing), self.best_us
+        pruned = self.prunes(outcome.config, us) if outcome.ok else False
+        if not (us > DROP_ABOVE * best_us if pruned is None else pruned):
             return outcome
-        why = f"{slower:.2f} times the best so far, {self._best_us:.1f} us"
+        why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
         return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
         """Store an outcome and report progress."""
         self._seen[outcome.stage, outcome.config] = outcome
-        self._best_us = min(self._best_us, median_us(outcome.timing))
+        if outcome.stage == "rough" and outcome.timing:
+            self.report(outcome.config, outcome.timing.median_us)
+        self.best_us = min(self.best_us, median_us(outcome.timing))
         self._done += self._share(outcome)
         self._count(outcome)
         self._notify(
@@ -262,13 +228,14 @@ class Evidence:
                 done=self._done,
                 total=max(self._done, self.planned),
                 stage=outcome.stage,
-                best_us=None if self._best_us == math.inf else self._best_us,
+                best_us=None if self.best_us == math.inf else self.best_us,
                 default_us=self._us(self.goal.default),
                 incumbent_us=self._us(self.goal.incumbent) if self.goal.incumbent else None,
                 tried=min(len(self._tried), self.trials),
                 trials=self.trials,
                 rejected=len(self._rejected),
                 on_gpu=self.on_gpu,
+                outcome=outcome,
             )
         )
 

@@ -32,15 +32,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from flashgen.search.decide import believable, can_win, to_measure
-from flashgen.search.evidence import Evidence
+from flashgen.search.evidence import RIGHT_ALL_THE_SAME, Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.points import ListedSpace
-from flashgen.search.samplers import proposer_for
 from flashgen.search.space import Budget, Method
+from flashgen.search.study import LEAST, Trials
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status, Timing
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
 
 BATCH = 12
 """Configs proposed and measured at a time. The same on any machine, so that searches end alike."""
@@ -54,9 +58,17 @@ DOUBT = 3
 
 
 class Explorer:
-    """Evaluates the configs of one goal. explored: all configs that were started, in order."""
+    """Evaluates the configs of one goal, each a trial of a study. explored: all configs that were
+    started, in order. storage: where the study is kept, if anywhere, by the name of the goal.
+    """
 
-    def __init__(self, evidence: Evidence, budget: Budget, method: Method) -> None:
+    def __init__(
+        self,
+        evidence: Evidence,
+        budget: Budget,
+        method: Method,
+        storage: BaseStorage | None = None,
+    ) -> None:
         self.explored: list[KernelConfig] = []
         self._goal: Goal = evidence.goal
         self._evidence = evidence
@@ -65,14 +77,23 @@ class Explorer:
         self._to_the_last = method.sampler == "exhaustive"
         self._legal = tuple(dict.fromkeys(self._goal.legal))
         self._number = {config: number for number, config in enumerate(self._legal)}
-        self._space = ListedSpace([asdict(config) for config in self._legal])
+        self._trials = Trials(
+            ListedSpace([vars(config) for config in self._legal]),
+            method,
+            points=[vars(config) for config in self._goal.space],
+            storage=storage,
+            name=self._goal.title,
+            fresh=True,
+        )
+        self._launched: dict[KernelConfig, KernelConfig] = {}
+        evidence.prunes, evidence.report = self._prunes, self._report
         self._enumerated = self._to_the_last or len(self._goal.order) <= budget.trials
         self._met: dict[KernelConfig, None] = {}  # in the order in which they were considered
         self._waiting: dict[KernelConfig, None] = {}
         self._tried: dict[
             KernelConfig, None
         ] = {}  # in that order, including the incumbent at its own position
-        self._trials = self._doubts = self._proposals = 0
+        self._measured = self._doubts = 0
         self._most = len(self._goal.order) if self._enumerated else budget.trials
         now, seconds = time.monotonic(), math.inf if budget.seconds is None else budget.seconds
         self._half_time, self._end = now + seconds / 2, now + seconds
@@ -82,6 +103,8 @@ class Explorer:
         goal, trials = self._goal, self._budget.trials
         self._plan()
         self._pass(goal.rivals, self._evidence.stages)
+        if self._evidence.best_us < math.inf:
+            self._trials.study.set_user_attr(LEAST, self._evidence.best_us)
         if self._enumerated:
             self._walk(goal.space)
         elif not self._blind:
@@ -89,7 +112,7 @@ class Explorer:
         if self._blind:
             self._walk(goal.order[:trials], enough)
         else:
-            while self._trials < self._most and not self._late and self._round():
+            while self._measured < self._most and not self._late and self._round():
                 pass
 
     @property
@@ -106,7 +129,7 @@ class Explorer:
     @property
     def cut_short(self) -> bool:
         """Whether the time budget ended the exploration."""
-        return self._late and self._trials < self._most
+        return self._late and self._measured < self._most
 
     @property
     def _late(self) -> bool:
@@ -143,8 +166,8 @@ class Explorer:
 
     def _round(self) -> bool:
         """Choose a batch and evaluate it. Returns whether there was anything to do."""
-        before = self._trials, len(self._met)
-        left = self._most - self._trials
+        before = self._measured, len(self._met)
+        left = self._most - self._measured
         count = min(BATCH, left)
         chosen, doubts = list[KernelConfig](), count
         if self._to_the_last or self._trusted:
@@ -159,7 +182,7 @@ class Explorer:
         if not self._to_the_last:
             chosen += self._doubted(doubts, chosen)
         self._measure(chosen)
-        return before != (self._trials, len(self._met))
+        return before != (self._measured, len(self._met))
 
     def _doubted(self, count: int, chosen: Collection[KernelConfig]) -> list[KernelConfig]:
         """Configs to measure whatever is estimated of them: those that the search started with, one
@@ -202,20 +225,20 @@ class Explorer:
         """The sampler's proposals from all results so far, and from the estimates of those that
         wait, or in disregard of them.
         """
-        count = min(count, self._room)
-        if count <= 0:
-            return []
-        self._proposals += 1
-        seed = (self._method.seed + self._proposals) % 2**32
-        proposer = proposer_for(replace(self._method, seed=seed), self._space)
-        proposer.exclude(self._number[config] for config in but if config in self._number)
+        waiting = {self._number[c]: c for c in self._waiting if c in self._number}
         expected = self._expected_us() if estimates else {}
-        for config in self._met:
-            waits = config in self._waiting
-            value = expected.get(config) if waits else self._measured_us(config)
-            if config in self._number and (value is not None or not waits):
-                proposer.learn(self._number[config], value)
-        return [self._legal[number] for number in proposer.propose(count)]
+        values = {number: expected[c] for number, c in waiting.items() if c in expected}
+        closed = {self._number[config] for config in but if config in self._number}
+        found: list[KernelConfig] = []
+        while len(found) < min(count, self._room):
+            again = set() if estimates else waiting.keys() - closed
+            self._trials.assume(values, set() if estimates else waiting.keys(), closed)
+            number = self._trials.ask(again)
+            if number is None:
+                break
+            closed.add(number) if number in waiting else None
+            found.append(self._legal[number])
+        return found
 
     @property
     def _room(self) -> int:
@@ -228,18 +251,20 @@ class Explorer:
 
     def _admit(self, batch: Sequence[KernelConfig]) -> None:
         """Compile configs. They wait to be measured, or proceed if nothing is to wait for."""
+        for config in batch:
+            self._trials.begin(vars(config))
         compiled = self._pass(batch, self._evidence.stages[:1])
         self._met.update(dict.fromkeys(batch))
         if self._guided:
             self._waiting.update(dict.fromkeys(compiled))
             self._plan()
         else:
-            self._trials += len(batch)
+            self._measured += len(batch)
             self._try(compiled)
 
     def _measure(self, batch: Sequence[KernelConfig]) -> None:
         """Take configs that wait through all stages."""
-        self._trials += len(batch)
+        self._measured += len(batch)
         for config in batch:
             del self._waiting[config]
         self._try(batch)
@@ -284,10 +309,56 @@ class Explorer:
                 configs = [config for config in configs if config in self._goal.rivals]
             if stage == self._evidence.stages[0]:
                 self.explored += [config for config in configs if config not in self.explored]
+            self._launched = {self._evidence.launched(config): config for config in configs}
             outcomes = self._evidence.ask(stage, configs)
-            found = zip(configs, outcomes, strict=True)
+            found = list(zip(configs, outcomes, strict=True))
+            for config, outcome in found:
+                self._record(config, outcome)
             configs = [config for config, outcome in found if outcome.ok]
         return configs
+
+    def _prunes(self, config: KernelConfig, us: float) -> bool | None:
+        """Whether the study's pruner ends a config after this rough time; None if no trial."""
+        point = vars(self._launched.get(config, config))
+        return self._trials.prunes(point, us, 0) if point in self._trials else None
+
+    def _report(self, config: KernelConfig, us: float) -> None:
+        point = vars(self._launched.get(config, config))
+        if point in self._trials:
+            self._trials.report(point, us, 0)
+
+    def _record(self, config: KernelConfig, outcome: Outcome) -> None:
+        """Report the outcome of a stage to the trial of a config, and end it after the last."""
+        point, us = vars(config), outcome.timing.median_us if outcome.timing else None
+        if point not in self._trials:
+            return
+        if us:
+            self._trials.report(point, us, int(outcome.stage == "timed"))
+        if outcome.ok and outcome.stage != self._evidence.stages[-1]:
+            return
+        right = outcome.ok or outcome.status in RIGHT_ALL_THE_SAME
+        full = self._evidence.full(config)
+        attrs = {
+            "config": config.label,
+            "stage": outcome.stage,
+            "status": str(outcome.status),
+            "detail": outcome.detail,
+            "digest": outcome.digest,
+            "registers": full.registers,
+            "estimate_us": self._estimate_us(config),
+        }
+        self._trials.tell(point, us if outcome.ok else None, attrs, pruned=right)
+
+    def close(self, winner: KernelConfig) -> None:
+        """End the study: with rivals as trials, too, and those that were never measured pruned."""
+        for config in self._goal.rivals:
+            if vars(config) not in self._trials:
+                self._trials.begin(vars(config))
+                for stage in self._evidence.stages:
+                    if outcome := self._evidence.get(stage, config):
+                        self._record(config, outcome)
+        self._trials.close("not measured")
+        self._trials.study.set_user_attr("winner", winner.label)
 
     def _expected_us(self) -> dict[KernelConfig, float]:
         """Expected microseconds of the waiting configs that have estimates: the estimate, times

@@ -10,7 +10,6 @@ from flashgen.errors import FlashgenError
 from flashgen.kernels.render import render
 from flashgen.search.space import Budget as Budget
 from flashgen.search.space import Method as Method
-from flashgen.search.space import Sampler as Sampler
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -52,6 +51,12 @@ class Goal:
     derived: bool = False
     trusted: KernelConfig | None = None
     digest_of: Callable[[AttentionSpec, KernelConfig], str] = rendered_digest
+
+    @property
+    def title(self) -> str:
+        """The name of its study."""
+        tables = ", from tables" if self.derived else ""
+        return f"{self.spec.name} seq {self.problem.seq_k}{tables}"
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
@@ -125,7 +130,7 @@ class Progress:
 
     default_us and incumbent_us are the times that a winner must beat, if known. A separate check
     and a kernel of the final round count as one. A search may end before total. tried and rejected
-    are configs, of a budget of `trials`; on_gpu: their times are measured.
+    are configs, of a budget of `trials`; on_gpu: their times are measured. outcome: the last one.
     """
 
     done: float
@@ -138,6 +143,7 @@ class Progress:
     trials: int = 0
     rejected: int = 0
     on_gpu: bool = True
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,24 @@
 """Log: the append-only record of outcomes, from which a killed run resumes.
 
 JSON lines, one record per outcome, each on disk before its search goes on: kill -9 loses only what
-was in progress. One tuner works in a folder at a time: alone_in() is a lock that ends with
-the process; children do not inherit it.
+was in progress.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from filelock import FileLock, Timeout
-
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
-from flashgen.files import append_whole, disk_errors, open_own, records_of, write_whole
+from flashgen.files import append_whole, disk_errors, open_own, records_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
@@ -33,33 +29,6 @@ Key = tuple[object, ...]
 Notice = Callable[[str], None]
 
 _logger = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """The folder of a tuner's logs, for this tuner alone. Raises FlashgenError if another one works
-    there, or it cannot be written.
-    """
-    with contextlib.ExitStack() as opened:
-        with disk_errors(folder / "lock"):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                opened.enter_context(FileLock(folder / "lock", timeout=0))
-            except Timeout:
-                raise FlashgenError(
-                    f"another flashgen tunes in {folder}{_holder(folder)}: wait for it to end, or "
-                    f"name another folder with --out"
-                ) from None
-            write_whole(folder / "process", f"{os.getpid()}\n")
-        yield
-
-
-def _holder(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        number = (folder / "process").read_bytes()[:64].decode(errors="replace").strip()
-        if number.isdecimal():
-            return f" (process {number})"
-    return ""
 
 
 @dataclass

@@ -6,20 +6,22 @@ evaluator that answers repeated points from a record, ends the same.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections import deque
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING
 
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.search.samplers import proposer_for
 from flashgen.search.space import Budget, Method, Point
 
 if TYPE_CHECKING:
     from flashgen.search.points import ProductSpace, Space
+    from flashgen.search.study import Trials
 
 
 GUESSED_FIRST = 3
@@ -29,6 +31,17 @@ soon near the best, and with bad ones it loses no more than these."""
 
 class NoMinimum(FlashgenError, RuntimeError):
     """Every evaluated point failed."""
+
+
+class NotAValue(InvalidArgument):
+    """The evaluator returned no number. evaluations: what was evaluated before."""
+
+    def __init__(self, value: object, point: Point, evaluations: tuple[Evaluation, ...]) -> None:
+        super().__init__(
+            "the evaluator must return a number, or None for a failure: "
+            f"got {value!r} for {dict(point)}"
+        )
+        self.evaluations = evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +98,8 @@ def minimize(
     """Find the point of a space with the least value, with few evaluations.
 
     Each point maps the same names to numbers, strings or bools. A value is better if it is lower,
-    None if the point failed. Exceptions of the evaluator are not caught. Only the sampler auto uses
-    guesses: of a model, above 0 and correct up to a common factor, or None.
+    None, inf or NaN if the point failed. Exceptions of the evaluator are not caught. Only the
+    sampler auto uses guesses: of a model, above 0 and correct up to a common factor, or None.
 
     Args:
         space: the legal points, or a ProductSpace, which may be too large to list.
@@ -101,7 +114,8 @@ def minimize(
         The best point with its value, and all evaluations.
 
     Raises:
-        InvalidArgument: for a space, seed, guess or value that is none, or a sampler that cannot.
+        InvalidArgument: for a space, seed or guess that is none, or a sampler that cannot.
+        NotAValue: for a value that is no number; it has what was evaluated before.
         NoMinimum: if all evaluated points failed.
         ToolchainError: if a package is missing.
 
@@ -113,68 +127,50 @@ def minimize(
         ({'x': 5}, 0)
     """
     from flashgen.search.points import space_of  # loads numpy
+    from flashgen.search.study import Trials  # loads optuna
 
     legal, method = space_of(space), method or Method()
-    done: list[Evaluation] = []
+    first = list(dict.fromkeys(_number(seed, legal) for seed in seeds))
+    everything = method.sampler == "exhaustive"
+    checked = None if guesses is None else functools.partial(_guess, guesses)
+    trials = Trials(legal, method, guesses=checked)
+    guessed = GUESSED_FIRST if guesses and first and not everything else 0
+    order = _order(trials, first, guessed, everything=everything)
     end = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
-    most = legal.size if method.sampler == "exhaustive" else min(budget.trials, legal.size)
-    order = _Order(legal, method, seeds, guesses)
+    most = legal.size if everything else min(budget.trials, legal.size)
+    done: list[Evaluation] = []
+    ended, infinite = True, False
     for number in order:
         point = legal.point(number)
         value = evaluator(point)
-        _check_value(value, point)
-        order.learn(number, value)
+        if value is not None and not isinstance(value, Real):
+            raise NotAValue(value, point, tuple(done))
+        if value is not None and not math.isfinite(value):
+            infinite = infinite or _say_not_finite(value, point)
+            value = None
         done.append(Evaluation(point=point, value=value))
+        trials.tell(point, done[-1].value)
         notify(done[-1])
         if len(done) == most or time.monotonic() >= end:
+            ended = False
             break
-    else:
-        order.ended = True
-    return _minimum(done, exhaustive=order.ended or len(done) == legal.size)
+    return _minimum(done, exhaustive=ended or len(done) == legal.size)
 
 
-class _Order:
-    """The numbers of points in the order of evaluation: the best guesses, seeds, and proposals.
-
-    ended: there are no more.
+def _order(
+    trials: Trials, first: Sequence[int], guessed: int, *, everything: bool
+) -> Iterator[int]:
+    """The numbers of points in the order of evaluation: some best guesses, then the first, and what
+    the sampler proposes, or everything. Each has a trial.
     """
-
-    def __init__(
-        self,
-        space: Space,
-        method: Method,
-        seeds: Sequence[Point],
-        guesses: Callable[[Point], float | None] | None,
-    ) -> None:
-        self.ended = False
-        first = dict.fromkeys(_number(seed, space) for seed in seeds)
-        self._queue = deque(first)
-        self._rest: Iterator[int] = iter(())
-        self._known: set[int] = set()
-        self._guessed = guesses is not None
-        self._proposer = None
-        if method.sampler == "exhaustive":
-            self._rest = (number for number in space if number not in first)
-        else:
-            model = None if guesses is None else lambda n: _guess(guesses, space.point(n))
-            self._proposer = proposer_for(method, space, model)
-
-    def __iter__(self) -> Iterator[int]:
-        if self._proposer and self._guessed and self._queue:
-            yield from self._proposer.propose(GUESSED_FIRST)
-        while self._queue:
-            number = self._queue.popleft()
-            if number not in self._known:
-                yield number
-        yield from self._rest
-        while self._proposer and (proposed := self._proposer.propose(1)):
-            yield from proposed
-
-    def learn(self, number: int, value: float | None) -> None:
-        """Record the value of the point of this number."""
-        self._known.add(number)
-        if self._proposer:
-            self._proposer.learn(number, value)
+    asked = [number for _ in range(guessed) if (number := trials.ask()) is not None]
+    yield from asked
+    for number in dict.fromkeys(chain(first, trials.space if everything else ())):
+        if number not in asked:
+            trials.begin(trials.space.point(number))
+            yield number
+    while (number := trials.ask()) is not None:
+        yield number
 
 
 def _number(seed: Point, space: Space) -> int:
@@ -186,24 +182,19 @@ def _number(seed: Point, space: Space) -> int:
 
 def _guess(guesses: Callable[[Point], float | None], point: Point) -> float | None:
     guess = guesses(point)
-    if guess is not None and not (_is_finite(guess) and guess > 0):
+    if guess is not None and not (isinstance(guess, Real) and math.isfinite(guess) and guess > 0):
         raise InvalidArgument(
             f"a guess must be a finite number above 0, or None: got {guess!r} for {dict(point)}"
         )
     return guess
 
 
-def _check_value(value: float | None, point: Point) -> None:
-    if value is not None and not _is_finite(value):
-        raise InvalidArgument(
-            f"the evaluator must return a finite number, or None for a failure: "
-            f"got {value!r} for {dict(point)}"
-        )
-
-
-def _is_finite(value: object) -> bool:
-    """Whether this is a finite number, including numpy's."""
-    return isinstance(value, Real) and math.isfinite(value)
+def _say_not_finite(value: float, point: Point) -> bool:
+    warnings.warn(
+        f"a value that is not finite counts as a failure: got {value!r} for {dict(point)}",
+        stacklevel=3,
+    )
+    return True
 
 
 def _minimum(done: Sequence[Evaluation], *, exhaustive: bool) -> Minimum:

@@ -79,15 +79,19 @@ class Space(ABC):
     def __iter__(self) -> Iterator[int]:
         """The numbers of all points, in order."""
 
+    def find(self, values: Mapping[str, Value]) -> int:
+        """The number of the point that has these values, of all parameters that vary; ILLEGAL if
+        there is none. Names that are no parameter's do not count.
+        """
+        try:
+            codes = [each.values.index(values[each.name]) for each in self.parameters]
+        except (ValueError, TypeError, KeyError):
+            return ILLEGAL
+        return int(self.numbers(np.array([codes], dtype=np.int64))[0])
+
     def number(self, point: Point) -> int:
         """The number of a point; ILLEGAL if it is none."""
-        try:
-            if set(point) != set(self._names()):
-                return ILLEGAL
-            codes = [each.values.index(point[each.name]) for each in self.parameters]
-        except (ValueError, TypeError, AttributeError):
-            return ILLEGAL
-        number = int(self.numbers(np.array([codes], dtype=np.int64))[0])
+        number = self.find(point) if isinstance(point, Mapping) else ILLEGAL
         same = number != ILLEGAL and dict(self.point(number)) == dict(point)
         return number if same else ILLEGAL
 
@@ -102,10 +106,6 @@ class Space(ABC):
         found = self.numbers(changed[(changed != here).any(axis=1)])
         legal: Numbers = found[found != ILLEGAL]
         return legal
-
-    @abstractmethod
-    def _names(self) -> Sequence[str]:
-        """The names of all parameters, including those that do not vary."""
 
 
 class ListedSpace(Space):
@@ -122,11 +122,14 @@ class ListedSpace(Space):
         for column, each in enumerate(self.parameters):
             code_of = {value: code for code, value in enumerate(each.values)}
             self._codes[:, column] = [code_of[point[each.name]] for point in points]
-        self._weights = _weights(self.parameters)
-        keys = self._keys(self._codes)
-        self._order = np.argsort(keys, kind="stable")
-        self._sorted = keys[self._order]
-        self._check_distinct()
+        self._numbers: dict[tuple[int, ...], int] = {}
+        for number, row in enumerate(map(tuple, self._codes.tolist())):
+            first = self._numbers.setdefault(row, number)
+            if first != number:
+                raise InvalidArgument(
+                    f"no point may stand in a space twice: "
+                    f"points {first} and {number} are both {dict(points[number])}"
+                )
 
     def point(self, number: int) -> Point:
         """The listed point itself."""
@@ -138,9 +141,8 @@ class ListedSpace(Space):
 
     def numbers(self, codes: Codes) -> Numbers:
         """As Space.numbers."""
-        place = np.searchsorted(self._sorted, self._keys(codes)).clip(max=self.size - 1)
-        found = self._order[place]
-        return np.where((self._codes[found] == codes).all(axis=1), found, ILLEGAL)
+        found = [self._numbers.get(tuple(row), ILLEGAL) for row in codes.tolist()]
+        return np.array(found, dtype=np.int64)
 
     def draw(self, random: RandomState, count: int) -> Numbers:
         """As Space.draw; all points in their order if there are no more than `count`."""
@@ -153,23 +155,6 @@ class ListedSpace(Space):
     def __iter__(self) -> Iterator[int]:
         """As Space.__iter__."""
         return iter(range(self.size))
-
-    def _names(self) -> Sequence[str]:
-        return list(self._points[0])
-
-    def _keys(self, codes: Codes) -> Numbers:
-        """A number for each point."""
-        return codes.astype(np.int64) @ self._weights
-
-    def _check_distinct(self) -> None:
-        """Raise unless no point is listed twice."""
-        (same,) = np.nonzero(self._sorted[1:] == self._sorted[:-1])
-        for first, second in zip(self._order[same], self._order[same + 1], strict=True):
-            if (self._codes[first] == self._codes[second]).all():
-                raise InvalidArgument(
-                    f"no point may stand in a space twice: "
-                    f"points {first} and {second} are both {dict(self._points[second])}"
-                )
 
 
 class ProductSpace(Space):
@@ -209,7 +194,8 @@ class ProductSpace(Space):
                 f"a product may have {MOST_COMBINATIONS} combinations: got {self.size}"
             )
         self._legal = legal
-        self._weights = _weights(self.parameters)
+        counts = [len(each.values) for each in self.parameters]
+        self._weights = np.array([math.prod(counts[n + 1 :]) for n in range(len(counts))])
 
     def point(self, number: int) -> Point:
         """As Space.point."""
@@ -240,13 +226,10 @@ class ProductSpace(Space):
     def __iter__(self) -> Iterator[int]:
         """As Space.__iter__."""
         combinations = itertools.product(*(each.values for each in self.parameters))
-        names = self._names()
+        names = [each.name for each in self.parameters]
         for number, values in enumerate(combinations):
             if self._legal(dict(zip(names, values, strict=True))):
                 yield number
-
-    def _names(self) -> Sequence[str]:
-        return [each.name for each in self.parameters]
 
     def _point(self, codes: Sequence[int]) -> Point:
         return {
@@ -254,10 +237,12 @@ class ProductSpace(Space):
         }
 
 
-def space_of(space: Sequence[Point] | ProductSpace) -> Space:
+def space_of(space: Sequence[Point] | Space) -> Space:
     """The space of these points; a small product is listed. Raises InvalidArgument."""
+    if isinstance(space, ListedSpace):
+        return space
     if not isinstance(space, ProductSpace):
-        return ListedSpace(space)
+        return ListedSpace(space)  # type: ignore[arg-type]
     if space.size > LISTED:
         return space
     points = [space.point(number) for number in space]
@@ -323,18 +308,6 @@ def _parameter(name: str, values: tuple[Value, ...]) -> Parameter:
 
 def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _weights(parameters: Sequence[Parameter]) -> Numbers:
-    """Weights of codes whose sum is a number of its own for each combination.
-
-    Where 64 bits are too few for all combinations the weights are random, and sums wrap around: two
-    points of a million have the same with a probability of 1e-7.
-    """
-    counts = [len(each.values) for each in parameters]
-    if math.prod(counts) > MOST_COMBINATIONS:
-        return RandomState(0).randint(2**62, size=len(counts)) * 2 + 1
-    return np.array([math.prod(counts[i + 1 :]) for i in range(len(counts))], dtype=np.int64)
 
 
 def _distinct(numbers: Numbers, count: int) -> Numbers:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from flashgen.errors import InvalidArgument
 
 Value = bool | int | float | str
 Point = Mapping[str, Value]
 
-Sampler = Literal["auto", "exhaustive", "random", "tpe"]
+SAMPLERS = ("auto", "exhaustive", "tpe", "gp", "cmaes", "qmc", "random", "brute-force")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class Budget:
 class Method:
     """How candidates are proposed.
 
-    Samplers: auto is flashgen's own (search/samplers/auto.py); exhaustive takes all, in order,
-    whatever the budget; random and tpe are Optuna's.
+    Samplers: auto is flashgen's own, KernelSampler; exhaustive takes all, in order, whatever the
+    budget; the others are Optuna's.
 
     Args:
-        sampler: auto, exhaustive, random or tpe.
+        sampler: one of SAMPLERS, or package.module:Class, a BaseSampler that takes a seed.
         seed: fixes the random choices.
         likely_first: the earlier a point of the space, the likelier it is fast; only auto uses it.
 
@@ -65,13 +65,15 @@ class Method:
         'auto'
     """
 
-    sampler: Sampler = "auto"
+    sampler: str = "auto"
     seed: int = 0
     likely_first: bool = False
 
     def __post_init__(self) -> None:
-        if self.sampler not in get_args(Sampler):
-            known = ", ".join(get_args(Sampler))
-            raise InvalidArgument(f"sampler must be one of {known}: got {self.sampler!r}")
+        if self.sampler not in SAMPLERS and not re.fullmatch(r"[\w.]+:\w+", self.sampler):
+            raise InvalidArgument(
+                f"sampler must be one of {', '.join(SAMPLERS)}, or package.module:Class: "
+                f"got {self.sampler!r}"
+            )
         if not 0 <= self.seed < 2**32:
             raise InvalidArgument(f"seed must be 0 to {2**32 - 1}: got {self.seed}")

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import dropwhile
+from typing import TYPE_CHECKING
 
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.search.decide import by_estimate, by_facts, by_loss, choose, median_us, p_value
@@ -45,6 +46,9 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Outcome, Status
 
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
 FINALISTS = 4
 """Challengers of a final round, in addition to incumbent and default."""
 
@@ -62,6 +66,7 @@ def search(
     method: Method,
     notify: Callable[[Progress], None] = lambda _: None,
     on_interrupt: Callable[[], None] = lambda: None,
+    storage: BaseStorage | None = None,
 ) -> Found:
     """Find the config of a goal.
 
@@ -76,6 +81,7 @@ def search(
         method: the sampler and its seed.
         notify: is called with each step of the search.
         on_interrupt: is called at the first Ctrl-C.
+        storage: keeps the study of the search, and has that of a killed one.
 
     Returns:
         The chosen config with its evidence.
@@ -94,7 +100,7 @@ def search(
             f"no config of {goal.spec.name} is legal on {evaluator.gpu.slug}: {reason}"
         )
     evidence = Evidence(goal, evaluator, log, notify)
-    explorer = Explorer(evidence, budget, method)
+    explorer = Explorer(evidence, budget, method, storage)
     offline = _least_right if goal.derived else _right_in_order
     chosen = _final_round if evidence.on_gpu else offline
     interrupted = False
@@ -125,7 +131,10 @@ def search(
         interrupted = True
         on_interrupt()
         best = serving()
-    return replace(_found(best, explorer, evidence), interrupted=interrupted)
+    found = _found(best, explorer, evidence)
+    if not interrupted:
+        explorer.close(found.winner.config)
+    return replace(found, interrupted=interrupted)
 
 
 def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator, triton_version
 from flashgen.search import search
-from flashgen.search.goal import Budget, Found, Goal, NothingRight, goal_for
+from flashgen.search.goal import Budget, Found, Goal, NothingRight, Progress, goal_for
 from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -26,7 +27,6 @@ from flashgen.table.table import Table, save
 from flashgen.tune.donors import DEFAULT, CheckedByDonors, Donors, derived_run
 from flashgen.tune.driver import Interruptible, Job, Stop
 from flashgen.tune.options import Piece, TuneOptions
-from flashgen.tune.optuna_journal import OptunaJournal, SeenLog
 from flashgen.tune.progress import (
     Screen,
     entry_of,
@@ -44,6 +44,9 @@ from flashgen.tune.run_files import (
 )
 from flashgen.tune.share_kernels import consolidate
 from flashgen.tune.transfer import Key, measured_for, measured_on_chip, neighbours
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
 
 
 class Story:
@@ -79,12 +82,13 @@ class Story:
             new=not paths.table_file(options.out, self.slug).exists(),
         )
         self._new = self._session.new
-        self._journal = OptunaJournal(paths.journal_file(options.out, self.slug))
         self._walked = self.began_with = self._session.found(evaluator.gpu)
+        self.storage: BaseStorage | None = None
         # What a round before the kill told of clocks and power stands in the table it wrote.
         written = {run.id: run for run in self.table.runs}
         self._run = written.get(self._session.run.id, self._session.run)
-        if self._session.resumed:
+        self.resumed = self._session.resumed
+        if self.resumed:
             screen.say(f"Resuming the run of {self._run.date}.")
         self._start = time.monotonic()
         self._left = list(options.searches)
@@ -134,18 +138,18 @@ class Story:
             run, done = self._derive, self._took
         return [
             Job(
-                run=partial(run, piece, log),
-                done=partial(done, piece, log),
-                failed=partial(self._search_failed, piece, log),
+                run=partial(run, piece, seen),
+                done=partial(done, piece, seen),
+                failed=partial(self._search_failed, piece, seen),
             )
             for piece in self._left
-            for log in [SeenLog(self.log)]
+            for seen in [list[Outcome]()]
         ]
 
     def _title(self, spec: AttentionSpec, problem: Problem) -> str:
         return title_of(spec, problem) + f" on {self.slug}" * self.several
 
-    def _derive(self, piece: Piece, log: SeenLog) -> Found | None:
+    def _derive(self, piece: Piece, seen: list[Outcome]) -> Found | None:
         """Evaluate what other GPUs' tables hold for one spec and length; None after the time."""
         spec, problem = piece
         gpu, on_gpu, bucket = self.evaluator.gpu, self.on_gpu, bucket_of(problem.seq_k)
@@ -166,10 +170,10 @@ class Story:
             derived=True,
             trusted=trusted,
         )
-        found = self._found(piece, goal, replace(budget, trials=len(goal.order)), log)
+        found = self._found(piece, goal, replace(budget, trials=len(goal.order)), seen)
         return replace(found, legal=_count_legal(spec, gpu, on_gpu), exhaustive=False)
 
-    def _search(self, piece: Piece, log: SeenLog) -> Found | None:
+    def _search(self, piece: Piece, seen: list[Outcome]) -> Found | None:
         """Search one spec at one length. None after the time, if the table has what others hold."""
         spec, problem = piece
         gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
@@ -191,22 +195,28 @@ class Story:
         )
         if self.options.from_tables:  # a space does not list all that is legal
             goal = replace(goal, legal=tuple(dict.fromkeys((*goal.legal, *others))))
-        return self._found(piece, goal, budget, log)
+        return self._found(piece, goal, budget, seen)
 
-    def _found(self, piece: Piece, goal: Goal, budget: Budget, log: SeenLog) -> Found:
+    def _found(self, piece: Piece, goal: Goal, budget: Budget, seen: list[Outcome]) -> Found:
         """The result of one search."""
         title, evaluator = self._title(*piece), self.evaluator
         if self.options.from_tables and not self.on_gpu:
             evaluator = CheckedByDonors(evaluator, self._donors)
         self._screen.begin(title)
+
+        def notify(progress: Progress) -> None:
+            seen.extend([progress.outcome] if progress.outcome else [])
+            self._screen.show(title, progress)
+
         return search(
             goal,
             Interruptible(evaluator, self._stop),
-            log,
+            self.log,
             budget=budget,
             method=self.options.method,
-            notify=partial(self._screen.show, title),
+            notify=notify,
             on_interrupt=self._stop.ask,
+            storage=self.storage,
         )
 
     def _incumbent(self, piece: Piece) -> KernelConfig | None:
@@ -238,11 +248,11 @@ class Story:
             return None
         return config
 
-    def _took(self, piece: Piece, log: SeenLog, found: Found | None) -> list[Job]:
+    def _took(self, piece: Piece, seen: list[Outcome], found: Found | None) -> list[Job]:
         """Put what another table lent into the table, with a run that names the donor."""
         if found is None:
             self.unbegun += 1
-            return self._then(piece, log)
+            return self._then(piece, seen)
         self._run = run = with_conditions(self._run, self.evaluator)
         config = found.winner.config
         if not self.on_gpu and config != self._incumbent(piece):
@@ -250,16 +260,16 @@ class Story:
             run = derived_run(run, donors.get(config.kernel, DEFAULT))
         self._derived[piece] = found
         self._enter(piece, found, run)
-        return self._then(piece, log)
+        return self._then(piece, seen)
 
-    def _searched(self, piece: Piece, log: SeenLog, found: Found | None) -> list[Job]:
+    def _searched(self, piece: Piece, seen: list[Outcome], found: Found | None) -> list[Job]:
         """Put the result of a search into the table."""
         if found is None:
             self._left.remove(piece)
             return []
         self._run = with_conditions(self._run, self.evaluator)
         self._enter(piece, found, self._run)
-        return self._then(piece, log)
+        return self._then(piece, seen)
 
     def _enter(self, piece: Piece, found: Found, run: Run) -> None:
         """Put a result into the table and save it, or say why not."""
@@ -280,20 +290,19 @@ class Story:
         if found.interrupted:
             self._stop.ask()
 
-    def _search_failed(self, piece: Piece, log: SeenLog, error: FlashgenError) -> list[Job]:
+    def _search_failed(self, piece: Piece, seen: list[Outcome], error: FlashgenError) -> list[Job]:
         if not isinstance(error, NothingRight):
             raise error
         self._failed.add(piece)
         self._screen.finished(self._title(*piece), str(error))
-        return self._then(piece, log)
+        return self._then(piece, seen)
 
-    def _then(self, piece: Piece, log: SeenLog) -> list[Job]:
+    def _then(self, piece: Piece, seen: list[Outcome]) -> list[Job]:
         """After the last search of a spec, its buckets share kernels if that costs no more than
         allowed. Not with --improve-only. After all that other tables hold, the searches.
         """
         self._left.remove(piece)
-        self.outcomes += log.seen
-        self._journal.record(title_of(*piece), log.seen)
+        self.outcomes += seen
         if self._deriving:
             return [] if self._left else self._search_on()
         spec = piece[0]

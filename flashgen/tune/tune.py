@@ -9,10 +9,11 @@ from rich.console import Console
 
 from flashgen import paths
 from flashgen.errors import FlashgenError
-from flashgen.search.log import alone_in
+from flashgen.search.journal import opened
 from flashgen.table import emit as generate
 from flashgen.table.table import Table
 from flashgen.tune import evaluators, places
+from flashgen.tune.alone import alone_in
 from flashgen.tune.driver import Line, Stop, drive
 from flashgen.tune.ending import report, report_interrupted
 from flashgen.tune.options import TuneOptions
@@ -43,7 +44,11 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         stories = []
         for place in found:
             held = stack.enter_context(evaluators.opened(place, options, console.print))
-            stories.append(Story(options, screen, *held, stop))
+            story = Story(options, screen, *held, stop)
+            path = paths.journal_file(options.out, story.slug)
+            journal = opened(path, console.print, resumed=story.resumed)
+            story.storage = stack.enter_context(journal)
+            stories.append(story)
         _tell_of_others(stories, options)
         try:
             with screen:

@@ -14,9 +14,9 @@ import pytest
 
 from flashgen.evaluate.gpu_state import SAME_WITHIN, WAITS_S, Clock, ClockChanged
 from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.evaluate.steadily import steadily
 from flashgen.evaluate.tasks import Tasks
 from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task
-from flashgen.search.evidence import steadily
 from flashgen.search.goal import Found, NothingRight
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig

@@ -31,7 +31,7 @@ from flashgen.evaluate.quarantine import Quarantine
 from flashgen.files import temporary_folder
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.search.history import outcomes_of
-from flashgen.search.log import Log, alone_in
+from flashgen.search.log import Log
 from flashgen.spec.config import config_of
 from flashgen.spec.features import check_softcap
 from flashgen.spec.outcome import Timing
@@ -40,6 +40,7 @@ from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.show import console, wrapped
 from flashgen.table.table import dump, parse
 from flashgen.tune import hf_config, workloads
+from flashgen.tune.alone import alone_in
 from tests import fuzz
 from tests.tables import H200, made_table
 

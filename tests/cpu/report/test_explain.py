@@ -20,10 +20,10 @@ from flashgen.estimate.sm import Usage
 from flashgen.kernels.render import render
 from flashgen.report import explain
 from flashgen.report.explain import history_of, loss_of, rivals, why_lost
+from flashgen.report.history import SearchHistory
 from flashgen.report.kernel_limits import Anatomy, describe, dissect, limits, occupancy, shares
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Ladder, Selection
-from flashgen.search.history import SearchHistory
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Status, Timing

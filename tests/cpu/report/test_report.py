@@ -15,9 +15,9 @@ import pytest
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.report import charts, html
+from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.html import page, write_report
-from flashgen.search.history import Searches, SearchHistory
-from flashgen.search.importance import LEAST_CONFIGS, fastest_share, importances
+from flashgen.report.importance import LEAST_CONFIGS, fastest_share, importances
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS

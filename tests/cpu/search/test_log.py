@@ -22,9 +22,10 @@ from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.evaluate.evaluator import protocol_of
 from flashgen.search.history import outcomes_of
-from flashgen.search.log import Log, alone_in
+from flashgen.search.log import Log
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import workload
+from flashgen.tune.alone import alone_in
 from tests.makers import make_config, make_spec
 
 SPEC = make_spec()
@@ -329,7 +330,7 @@ def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
 
 def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys, pathlib; from flashgen.search.log import alone_in\n"
+        "import os, signal, sys, pathlib; from flashgen.tune.alone import alone_in\n"
         "with alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run(

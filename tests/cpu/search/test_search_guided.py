@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from flashgen.search.acquisition import Acquisition, Seen
 from flashgen.search.explore import BATCH, DOUBT, LOOK_AHEAD
 from flashgen.search.goal import Found, Goal, Progress, goal_for
-from flashgen.search.samplers import Proposer
+from flashgen.search.study import Trials
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Stage, Status
@@ -246,7 +247,8 @@ class TestSampled:
         found = run(tmp_path, evaluator, goal=real, trials=trials, sampler=sampler)
         compiled, measured = evaluator.configs("compile"), evaluator.configs("check")
         assert len(measured) == found.candidates == trials
-        first = compiled[: compiled.index(measured[BATCH]) + 1]
+        begun = evaluator.asked.index(("check", measured[1]))
+        first = [c for stage, c in evaluator.asked[:begun] if stage == "compile"]
         by_estimate = [c for c in measured[:BATCH] if c not in real.first]
         assert by_estimate
         missed = set(first) - set(real.first) - set(measured)
@@ -306,14 +308,14 @@ class TestSampled:
     def test_the_sampler_learns_scaled_estimates_of_those_that_wait(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        learnt: list[tuple[KernelConfig, float | None]] = []
-        learn = Proposer.learn
+        assumed: list[dict[int, float]] = []
+        assume = Trials.assume
 
-        def noted(self: Any, number: int, value: float | None) -> None:
-            learnt.append((SPACE[number], value))
-            learn(self, number, value)
+        def noted(self: Trials, values: dict[int, float], *others: Any) -> None:
+            assumed.append(values)
+            assume(self, values, *others)
 
-        monkeypatch.setattr(Proposer, "learn", noted)
+        monkeypatch.setattr(Trials, "assume", noted)
         broken = {c for c in SPACE if c.br == 128} - {BEST}
         evaluator = guided(
             half,
@@ -323,26 +325,25 @@ class TestSampled:
         measured = evaluator.configs("check")
         waiting = set(evaluator.configs("compile")) - set(measured) - broken
         assert len(waiting) > 3
-        tail = learnt[-len(evaluator.configs("compile")) :]
-        for config, value in tail:
-            if config in broken:
-                assert value is None
-            else:  # here measured times are twice the estimates
-                assert value == pytest.approx(landscape(config), rel=1e-6)
+        (last,) = [values for values in assumed if values][-1:]
+        assert {SPACE[number] for number in last} <= waiting | set(measured)
+        for number, value in last.items():  # here measured times are twice the estimates
+            assert value == pytest.approx(landscape(SPACE[number]), rel=1e-6)
 
     def test_what_waits_without_an_estimate_is_no_failure(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told: list[float | None] = []
-        learn = Proposer.learn
+        choose = Acquisition.choose
 
-        def noted(self: Any, config: KernelConfig, value: float | None) -> None:
-            told.append(value)
-            learn(self, config, value)
+        def noted(self: Acquisition, seen: Seen, *others: Any) -> int | None:
+            told.extend(seen.values.values())
+            return choose(self, seen, *others)
 
-        monkeypatch.setattr(Proposer, "learn", noted)
+        monkeypatch.setattr(Acquisition, "choose", noted)
         evaluator = guided(table({DEFAULT: 50.0}, None))
         run(tmp_path, evaluator, trials=20)
+        assert told
         assert None not in told
         assert len(evaluator.configs("check")) == 20
 

@@ -1,4 +1,4 @@
-"""search/samplers/surrogate.py: what is expected of points nobody evaluated, and what is worth trying next."""
+"""search/surrogate.py: what is expected of points nobody evaluated, and what is worth trying next."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashgen.search import surrogate
 from flashgen.search.points import ListedSpace
-from flashgen.search.samplers import surrogate
-from flashgen.search.samplers.surrogate import Expectation, Fit, Known, Process, heights_of
 from flashgen.search.space import Point
+from flashgen.search.surrogate import Expectation, Fit, Known, Process, heights_of, thinned
 
 SIZES = (16, 32, 64, 128, 256)
 SPACE: list[Point] = [
@@ -64,12 +64,11 @@ def expect(
     listed = ListedSpace(space)
     heights, best, _ = heights_of([value(space[number]) for number in seen])
     every = np.zeros(len(space)) if trend is None else np.array(trend)
-    known = Known(
-        codes=listed.codes(seen), heights=heights, trend=every[list(seen)], evaluated=len(seen)
-    )
+    known = Known(codes=listed.codes(seen), heights=heights, trend=every[list(seen)])
     process = Process(listed.parameters, **fields)
-    expectation = process.expect(known, listed.codes(range(len(space))), every)
-    return Found(expectation, process.fitted(known), best)
+    fit = process.refitted(None, known)
+    expectation = process.expect(known, fit, listed.codes(range(len(space))), every, 0)
+    return Found(expectation, fit, best)
 
 
 class TestExpectation:
@@ -135,51 +134,35 @@ class TestExpectation:
         assert np.isfinite(found.scores()).all()
         assert found.mean[7] < found.mean[100]
 
-    def test_of_many_a_part_chooses_the_lengths(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sizes = set()
-        solve = surrogate._solve
+    def test_of_many_a_part_is_kept_with_the_best(self) -> None:
+        heights = np.random.RandomState(0).permutation(surrogate.MOST_KNOWN * 3) / 7.0
+        kept = thinned(heights)
+        assert len(kept) == len(set(kept)) == surrogate.MOST_KNOWN
+        assert set(np.argsort(heights)[: surrogate.MOST_KNOWN // 2]) <= set(kept)
+        assert heights[kept].max() > np.quantile(heights, 0.98)
+        assert list(thinned(heights[:9])) == list(range(9))
 
-        def noted(covariance: Any, heights: Any, fit: Any) -> Any:
-            sizes.add(len(heights))
-            return solve(covariance, heights, fit)
-
-        monkeypatch.setattr(surrogate, "_solve", noted)
-        expect(drawn(surrogate.MOST_TO_FIT + 5))
-        assert sizes == {surrogate.MOST_TO_FIT, surrogate.MOST_TO_FIT + 5}
-
-    def test_the_fit_is_kept_until_there_are_many_more(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        chosen = []
-        choose = Process._choose
-
-        def noted(self: Process, known: Known) -> Fit:
-            chosen.append(len(known.heights))
-            return choose(self, known)
-
-        monkeypatch.setattr(Process, "_choose", noted)
-        listed, seen = ListedSpace(SPACE), drawn(40)
-        process = Process(listed.parameters)
-        for count in range(10, 41):
-            heights, _, _ = heights_of([smooth(SPACE[number]) for number in seen[:count]])
-            codes = listed.codes(seen[:count])
-            known = Known(codes=codes, heights=heights, trend=heights * 0, evaluated=count)
-            process.fitted(known)
-        assert chosen == [10, 11, 13, 15, 17, 19, 21, 24, 27, 30, 33, 37]
-
-    def test_what_is_assumed_of_others_does_not_choose_the_lengths(self) -> None:
+    def test_what_is_under_way_keeps_the_means_and_is_surer_of_its_surroundings(self) -> None:
         listed, seen = ListedSpace(SPACE), drawn(40)
         heights, _, _ = heights_of([smooth(SPACE[number]) for number in seen])
-        codes, none = listed.codes(seen), heights * 0
-        fits = [
-            Process(listed.parameters).fitted(
-                Known(
-                    codes=codes[:count], heights=heights[:count], trend=none[:count], evaluated=20
-                )
-            )
-            for count in (20, 40)
-        ]
-        assert fits[0] == fits[1]
+        known = Known(codes=listed.codes(seen), heights=heights, trend=heights * 0)
+        process = Process(listed.parameters)
+        fit = process.refitted(None, known)
+        codes, none = listed.codes(range(len(SPACE))), np.zeros(len(SPACE))
+        alone = process.expect(known, fit, codes, none, 0)
+        under_way = process.expect(known, fit, codes, none, 3)
+        assert under_way.mean == pytest.approx(alone.mean)
+        assert (under_way.spread <= alone.spread + 1e-12).all()
+        assert max(under_way.spread[:3]) < 0.5 * min(alone.spread[:3])
+        # As if they had been evaluated, and come out as expected.
+        more = Known(
+            codes=np.concatenate([known.codes, codes[:3]]),
+            heights=np.concatenate([heights, alone.mean[:3]]),
+            trend=np.zeros(43),
+        )
+        after = process.expect(more, fit, codes, none, 0)
+        ratio = under_way.spread / after.spread
+        assert ratio == pytest.approx(ratio[0] * np.ones(len(SPACE)), rel=1e-6)
 
     def test_a_space_of_which_nothing_varies(self) -> None:
         assert np.isfinite(expect([0], lambda _: 1.0, space=[{"only": 1}]).scores()).all()

@@ -68,8 +68,8 @@ def test_the_order_is_reversed() -> None:
 
 @pytest.mark.parametrize("landscape", search_efficiency.shipped(), ids=lambda each: each.name)
 def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
-    """One draw; the failures of the three spaces of flashgen's kernels come first."""
-    assert last(landscape, range(1)) <= NEAR
+    """Five draws; the failures of the three spaces of flashgen's kernels come first."""
+    assert last(landscape, range(5)) <= NEAR
 
 
 @pytest.mark.slow("a minute: twelve draws of each landscape")

@@ -26,15 +26,14 @@ from flashgen.search.goal import Budget
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage, Status
-from flashgen.spec.problem import Problem, workload
+from flashgen.spec.outcome import Outcome, Stage
+from flashgen.spec.problem import Problem
 from flashgen.table import emit
 from flashgen.table.diff import merge
 from flashgen.table.table import load_with_evidence
 from flashgen.tune import evaluators, places, tune
 from flashgen.tune.driver import Job, Line, Stop, drive
 from flashgen.tune.options import TuneOptions
-from flashgen.tune.optuna_journal import OptunaJournal
 from flashgen.tune.places import Place
 from tests.cpu.tune.test_tune import Served, us
 from tests.makers import make_spec
@@ -144,27 +143,12 @@ def test_the_dashboard_opens_on_a_run(tuned: Any) -> None:
     for entry in table.entries:
         study = studies[f"{entry.spec.name} seq {entry.problem.seq_k}"]
         assert study.best_value == pytest.approx(entry.result.median_us)
-        assert study.best_trial.params["br"] == entry.config.br
+        assert study.best_trial.user_attrs["config"] == entry.config.label
     from optuna_dashboard import wsgi
 
     asked = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/studies", "wsgi.errors": sys.stderr}
     answer = b"".join(wsgi(storage)(asked, lambda *_: None)).decode()
     assert all(name in answer for name in studies)
-
-
-def test_a_config_that_failed_is_a_failed_trial_with_its_reason(tmp_path: Path) -> None:
-    wrong = Served(
-        us=us, gpu=H200, failing=lambda stage, _: Status.WRONG if stage == "check" else None
-    )
-    problem, config = workload(SPECS[0], 512), KernelConfig(br=64, bc=64, num_warps=4, num_stages=2)
-    outcomes = [wrong.outcome(stage, SPECS[0], problem, config) for stage in ("compile", "check")]
-    for _ in range(2):  # a run that is resumed writes it anew
-        OptunaJournal(tmp_path / "j.journal").record("search", outcomes)
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.journal"))
-    study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
-    (trial,) = study.trials
-    assert (trial.state.name, trial.user_attrs["status"]) == ("FAIL", "wrong")
-    assert trial.user_attrs["detail"] == "made to fail"
 
 
 def test_shards_that_are_merged_are_the_table_of_one_run(tuned: Any, tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from rich.console import Console
 
 from flashgen import paths
@@ -157,8 +159,21 @@ def table_of(out: Path, slug: str = H200.slug) -> str:
     return re.sub(r"20\d{6}T\d{6}Z|20\d\d-\d\d-\d\dT[\d:]+Z", "THEN", text)
 
 
+def trials_of(out: Path) -> dict[str, list[tuple[object, ...]]]:
+    """The studies of the journal as Optuna reads it, less when."""
+    path = paths.journal_file(out, H200.slug)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    return {
+        name: [
+            (trial.state, trial.params, trial.values, trial.intermediate_values, trial.user_attrs)
+            for trial in optuna.load_study(study_name=name, storage=storage).trials
+        ]
+        for name in sorted(optuna.get_all_study_names(storage))
+    }
+
+
 @pytest.mark.parametrize(
-    "kills", [12, pytest.param(KILLS, marks=pytest.mark.slow("make test kills twelve times"))]
+    "kills", [15, pytest.param(KILLS, marks=pytest.mark.slow("make test kills fifteen times"))]
 )
 def test_kills_cost_nothing_and_change_nothing(kills: int, tmp_path: Path) -> None:
     evaluator = Counting(recorded(), H200)
@@ -183,6 +198,7 @@ def test_kills_cost_nothing_and_change_nothing(kills: int, tmp_path: Path) -> No
     pid = started(out, evaluator)
     assert os.waitpid(pid, 0)[1] == 0
     assert table_of(out) == table_of(tmp_path / "undisturbed")
+    assert trials_of(out) == trials_of(tmp_path / "undisturbed")
     assert not paths.session_file(out, H200.slug).exists()
 
 

@@ -110,3 +110,23 @@ def test_it_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stdout
     assert "The best: {'ROWS': 128, 'COLUMNS': 128" in done.stdout
+
+
+def test_a_study_of_optuna_tunes_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a stand-in for the estimates, which take a compiler a second each."""
+    asked: list[dict[str, int]] = []
+
+    def estimate(payload: dict[str, Any]) -> dict[str, float]:
+        asked.append(payload["point"])
+        return {"found": 100.0 + sum(abs(POINT[n] - v) for n, v in payload["point"].items())}
+
+    module = ModuleType("matmul")
+    module.estimate = estimate  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "matmul", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    runpy.run_path(str(FOLDER / "study.py"), run_name="__main__")
+    assert len(asked) == len({str(point) for point in asked}) == 12
+    assert all(point["ROWS"] * point["COLUMNS"] <= 128 * 256 for point in asked)
+    assert "The best: {'ROWS': 128, 'COLUMNS': 128," in capsys.readouterr().out

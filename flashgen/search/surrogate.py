@@ -42,11 +42,8 @@ LENGTH_PRIOR = (math.log(0.5), 0.8)
 NOISE_PRIOR = (math.log(1e-2), 2.5)
 """Mean and deviation of the logarithm, before anything is known."""
 
-MOST_TO_FIT = 120
-"""Evaluated points that a fit is chosen by; more would only take longer."""
-
-GROWTH = 1.1
-"""The fit is chosen anew when there are more points by this factor, to save time."""
+MOST_KNOWN = 120
+"""Evaluated points that a process is fitted to; more would only take longer."""
 
 TIE = float(np.finfo(np.float64).eps) ** (1 / 3)
 """Guards against rounding, which differs between machines: a third of the digits of a float are not
@@ -59,25 +56,24 @@ would be all that tells points apart.
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """The parameters chosen by the evidence; one length per parameter of the space. slope: 1 if
-    guesses are believed, or else 0.
+    guesses are believed, or else 0. points: so many were evaluated then.
     """
 
     lengths: tuple[float, ...]
     noise: float
     slope: float
+    points: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """n points: codes (n x parameters), heights (n), and trend (n: logarithms of guesses, or 0).
-
-    evaluated: so many come first that were evaluated; of the others the height is assumed.
+    """n evaluated points: codes (n x parameters), heights (n), and trend (n: logarithms of guesses,
+    or 0).
     """
 
     codes: Codes
     heights: Floats
     trend: Floats
-    evaluated: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,39 +109,43 @@ class Process:
     def __init__(self, parameters: Sequence[Parameter], *, names_only: bool = False) -> None:
         self._counts = [len(each.values) for each in parameters]
         self._ordered = [each.ordered and not names_only for each in parameters]
-        self._fit: Fit | None = None
-        self._fitted_to = 0
 
-    def expect(self, known: Known, codes: Codes, trend: Floats) -> Expectation:
-        """The expectation of the points of these codes (m x parameters) and trend (m)."""
-        fit = self.fitted(known)
+    def expect(
+        self, known: Known, fit: Fit, codes: Codes, trend: Floats, under_way: int
+    ) -> Expectation:
+        """The expectation of m points of these codes (m x parameters) and trend (m).
+
+        The first under_way of them are being evaluated: they are believed to come out as expected
+        (kriging believer), which leaves all means as they are and lessens the deviations.
+        """
         heights = known.heights - fit.slope * known.trend
         seen, others = self._features(known.codes, fit), self._features(codes, fit)
         solved = _solve(_matern(_squares(seen, seen)), heights, fit)
-        rows = _forward(solved.factor, _matern(_squares(seen, others)))
+        across = _matern(_squares(seen, others))
+        rows = _forward(solved.factor, across)
         mean = solved.mean + solved.weights @ rows + fit.slope * trend
         left = 1.0 - np.einsum("ij,ij->j", rows, rows)  # above 0: the noise is never all removed
+        if under_way:
+            new = others[:under_way]
+            between = _matern(_squares(new, others)) - rows[:, :under_way].T @ rows
+            inner = between[:, :under_way] + fit.noise * np.eye(under_way)
+            factor, _ = lapack.dpotrf(inner, lower=1, clean=0)
+            more = _forward(factor, between)
+            left = np.maximum(left - np.einsum("ij,ij->j", more, more), TIE**2)
         return Expectation(mean=mean, spread=np.sqrt(solved.variance * left))
 
-    def fitted(self, known: Known) -> Fit:
-        """The fit to these points, chosen anew if there are many more than when it was chosen."""
-        count = known.evaluated
-        if self._fit is None or not self._fitted_to <= count < GROWTH * self._fitted_to:
-            self._fit = self._choose(_thinned(known))
-            self._fitted_to = count
-        return self._fit
-
-    def _choose(self, known: Known) -> Fit:
-        """The fit with the largest evidence in the lists above, changing one thing at a time."""
+    def refitted(self, fit: Fit | None, known: Known) -> Fit:
+        """The fit with the largest evidence in the lists above, changing one thing at a time from
+        the fit before.
+        """
         sloped = bool(known.trend.any())
         usual = LENGTHS[len(LENGTHS) // 2]
-        fit = self._fit or Fit(
-            lengths=(usual,) * len(self._counts), noise=NOISES[0], slope=float(sloped)
-        )
+        rounds = 1 if fit else 2
+        fit = fit or Fit(lengths=(usual,) * len(self._counts), noise=NOISES[0], slope=float(sloped))
         gaps = self._gaps(known.codes)
-        for _ in range(1 if self._fit else 2):
-            for turn in range(len(gaps) + 1 + sloped):
-                fit = _better(fit, turn, gaps, known)
+        evidence: float | None = None
+        for turn in [*range(len(gaps) + 1 + sloped)] * rounds:
+            fit, evidence = _better(fit, evidence, turn, gaps, known)
         return fit
 
     def _gaps(self, codes: Codes) -> list[Floats]:
@@ -169,47 +169,45 @@ class Process:
         return np.concatenate(found, axis=1) if found else np.zeros((len(codes), 1))
 
 
-def _better(fit: Fit, turn: int, gaps: Sequence[Floats], known: Known) -> Fit:
-    """The fit with one thing chosen: a parameter's length, then noise, then slope."""
+def _better(
+    fit: Fit, evidence: float | None, turn: int, gaps: Sequence[Floats], known: Known
+) -> tuple[Fit, float]:
+    """The fit with one thing chosen: a parameter's length, then noise, then slope; and its
+    evidence. evidence: that of the fit, if known.
+    """
     count = len(known.heights)
-    lengths = fit.lengths
     rest = np.zeros((count, count))
-    for each, (gap, length) in enumerate(zip(gaps, lengths, strict=True)):
+    for each, (gap, length) in enumerate(zip(gaps, fit.lengths, strict=True)):
         if each != turn:
             rest += gap / length**2
     if turn < len(gaps):
-        fits = [
-            replace(fit, lengths=(*lengths[:turn], length, *lengths[turn + 1 :]))
-            for length in (lengths[turn], *LENGTHS)
-        ]
-        matrices = [_matern(rest + gaps[turn] / each.lengths[turn] ** 2) for each in fits]
+        before, after = fit.lengths[:turn], fit.lengths[turn + 1 :]
+        fits = [replace(fit, lengths=(*before, length, *after)) for length in LENGTHS]
+    elif turn == len(gaps):
+        fits = [replace(fit, noise=noise) for noise in NOISES]
     else:
-        if turn == len(gaps):
-            fits = [fit, *(replace(fit, noise=noise) for noise in NOISES)]
-        else:
-            fits = [fit, replace(fit, slope=1.0 - fit.slope)]
-        matrices = [_matern(rest)] * len(fits)
-    evidences = [
-        _solve(matrix, known.heights - each.slope * known.trend, each).evidence
-        for each, matrix in zip(fits, matrices, strict=True)
-    ]
-    return fits[choose_first(evidences)]
+        fits = [replace(fit, slope=1.0 - fit.slope)]
+    others = [each for each in fits if each != fit]
+    tried = [fit, *others] if evidence is None else others
+    plain = _matern(rest) if turn >= len(gaps) else None
+    found = [] if evidence is None else [evidence]
+    for new in tried:
+        covariance = plain
+        if covariance is None:
+            covariance = _matern(rest + gaps[turn] / new.lengths[turn] ** 2)
+        found.append(_solve(covariance, known.heights - new.slope * known.trend, new).evidence)
+    best = choose_first(found)
+    return [fit, *others][best], found[best]
 
 
-def _thinned(known: Known) -> Known:
-    """The evaluated points; of many the best, and others at even distances: MOST_TO_FIT."""
-    count, half = known.evaluated, MOST_TO_FIT // 2
-    order = np.argsort(known.heights[:count], kind="stable")
-    if count > MOST_TO_FIT:
-        others = order[half + np.arange(half) * (count - half) // half]
-        order = np.concatenate([order[:half], others])
-    kept = np.sort(order)
-    return Known(
-        codes=known.codes[kept],
-        heights=known.heights[kept],
-        trend=known.trend[kept],
-        evaluated=len(kept),
-    )
+def thinned(heights: Floats) -> NDArray[np.int64]:
+    """The places of the best heights and of others at even distances: MOST_KNOWN at most."""
+    count, half = len(heights), MOST_KNOWN // 2
+    if count <= MOST_KNOWN:
+        return np.arange(count)
+    order = np.argsort(heights, kind="stable")
+    others = order[half + np.arange(half) * (count - half) // half]
+    return np.sort(np.concatenate([order[:half], others]))
 
 
 def _squares(some: Floats, others: Floats) -> Floats:
@@ -222,7 +220,8 @@ def _squares(some: Floats, others: Floats) -> Floats:
 def _matern(squares: Floats) -> Floats:
     """Matern 5/2 of squared distances in lengths."""
     scaled = np.sqrt(5.0 * squares)
-    covariance: Floats = (1.0 + scaled + np.square(scaled) / 3.0) * np.exp(-scaled)
+    covariance: Floats = np.exp(-scaled)
+    covariance *= 1.0 + scaled * (1.0 + scaled / 3.0)
     return covariance
 
 

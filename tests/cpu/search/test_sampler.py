@@ -1,4 +1,4 @@
-"""search/samplers.py, search/samplers/auto.py, search/samplers/optuna.py: points that are legal and new, from every sampler."""
+"""search/sampler.py, search/acquisition.py, search/study.py: points that are legal and new, from every sampler."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ import random
 import resource
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.testing.pytest_samplers import (
+    BasicSamplerTestCase,
+    RelativeSamplerTestCase,
+    SingleOnlySamplerTestCase,
+)
+from optuna.trial import TrialState
 
-from benchmarks.optuna_samplers import CLASSES, Foreign, foreign_proposer
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.search import KernelSampler, acquisition, surrogate
+from flashgen.search.acquisition import MIDDLE, START, Acquisition, Seen
 from flashgen.search.points import ListedSpace, ProductSpace, Space
-from flashgen.search.samplers import Proposer, auto, proposer_for, surrogate
-from flashgen.search.samplers.auto import MIDDLE, START, AutoProposer
-from flashgen.search.samplers.optuna import OptunaProposer
-from flashgen.search.samplers.surrogate import Expectation, Known, Process
-from flashgen.search.space import Method, Point, Sampler
+from flashgen.search.space import Method, Point
+from flashgen.search.study import Trials, sampler_for
+from flashgen.search.surrogate import Expectation, Fit, Known, Process
 
-OPTUNAS: tuple[Sampler | Foreign, ...] = ("random", "tpe", "gp", "cmaes", "genetic")
-SAMPLERS: tuple[Sampler | Foreign, ...] = ("auto", *OPTUNAS)
+SAMPLERS = ("auto", "tpe", "cmaes", "qmc", "random", "brute-force", "optuna.samplers:NSGAIISampler")
+GENETIC = SAMPLERS[-1]
 
 Tile = tuple[int, int, str]
 TILES: list[Tile] = [
@@ -34,6 +41,14 @@ TILES: list[Tile] = [
     for rows, warps, way in itertools.product((16, 32, 64, 128), (2, 4, 8), ("a", "b"))
     if rows * warps >= 128
 ]
+
+
+class TestOptunasOwn(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
+    """The tests that every sampler of Optuna's passes."""
+
+    @pytest.fixture
+    def sampler(self) -> Callable[[], KernelSampler]:
+        return KernelSampler
 
 
 def point_of(tile: Tile) -> Point:
@@ -45,32 +60,33 @@ def value(tile: Tile) -> float:
     return 10.0 + abs(rows - 64) / 16 + abs(warps - 4) + (way == "a")
 
 
-class Tiles:
-    """A proposer of tiles, by their numbers in a list."""
+class Made:
+    """A study whose points are known by others, which stand for them in a list."""
 
-    def __init__(self, made: Proposer, legal: Sequence[Any]) -> None:
-        self.made, self.legal = made, legal
+    def __init__(
+        self, space: Space, method: Method, legal: Sequence[Any] = (), **fields: Any
+    ) -> None:
+        self.trials = Trials(space, method, **fields)
+        self.legal = legal or range(space.size)
 
     def propose(self, count: int) -> list[Any]:
-        return [self.legal[number] for number in self.made.propose(count)]
+        numbers = (self.trials.ask() for _ in range(count))
+        return [self.legal[number] for number in numbers if number is not None]
 
-    def learn(self, tile: Any, value: float | None) -> None:
-        self.made.learn(self.legal.index(tile), value)
-
-
-def made_for(sampler: Sampler | Foreign, space: Space, seed: int = 0) -> Proposer:
-    if sampler in CLASSES:
-        return foreign_proposer(sampler, space, seed)
-    return proposer_for(Method(sampler=sampler, seed=seed), space)
+    def learn(self, each: Any, value: float | None) -> None:
+        """Of a point that was not proposed, too."""
+        point = self.trials.space.point(self.legal.index(each))
+        self.trials.begin(point)
+        self.trials.tell(point, value)
 
 
-def proposer(sampler: Sampler, seed: int = 0, legal: Sequence[Tile] = TILES) -> Tiles:
+def made_for(sampler: str, seed: int = 0, legal: Sequence[Tile] = TILES) -> Made:
     space = ListedSpace([point_of(tile) for tile in legal])
-    return Tiles(made_for(sampler, space, seed), legal)
+    return Made(space, Method(sampler=sampler, seed=seed), legal)
 
 
-def searched(sampler: Sampler, seed: int, count: int) -> list[Tile]:
-    made, found = proposer(sampler, seed), []
+def searched(sampler: str, seed: int, count: int) -> list[Tile]:
+    made, found = made_for(sampler, seed), []
     for _ in range(count):
         (tile,) = made.propose(1)
         made.learn(tile, value(tile))
@@ -80,8 +96,8 @@ def searched(sampler: Sampler, seed: int, count: int) -> list[Tile]:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 class TestEverySampler:
-    def test_all_of_a_space_come_once(self, sampler: Sampler) -> None:
-        made, found = proposer(sampler), []
+    def test_all_of_a_space_come_once(self, sampler: str) -> None:
+        made, found = made_for(sampler), []
         while batch := made.propose(4):
             assert len(batch) <= 4
             found += batch
@@ -91,76 +107,152 @@ class TestEverySampler:
         assert set(found) == set(TILES)
         assert made.propose(1) == []
 
-    def test_what_is_pending_does_not_come_again(self, sampler: Sampler) -> None:
-        made = proposer(sampler)
+    def test_what_is_pending_does_not_come_again(self, sampler: str) -> None:
+        made = made_for(sampler)
         first, second = made.propose(6), made.propose(6)
         assert len({*first, *second}) == 12
 
-    def test_what_was_learnt_unasked_does_not_come(self, sampler: Sampler) -> None:
-        made = proposer(sampler)
+    def test_what_was_learnt_unasked_does_not_come(self, sampler: str) -> None:
+        made = made_for(sampler)
         for tile in TILES[3:]:
             made.learn(tile, value(tile))
         assert set(made.propose(9)) == set(TILES[:3])
 
-    def test_the_seed_decides(self, sampler: Sampler) -> None:
+    def test_the_seed_decides(self, sampler: str) -> None:
         assert searched(sampler, 1, 8) == searched(sampler, 1, 8)
         assert searched(sampler, 1, 8) != searched(sampler, 2, 8)
 
-    def test_one_point_and_nothing_that_varies(self, sampler: Sampler) -> None:
-        if sampler == "cmaes":
-            pytest.skip("needs a parameter that varies")
-        made = proposer(sampler, legal=TILES[:1])
+    def test_one_point_and_nothing_that_varies(self, sampler: str) -> None:
+        made = made_for(sampler, legal=TILES[:1])
         assert made.propose(3) == TILES[:1]
         made.learn(TILES[0], 1.0)
         assert made.propose(3) == []
 
-    def test_nothing_is_warned_of(self, sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
+    def test_nothing_is_warned_of(self, sampler: str, caplog: pytest.LogCaptureFixture) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             searched(sampler, 0, 12)
         assert caplog.records == []
 
 
-def optunas(sampler: Sampler) -> OptunaProposer:
-    made = made_for(sampler, ListedSpace([point_of(tile) for tile in TILES]))
-    assert isinstance(made, OptunaProposer)
-    return made
+class TestOfOptuna:
+    def test_the_gaussian_process(self) -> None:
+        """One search: it takes its time."""
+        assert len({*searched("gp", 0, 12)}) == 12
 
-
-class TestOptuna:
-    @pytest.mark.parametrize("sampler", ["gp", "cmaes"])
-    def test_a_failure_is_told_as_the_worst_so_far(self, sampler: Sampler) -> None:
-        """These samplers do not learn from what is pruned."""
-        made = optunas(sampler)
-        for tile, seen in enumerate((None, 12.0, 11.0, None)):
-            made.learn(tile, seen)
-        assert self.told(made) == [None, 12.0, 11.0, 12.0]
-
-    def test_others_are_told_that_it_is_pruned(self) -> None:
-        made = optunas("tpe")
-        for tile, seen in enumerate((None, 12.0, None)):
-            made.learn(tile, seen)
-        made.learn(1, 5.0)  # the first is believed
-        assert self.told(made) == [None, 12.0, None]
-
-    @staticmethod
-    def told(made: OptunaProposer) -> list[float | None]:
-        return [trial.value for trial in made._study.trials]
-
-    @pytest.mark.parametrize(("sampler", "numbers"), [("gp", True), ("cmaes", True), ("tpe", False)])  # fmt: skip
-    def test_ordered_values_are_places_where_the_sampler_heeds_order(
-        self, sampler: Sampler, numbers: bool
+    @pytest.mark.parametrize(("sampler", "ranks"), [("gp", True), (GENETIC, True), ("tpe", False)])
+    def test_numbers_are_ranks_where_the_sampler_heeds_order(
+        self, sampler: str, ranks: bool
     ) -> None:
-        made = optunas(sampler)
-        made.learn(TILES.index((128, 2, "b")), 1.0)
-        (trial,) = made._study.trials
-        expected = {"rows": 3, "warps": 0} if numbers else {"rows": 128, "warps": 2}
+        made = made_for(sampler)
+        made.learn((128, 2, "b"), 1.0)
+        (trial,) = made.trials.study.trials
+        expected = {"rows": 3, "warps": 0} if ranks else {"rows": 128, "warps": 2}
         assert trial.params == expected | {"way": "b"}
 
-    def test_cmaes_says_where_it_does_not_apply(self) -> None:
-        words = ListedSpace([{"way": way, "flag": flag} for way in "ab" for flag in (True, False)])
-        with pytest.raises(InvalidArgument, match=r"cmaes needs .* numbers: got way, flag; choose"):
-            foreign_proposer("cmaes", words, 0)
+    def test_a_failure_fails_and_what_is_illegal_is_pruned(self) -> None:
+        made = made_for("random")
+        for number, tile in enumerate(made.propose(14)):
+            made.learn(tile, float(number) if number % 2 else None)
+        trials = made.trials.study.trials
+        states = [t.state for t in trials if "status" not in t.user_attrs]
+        assert states == [TrialState.FAIL, TrialState.COMPLETE] * 7
+        pruned = {t.user_attrs["status"]: t.state for t in trials if "status" in t.user_attrs}
+        assert pruned == {"illegal": TrialState.PRUNED, "repeated": TrialState.PRUNED}
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("nowhere.at_all:Sampler", "sampler: there is no module nowhere.at_all"),
+            ("optuna.samplers:Best", "must be a class with the argument seed: .*Best"),
+            ("optuna.samplers:GridSampler", "must be a class with the argument seed"),
+            ("random:Random", "must be a class with the argument seed"),
+            ("numpy.random:RandomState", "must be an optuna.samplers.BaseSampler: got <class"),
+        ],
+    )
+    def test_what_is_no_sampler(self, name: str, sentence: str) -> None:
+        with pytest.raises(InvalidArgument, match=sentence):
+            sampler_for(name, 0)
+
+    def test_a_package_that_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(name: str) -> None:
+            raise ModuleNotFoundError("no torch", name="torch")
+
+        monkeypatch.setattr("importlib.import_module", missing)
+        with pytest.raises(ToolchainError, match="the sampler gp needs torch: "):
+            sampler_for("gp", 0)
+
+
+class TestAnybodysStudy:
+    """KernelSampler where the study and its objective are somebody else's."""
+
+    @staticmethod
+    def objective(trial: optuna.Trial) -> float:
+        tile = (
+            trial.suggest_int("rows", 16, 128),
+            trial.suggest_categorical("warps", [8, 4, 2, 1]),
+            trial.suggest_categorical("way", ["b", "a", "none"]),
+        )
+        assert tile in TILES
+        return value(tile)
+
+    @pytest.mark.parametrize("direction", ["minimize", "maximize"])
+    def test_it_is_optimized(self, direction: str) -> None:
+        sign = 1 if direction == "minimize" else -1
+        sampler = KernelSampler([point_of(tile) for tile in TILES])
+        study = optuna.create_study(sampler=sampler, direction=direction)
+        study.optimize(lambda trial: sign * self.objective(trial), n_trials=14)
+        assert sign * study.best_value == min(map(value, TILES))
+        assert len({str(trial.params) for trial in study.trials}) == 14
+
+    def test_two_studies_do_not_mix(self) -> None:
+        sampler = KernelSampler([point_of(tile) for tile in TILES])
+        paths = []
+        for _ in range(2):
+            study = optuna.create_study(sampler=sampler)
+            study.optimize(self.objective, n_trials=10)
+            paths.append([trial.params for trial in study.trials])
+        assert paths[0] == paths[1]
+
+    def test_threads_get_points_of_their_own(self) -> None:
+        study = optuna.create_study(sampler=KernelSampler([point_of(tile) for tile in TILES]))
+        trials = [study.ask() for _ in range(10)]
+        points = [(t.suggest_int("rows", 16, 128), t.suggest_categorical("warps", [2, 4, 8]),
+                   t.suggest_categorical("way", ["a", "b"])) for t in trials]  # fmt: skip
+        assert len(set(points)) == 10
+
+    def test_a_fixed_parameter_is_kept_and_the_others_fit_it(self) -> None:
+        study = optuna.create_study(sampler=KernelSampler([point_of(tile) for tile in TILES]))
+        for rows in (16, 32, 128):
+            study.enqueue_trial({"rows": rows})
+        study.optimize(self.objective, n_trials=3)
+        assert [trial.params["rows"] for trial in study.trials] == [16, 32, 128]
+
+    def test_a_distribution_without_its_values_is_refused(self) -> None:
+        study = optuna.create_study(sampler=KernelSampler([{"rows": 48}, {"rows": 64}]))
+        with pytest.raises(ValueError, match="rows must contain the space's values: got "):
+            study.ask({"rows": IntDistribution(1, 32)})
+
+    def test_without_a_space_it_learns_of_the_product(self) -> None:
+        choices = {name: CategoricalDistribution(tuple(range(6))) for name in "xy"}
+        study = optuna.create_study(sampler=KernelSampler())
+        for _ in range(24):
+            trial = study.ask(choices)
+            study.tell(trial, (trial.params["x"] - 4) ** 2 + (trial.params["y"] - 1) ** 2)
+        assert study.best_value == 0
+        assert len({str(trial.params) for trial in study.trials[1:]}) == 23
+
+    def test_a_new_sampler_goes_on_where_the_study_is(self) -> None:
+        """By seed and trial number: nothing but the study is remembered."""
+        paths = []
+        for renewed in (False, True):
+            study = optuna.create_study(sampler=KernelSampler([point_of(tile) for tile in TILES]))
+            for _ in range(16):
+                if renewed:
+                    study.sampler = KernelSampler([point_of(tile) for tile in TILES])
+                study.optimize(self.objective, n_trials=1)
+            paths.append([trial.params for trial in study.trials])
+        assert paths[0] == paths[1]
 
 
 Place = tuple[int, int]
@@ -169,10 +261,11 @@ PLACES: list[Place] = list(itertools.product(range(8), range(8)))
 
 def own(
     guesses: Sequence[float | None] | None = None, seed: int = 0, *, likely_first: bool = False
-) -> Tiles:
+) -> Made:
     space = ListedSpace([{"x": x, "y": y} for x, y in PLACES])
     method = Method(seed=seed, likely_first=likely_first)
-    return Tiles(AutoProposer(space, method, guesses.__getitem__ if guesses else None), PLACES)
+    guess = (lambda p: guesses[PLACES.index((p["x"], p["y"]))]) if guesses else None
+    return Made(space, method, PLACES, guesses=guess)
 
 
 def bowl(place: Place) -> float:
@@ -193,7 +286,7 @@ class TestAuto:
     def test_a_batch_is_spread_as_if_each_had_come_out_as_expected(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(auto, "TURNS", (("pool", False),))
+        monkeypatch.setattr(acquisition, "TURNS", (("pool", False),))
 
         def gaps() -> int:
             made = own()
@@ -206,26 +299,36 @@ class TestAuto:
 
         spread, expect = gaps(), Process.expect
 
-        def of_the_evaluated(self: Process, known: Known, *others: Any) -> Expectation:
-            count = known.evaluated
-            names = ("codes", "heights", "trend")
-            cut = replace(known, **{name: getattr(known, name)[:count] for name in names})
-            return expect(self, cut, *others)
+        def of_the_evaluated(self: Process, *given: Any) -> Expectation:
+            return expect(self, *given[:-1], 0)
 
         monkeypatch.setattr(Process, "expect", of_the_evaluated)
         assert spread > 1.4 * gaps()
 
-    def test_told_again_it_believes_the_last(self) -> None:
-        """An estimate said that all is best at (0, 7); then that was measured."""
+    def test_a_running_trial_is_worth_what_is_assumed_until_it_ends(self) -> None:
+        """An estimate says that all is best at (0, 7); then that is measured."""
         misled, corrected, straight = own(), own(), own()
-        for place in PLACES[::5]:
-            for each in (misled, corrected, straight):
+        for each in (misled, corrected, straight):
+            for place in PLACES[::5]:
                 each.learn(place, bowl(place))
+            each.trials.begin({"x": 0, "y": 7})
         for each in (misled, corrected):
-            each.learn((0, 7), 1.0)
+            each.trials.assume({PLACES.index((0, 7)): 1.0}, (), ())
         for each in (corrected, straight):
             each.learn((0, 7), bowl((0, 7)))
         assert corrected.propose(3) == straight.propose(3) != misled.propose(3)
+
+    def test_a_running_trial_that_is_ignored_may_come_again(self) -> None:
+        made = own()
+        for place in PLACES:
+            if place != (5, 2):
+                made.learn(place, bowl(place))
+        made.trials.begin({"x": 5, "y": 2})
+        number = PLACES.index((5, 2))
+        made.trials.assume({}, {number}, ())
+        assert made.trials.ask({number}) == number
+        made.trials.assume({}, {number}, {number})
+        assert made.trials.ask() is None
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)
@@ -237,7 +340,7 @@ class TestAuto:
 
     def test_failures_count_once_one_has_a_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rated: list[int] = []
-        monkeypatch.setattr(AutoProposer, "_expected_best", lambda _: rated.append(values))
+        monkeypatch.setattr(Acquisition, "_expected_best", lambda *_: rated.append(values))
         for values in (0, 1):
             made = own()
             for number, place in enumerate(PLACES[:MIDDLE]):
@@ -271,7 +374,7 @@ class TestAuto:
     def test_it_starts_in_the_middle_or_with_likely_points(self) -> None:
         for seed in range(5):
             likely = own(seed=seed, likely_first=True).propose(4)
-            assert max(map(PLACES.index, likely)) < len(PLACES) * auto.LIKELY
+            assert max(map(PLACES.index, likely)) < len(PLACES) * acquisition.LIKELY
             drawn = own(seed=seed).propose(MIDDLE)
             assert all(2 <= x <= 5 and 2 <= y <= 5 for x, y in drawn)
 
@@ -280,17 +383,17 @@ class TestAuto:
             made = own(likely_first=True)
             for number in range(START + MIDDLE):
                 (place,) = made.propose(1)
-                likely = PLACES.index(place) < len(PLACES) * auto.LIKELY
+                likely = PLACES.index(place) < len(PLACES) * acquisition.LIKELY
                 assert likely == (number < START)
                 made.learn(place, value and value - PLACES.index(place))
 
     @pytest.mark.parametrize("holds", [False, True])
     def test_other_valleys_are_searched_unless_an_order_holds(self, holds: bool) -> None:
         space = ListedSpace([{"x": x, "y": y} for x, y in PLACES])
-        made = AutoProposer(space, Method(likely_first=True))
-        for number in range(0, len(PLACES), 5):
-            made.learn(number, 1.0 + (number if holds else len(PLACES) - number))
-        candidates, _ = made._candidates("valley")
+        made = Acquisition(space, 0, None, likely_first=True)
+        numbers = range(0, len(PLACES), 5)
+        seen = Seen(values={n: 1.0 + (n if holds else len(PLACES) - n) for n in numbers})
+        candidates, _ = made._candidates("valley", seen, np.random.RandomState(0), 0)
         best = PLACES[0 if holds else max(range(0, len(PLACES), 5))]
         shared = [all(PLACES[n][at] != best[at] for n in candidates) for at in (0, 1)]
         assert any(shared) != holds
@@ -301,8 +404,8 @@ class TestAuto:
     ) -> None:
         """Else most of it would be evaluated before anything is learnt."""
         rated: list[int] = []
-        monkeypatch.setattr(AutoProposer, "_expected_best", lambda made: rated.append(made))
-        made = AutoProposer(ListedSpace([{"x": x, "y": x % 3} for x in range(size)]), Method())
+        monkeypatch.setattr(Acquisition, "_expected_best", lambda *given: rated.append(1))
+        made = Made(ListedSpace([{"x": x, "y": x % 3} for x in range(size)]), Method())
         for done in range(count + 1):
             (number,) = made.propose(1)
             assert bool(rated) == (done == count)
@@ -311,11 +414,11 @@ class TestAuto:
     def test_elites_are_good_and_differ_in_enough_parameters(self) -> None:
         points = list(itertools.product(range(3), repeat=4))
         space = ListedSpace([dict(zip("abcd", point, strict=True)) for point in points])
-        made = AutoProposer(space, Method())
+        made = Acquisition(space, 0, None, likely_first=False)
         order = [points.index(point) for point in
                  [(0, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 1, 1, 0), (2, 2, 2, 2)]]  # fmt: skip
         assert made._elites(order) == [order[0], order[3], order[4]]
-        for number in made._mutants(order[:1]):
+        for number in made._mutants(order[:1], np.random.RandomState(0)):
             assert sum(value != 0 for value in points[number]) <= 2
 
     @pytest.mark.parametrize("likely_first", [False, True])
@@ -330,7 +433,7 @@ class TestAuto:
         method = Method(likely_first=likely_first)
 
         def proposed() -> list[int]:
-            made, found = AutoProposer(space, method), []
+            made, found = Made(space, method), []
             for _ in range(6):
                 batch = made.propose(2)
                 found += batch
@@ -369,7 +472,7 @@ class TestAuto:
             return 20.0 + sum(steps)
 
         for seed in range(3):
-            made, found = AutoProposer(space, Method(seed=seed)), []
+            made, found = Made(space, Method(seed=seed)), []
             for _ in range(80):
                 (number,) = made.propose(1)
                 found.append(valleys(space.point(number)))
@@ -380,12 +483,12 @@ class TestAuto:
 def longest_proposal(parameters: int, trials: int) -> tuple[float, int]:
     """Seconds of this process that the longest of so many proposals took, and its most KiB."""
     space = ProductSpace({f"p{number}": range(10) for number in range(parameters)})
-    made, spent = AutoProposer(space, Method()), []
+    made, spent = Made(space, Method()), []
     for _ in range(trials):
         began = time.process_time()
         (number,) = made.propose(1)
-        spent.append(time.process_time() - began)
         made.learn(number, 1.0 + sum(abs(int(v) - 3) for v in space.point(number).values()))
+        spent.append(time.process_time() - began)
     return max(spent), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -403,10 +506,10 @@ class TestProduct:
     def legal(point: Point) -> bool:
         return (int(point["rows"]) + int(point["columns"])) % 4 == 0
 
-    @pytest.mark.parametrize("sampler", ["auto", "random", "tpe", "cmaes", "genetic"])
-    def test_every_sampler_proposes_legal_points_of_it(self, sampler: Sampler) -> None:
+    @pytest.mark.parametrize("sampler", SAMPLERS[:5])
+    def test_every_sampler_proposes_legal_points_of_it(self, sampler: str) -> None:
         space = ProductSpace(self.VALUES, self.legal)
-        made = made_for(sampler, space)
+        made = Made(space, Method(sampler=sampler))
         found: list[int] = []
         for _ in range(12):
             batch = made.propose(1)
@@ -423,7 +526,7 @@ class TestProduct:
             asked.append(point)
             return self.legal(point)
 
-        made = AutoProposer(ProductSpace(self.VALUES, legal), Method())
+        made = Made(ProductSpace(self.VALUES, legal), Method())
         asked.clear()
         for _ in range(20):
             (number,) = made.propose(1)
@@ -437,20 +540,20 @@ class TestProduct:
         rated: list[int] = []
         expect = Process.expect
 
-        def counted(self: Process, known: Known, codes: Any, trend: Any) -> Expectation:
+        def counted(self: Process, known: Known, fit: Fit, codes: Any, *others: Any) -> Expectation:
             rated.append(len(codes))
-            return expect(self, known, codes, trend)
+            return expect(self, known, fit, codes, *others)
 
         monkeypatch.setattr(Process, "expect", counted)
         space = ListedSpace(
             [{"x": x, "y": y, "z": x % 3} for x in range(size) for y in range(size)]
         )
-        made = AutoProposer(space, Method())
+        made = Made(space, Method())
         for number in range(MIDDLE):
             made.learn(number * 6, 1.0 + number)
         made.propose(8)
         assert len(rated) == 8
-        assert max(rated) < auto.POOL + auto.BEST * 2 * 2 * size
+        assert max(rated) < acquisition.POOL + acquisition.BEST * 2 * 2 * size
 
     @pytest.mark.slow("20 s: a thousand proposals")
     @pytest.mark.parametrize(("parameters", "trials", "limit"), [(6, 100, 0.2), (5, 1000, 0.3)])

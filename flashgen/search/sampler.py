@@ -1,0 +1,261 @@
+"""KernelSampler: an Optuna sampler for a finite space in which not every combination is legal."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial
+
+from flashgen.search.acquisition import Acquisition, Seen
+from flashgen.search.points import ILLEGAL, ProductSpace, Space, space_of
+from flashgen.search.space import Point
+from flashgen.search.surrogate import Fit
+
+MOST_VALUES = 1000
+"""A parameter with more values is none of a finite space: it is drawn at random."""
+
+FIT = "kernel_sampler:fit"
+"""The system attributes of trials that keep a fit, so that a resumed study goes on with it."""
+
+
+@dataclass(kw_only=True)
+class _Past:
+    """Values by the numbers of points, None for a failure, and fits, of the first `trials`."""
+
+    values: dict[int, float | None] = field(default_factory=dict)
+    fits: dict[bool, Fit] = field(default_factory=dict)
+    trials: int = 0
+
+    def copy(self) -> _Past:
+        return _Past(values=dict(self.values), fits=dict(self.fits))
+
+    def add(self, trial: FrozenTrial, number: int, direction: StudyDirection) -> None:
+        """Take in the fits of a trial, and the value of one that ended."""
+        for names in (False, True):
+            if fit := trial.system_attrs.get(f"{FIT}{names:d}"):
+                self.fits[names] = Fit(**fit | {"lengths": tuple(fit["lengths"])})
+        if number == ILLEGAL or not trial.state.is_finished():
+            return
+        value = trial.values[0] if trial.values else math.nan
+        if math.isfinite(value):
+            self.values[number] = value if direction == StudyDirection.MINIMIZE else -value
+        else:
+            self.values.setdefault(number, None)
+
+
+class KernelSampler(BaseSampler):
+    """Proposes legal points that no trial of the study has, by their expected improvement.
+
+    A trial that failed counts as slow, and so does one that was pruned without a value. Running
+    trials are believed to come out as expected. The same seed, trial number and history give the
+    same point, so a resumed study goes on as an undisturbed one; the fits are kept in the system
+    attributes of the trials.
+
+    Args:
+        space: the legal points: mappings of the same names, or a ProductSpace. Without it, all
+            combinations of the finite parameters that the trials so far have in common.
+        seed: fixes the random choices.
+        guesses: gives a model's prediction for a point, lower is better, above 0, or None.
+        likely_first: the earlier a point of the space, the likelier it is fast.
+
+    Raises:
+        InvalidArgument: for a space that is none.
+        ValueError: by Optuna's study, if it has several objectives, or distributions of which a
+            value of the space is no part.
+
+    Examples:
+        >>> import optuna
+        >>> from flashgen.search import KernelSampler
+        >>> space = [{"tile": 32, "warps": 4}, {"tile": 64, "warps": 4}, {"tile": 64, "warps": 8}]
+        >>> study = optuna.create_study(sampler=KernelSampler(space))
+        >>> study.sampler.seed
+        0
+    """
+
+    def __init__(
+        self,
+        space: Space | Sequence[Point] | None = None,
+        *,
+        seed: int = 0,
+        guesses: Callable[[Point], float | None] | None = None,
+        likely_first: bool = False,
+    ) -> None:
+        self.seed = seed
+        self._acquisition: Acquisition | None = None
+        if space is not None:
+            self._space = space_of(space)
+            self._acquisition = Acquisition(self._space, seed, guesses, likely_first=likely_first)
+            self._sample = self._acquisition.sample
+        self._chosen: dict[tuple[str, int], int] = {}  # points by study and trial
+        self._past: dict[str, _Past] = {}
+        self._common: dict[str, IntersectionSearchSpace] = {}
+        self._of_products: dict[str, KernelSampler] = {}
+        self.assume()
+
+    def assume(
+        self,
+        values: Mapping[int, float] | None = None,
+        ignored: Collection[int] = (),
+        closed: Collection[int] = (),
+    ) -> None:
+        """Say what running trials are worth from now on, by the numbers of their points.
+
+        Args:
+            values: estimates that count as values.
+            ignored: these count for nothing, and may be proposed again.
+            closed: these may not be proposed; they count for nothing either.
+        """
+        self._assumed, self._ignored, self._closed = dict(values or {}), set(ignored), set(closed)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """As BaseSampler: empty with a space, whose names are the trial's parameters."""
+        if self._acquisition:
+            return {}
+        common = self._common.setdefault(study.study_name, IntersectionSearchSpace())
+        return {n: each for n, each in common.calculate(study).items() if not each.single()}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """As BaseSampler: a point of the product of these distributions."""
+        _check_directions(study)
+        values = {name: _values_of(each) for name, each in search_space.items()}
+        finite = {name: some for name, some in values.items() if some}
+        if not finite or self._acquisition:
+            return {n: self.sample_independent(study, trial, n, d) for n, d in search_space.items()}
+        key = repr(finite)
+        if key not in self._of_products:
+            self._of_products[key] = KernelSampler(ProductSpace(finite), seed=self.seed)
+        inner = self._of_products[key]
+        return {n: inner.sample_independent(study, trial, n, d) for n, d in search_space.items()}
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """As BaseSampler: the value of the point that the trial gets, which is chosen at its first
+        parameter; of a name that the space has not, a random one.
+        """
+        _check_directions(study)
+        point = self._point_of(study, trial) if self._acquisition else {}
+        if param_name not in point:
+            seed = (self.seed + 7919 * trial.number + zlib.crc32(param_name.encode())) % 2**32
+            by_chance = RandomSampler(seed)
+            return by_chance.sample_independent(study, trial, param_name, param_distribution)
+        value = point[param_name]
+        if not param_distribution._contains(param_distribution.to_internal_repr(value)):
+            raise ValueError(
+                f"the distribution of {param_name} must contain the space's values: got {value!r} "
+                f"and {param_distribution}"
+            )
+        return float(value) if isinstance(param_distribution, FloatDistribution) else value
+
+    def _point_of(self, study: Study, trial: FrozenTrial) -> Point:
+        """The point of a trial: where none is new, one is repeated; empty if none is known."""
+        key = study.study_name, trial.number
+        if key not in self._chosen:
+            fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            found = self._choose(study, trial)
+            if found is not None and not _agree(self._space.point(found), fixed):
+                found = self._fitting(fixed)
+            found = next(iter(self._sample), None) if found is None else found
+            self._chosen[key] = ILLEGAL if found is None else found
+        number = self._chosen[key]
+        return {} if number == ILLEGAL else self._space.point(number)
+
+    def _fitting(self, fixed: Mapping[str, Any]) -> int | None:
+        """The first point of a sample that has these values, if any."""
+        points = ((number, self._space.point(number)) for number in self._sample)
+        return next((number for number, point in points if _agree(point, fixed)), None)
+
+    def _seen(self, study: Study, trial: FrozenTrial) -> tuple[Seen, dict[bool, Fit]]:
+        """What the other trials say, and the last fits that they keep. Of several trials of a
+        point, the last value counts.
+        """
+        name, trials = study.study_name, study.get_trials(deepcopy=False)
+        past = self._past.setdefault(name, _Past())
+        while past.trials < len(trials) and trials[past.trials].state.is_finished():
+            ended = trials[past.trials]
+            past.add(ended, self._number_of(name, ended), study.direction)
+            past.trials += 1
+        now, running = past.copy(), dict[int, None]()
+        for each in trials[past.trials :]:
+            number = self._number_of(name, each)
+            now.add(each, number, study.direction)
+            if each.number != trial.number and not each.state.is_finished():
+                running[number] = None
+        running.pop(ILLEGAL, None)
+        seen = Seen(values=now.values, closed=set(self._closed))
+        for number in running:
+            if number in self._assumed:
+                seen.values[number] = self._assumed[number]
+            elif seen.values.get(number) is None:
+                seen.values.pop(number, None)  # a trial that asked for it again failed
+                if number not in self._ignored and number not in self._closed:
+                    seen.under_way.append(number)
+        return seen, now.fits
+
+    def _number_of(self, study: str, trial: FrozenTrial) -> int:
+        """The number of a trial's point; ILLEGAL if it is none, or not known yet."""
+        key = study, trial.number
+        if key not in self._chosen:
+            params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            number = self._space.find(params)
+            if number == ILLEGAL and not trial.state.is_finished():
+                return ILLEGAL
+            self._chosen[key] = number
+        return self._chosen[key]
+
+    def _choose(self, study: Study, trial: FrozenTrial) -> int | None:
+        """A new point, if there is one. A new fit is kept with the trial."""
+        assert self._acquisition is not None
+        seen, fits = self._seen(study, trial)
+        before = dict(fits)
+        found = self._acquisition.choose(seen, trial.number, fits)
+        for names, fit in fits.items():
+            if fit is not before.get(names):
+                study._storage.set_trial_system_attr(
+                    trial._trial_id, f"{FIT}{names:d}", asdict(fit)
+                )
+        return found
+
+
+def _agree(point: Point, fixed: Mapping[str, Any]) -> bool:
+    return all(point.get(name, each) == each for name, each in fixed.items())
+
+
+def _check_directions(study: Study) -> None:
+    if len(study.directions) > 1:
+        raise ValueError("KernelSampler minimizes or maximizes one objective: got several")
+
+
+def _values_of(distribution: BaseDistribution) -> list[Any]:
+    """All values of a distribution, if it has no more than MOST_VALUES; otherwise none."""
+    if isinstance(distribution, CategoricalDistribution):
+        plain = all(isinstance(each, bool | int | float | str) for each in distribution.choices)
+        return list(distribution.choices) if plain else []
+    step = getattr(distribution, "step", None)
+    if not step or not isinstance(distribution, FloatDistribution | IntDistribution):
+        return []
+    count = round((distribution.high - distribution.low) / step) + 1
+    if count > MOST_VALUES:
+        return []
+    return [distribution.low + step * number for number in range(count)]
