@@ -19,7 +19,7 @@ from flashgen.reference.cases import CheckCase, Trial
 from flashgen.reference.gradients import OUTPUTS
 from flashgen.runtime.eager.gradients import GradientInputs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import Features
+from flashgen.spec.features import PER_HEAD, Features
 from flashgen.spec.problem import workload
 
 TIMED_SEQ = 2048
@@ -101,20 +101,15 @@ def _query_heads(x: GradientInputs, head: int) -> slice:
 def _features_of(features: Features, batch: slice, heads: slice, kv_heads: slice) -> Features:
     """Those of some heads of a batch."""
     found = features.of_sequence(batch.start)
-    bias, slopes, sinks, fp8 = features.bias, found.slopes, features.sinks, features.fp8
+    bias, fp8 = features.bias, features.fp8
     if bias is not None:
         bias = bias if bias.shape[0] == 1 else bias[batch]
         bias = bias if bias.shape[1] == 1 else bias[:, heads]
     if fp8 is not None:
         q, k, v = (factor[batch, kv_heads] for factor in fp8.factors)
         fp8 = replace(fp8, q_descale=q, k_descale=k, v_descale=v)
-    return replace(
-        found,
-        bias=bias,
-        slopes=None if slopes is None else slopes[heads],
-        sinks=None if sinks is None else sinks[heads],
-        fp8=fp8,
-    )
+    given = {name: x for name in PER_HEAD if (x := getattr(found, name)) is not None}
+    return replace(found, bias=bias, fp8=fp8, **{name: x[heads] for name, x in given.items()})
 
 
 def _judge_forward(

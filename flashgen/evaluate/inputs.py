@@ -20,7 +20,7 @@ from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BlockMask
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.features import Features, Fp8
+from flashgen.spec.features import PER_HEAD, Features, Fp8
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences, from_bounds
 from flashgen.spec.problem import TUNED_DOCUMENT, Problem, sequences_of, tuned_limits
@@ -91,8 +91,8 @@ def _pages_of_a_row(problem: Problem) -> int:
 
 
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
-    """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
-    dropped, the limits of tuned_limits, Gemma 2's cap of 50, sinks by head; the packed sequences of
+    """The spec's features: a bias or mask shared by batches and heads, numbers of heads from 0 to
+    1, a tenth dropped, the limits of tuned_limits, Gemma 2's cap of 50; the packed sequences of
     sequences_of(); documents of TUNED_DOCUMENT tokens under a causal mask.
     """
     import torch
@@ -103,19 +103,21 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         shape = (1, 1, problem.seq_q, problem.seq_k)
         bias = torch.randn(shape, generator=generator, device=device)
         bias = bias > -1.0 if spec.bias == "boolean" else bias.to(getattr(torch, spec.dtype))
+    of_heads: dict[str, Any] = {
+        name: torch.rand(problem.heads, generator=generator, device=device)
+        for name, row in PER_HEAD.items()
+        if getattr(spec, row.field)
+    }
     return Features(
         bias=bias,
-        slopes=torch.rand(problem.heads, generator=generator, device=device)
-        if spec.alibi
-        else None,
         dropout_p=0.1 if spec.dropout else 0.0,
         rng=torch.tensor([seed, 0], device=device) if spec.dropout else None,
         **tuned_limits(spec),
         softcap=50.0 if spec.softcap else 0.0,
-        sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
         fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,
         sequences=_packed(spec, problem, seed, device) if spec.varlen else None,
         block_mask=_documents(problem, device) if spec.block_mask else None,
+        **of_heads,
     )
 
 

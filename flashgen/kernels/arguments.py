@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import Features
+from flashgen.spec.features import PER_HEAD, Features
 from flashgen.spec.packed import Sequences
 
 logger = logging.getLogger("flashgen.kernels.launch")
@@ -88,9 +88,14 @@ def feature_arguments(
         bias = bias.expand(shape)
         bias = bias.view(torch.uint8) if bias.dtype is torch.bool else bias
         arguments |= strided("bias", bias, ("_b", "_h", "_q", "_k"))
-    if features.slopes is not None:
-        slopes = near(features.slopes.resolve_neg()).expand(batch, heads)
-        arguments |= strided("slopes", slopes, ("_b", "_h"))
+    for name, row in PER_HEAD.items():
+        if (x := getattr(features, name)) is None:
+            continue
+        if row.arguments[1:]:  # its strides
+            x = near(x.resolve_neg()).expand(batch, heads)
+            arguments |= strided(name, x, ("_b", "_h"))
+        else:
+            arguments[f"{name}_ptr"] = x.resolve_neg().contiguous()
     if features.rng is not None:
         arguments["rng_ptr"] = features.rng
         arguments["keep_threshold"] = features.dropout_threshold
@@ -105,8 +110,6 @@ def feature_arguments(
     if features.softcap > 0.0:
         cap_log2e = features.softcap * LOG2_E
         arguments |= {"cap_log2e": cap_log2e, "inverse_cap": 1.0 / cap_log2e}
-    if features.sinks is not None:
-        arguments["sinks_ptr"] = features.sinks.resolve_neg().contiguous()
     if features.fp8 is not None:
         for x, factor in zip("qkv", features.fp8.factors, strict=True):
             arguments |= strided(f"{x}_descale", near(factor.resolve_neg()), ("_b", "_h"))

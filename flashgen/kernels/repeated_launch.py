@@ -18,7 +18,7 @@ from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.launch_forward import Forward, prepared
 from flashgen.kernels.plan import Plan
-from flashgen.spec.features import Features
+from flashgen.spec.features import PER_HEAD, Features
 
 if TYPE_CHECKING:
     from flashgen.kernels.launch_cache import Combine, Decode, Parts
@@ -28,9 +28,9 @@ ALIGNED = 15
 for descriptors, all of them are then of one class."""
 
 ForwardAgain = Callable[..., tuple[Tensor, Tensor] | None]
-"""Takes q, k and v, then the sinks and ALiBi slopes that the call that is repeated had; gives O and
-LSE, or None, with nothing launched, where the call must be made as if it were the first: a tensor
-is not aligned, or is the negative of its memory, or Repeated.stream() says so."""
+"""Takes q, k and v, then the numbers of heads that the call that is repeated had; gives O and LSE,
+or None, with nothing launched, where the call must be made as if it were the first: a tensor is not
+aligned, or is the negative of its memory, or Repeated.stream() says so."""
 
 
 def bind_forward(plan: Plan, call: Forward) -> tuple[tuple[Tensor, Tensor], ForwardAgain | None]:
@@ -70,7 +70,7 @@ _DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "o_desc", "lse_ptr")
 
 def _of_heads(features: Features) -> dict[str, Tensor]:
     """The tensors of a number for each head that a call brings, by argument."""
-    named = {"sinks_ptr": features.sinks, "slopes_ptr": features.slopes}
+    named = {f"{name}_ptr": getattr(features, name) for name in PER_HEAD}
     return {name: x for name, x in named.items() if x is not None}
 
 
@@ -191,7 +191,7 @@ class _Maps:
 
 
 DecodeAgain = Callable[..., tuple[Tensor, Tensor] | None]
-"""Takes q, k, v, lengths, block table, sinks and ALiBi slopes, the last three None as in the call
+"""Takes q, k, v, lengths, block table and numbers of heads, all behind lengths None as in the call
 that is repeated; gives O and LSE, or None as ForwardAgain."""
 
 

@@ -20,6 +20,7 @@ from flashgen.runtime.eager.attention import (
     float32_products,
     operand,
     per_query_head,
+    products,
     softmax_parts,
 )
 from flashgen.spec.features import PLAIN, Features
@@ -242,14 +243,14 @@ def judge(
         return Comparison()
     wide_q, wide_k, wide_v = descaled(q.double(), k.double(), v.double(), features)
     exponents = max_abs(exact_lse.nan_to_num(posinf=0.0, neginf=0.0))
-    products = abs(scale) * wide_q.abs() @ per_query_head(wide_k, q.shape[1]).abs().mT
-    few_keys = (max_abs(products) - FEW_KEYS) * math.sqrt(q.shape[-1]) / 128
+    summed = products(wide_q.abs(), wide_k.abs(), abs(scale), features)
+    few_keys = (max_abs(summed) - FEW_KEYS) * math.sqrt(q.shape[-1]) / 128
     lost = max(1.0, exponents / EXPONENTS, few_keys)
     largest = max_abs(wide_v) * max(1.0, features.keep_scale) * lost
     least = LSE_TOLERANCE if features.fp8 is None else FP8_LSE_TOLERANCE
     tolerance = least * exact_lse.abs().clamp(min=1.0)
     if k.shape[2]:  # large products may cancel to a small LSE
-        tolerance = tolerance.maximum(SUMMED * products.amax(-1))
+        tolerance = tolerance.maximum(SUMMED * summed.amax(-1))
     if precision == "tf32":
         tolerance = tolerance.clamp(min=2 * max_abs(_difference(ideal_lse.double(), exact_lse)))
     off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)

@@ -108,7 +108,8 @@ def _summed(inputs: GradientInputs) -> dict[str, float]:
     o, lse = eager.attention(x.q, x.k, x.v, scale=x.scale, diagonal=x.diagonal, features=x.features)
     s = eager.scores(x.q, x.k, x.scale, x.diagonal, x.features)
     p = torch.exp(s - torch.where(torch.isinf(lse), float("inf"), lse)[..., None])
-    exponent = abs(x.scale) * q @ k.transpose(-1, -2) + lse.abs().nan_to_num(posinf=0.0)[..., None]
+    exponent = eager.products(q, x.k.abs(), abs(x.scale), x.features)
+    exponent = exponent + lse.abs().nan_to_num(posinf=0.0)[..., None]
     p = p * (1 + exponent / 4 + (exponent - reference.FEW_KEYS).clamp(min=0.0) / 4)
     kept = max(1.0, x.features.keep_scale)
     dp = kept * do @ eager.per_query_head(v, heads).transpose(-1, -2)

@@ -30,8 +30,8 @@ Key = tuple[object, ...]
 Options = tuple[Causal, float | None, str]
 """causal, scale and precision, as the caller gave them."""
 
-OfHeads = tuple[Tensor | None, Tensor | None]
-"""The sinks and ALiBi slopes of a call."""
+OfHeads = tuple[Tensor | None, ...]
+"""The numbers of heads of a call, in the order of PER_HEAD."""
 
 
 class CallCache:
@@ -95,7 +95,7 @@ class KeptAttention:
         k: Tensor,
         v: Tensor,
         deterministic: bool,
-        of_heads: OfHeads | tuple[()] = (),
+        of_heads: OfHeads = (),
     ) -> tuple[Tensor, Tensor] | None:
         """O and LSE, with their graph where gradients are recorded; None where the alignment or
         the state of torch differs after all, or where gradients are recorded of a call with tensors
@@ -113,14 +113,14 @@ class KeptAttention:
         return self._bind(q, k, v, of_heads) if again is None else again(q, k, v, *of_heads)
 
     def _bind(
-        self, q: Tensor, k: Tensor, v: Tensor, of_heads: OfHeads | tuple[()] = ()
+        self, q: Tensor, k: Tensor, v: Tensor, of_heads: OfHeads = ()
     ) -> tuple[Tensor, Tensor] | None:
         """Launch, and keep how to do so again; None where a tensor is a negative view."""
         if q.is_neg() or k.is_neg() or v.is_neg():
             return None
         features = self._call.features
         if of_heads:
-            features = features.with_tensors(tensors_of_heads(*of_heads))
+            features = features.with_tensors(tensors_of_heads(of_heads))
         call = Forward(q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal, features=features)
         found, self._again = self._launcher.by(call, repeated_launch.bind_forward)
         return found
@@ -157,7 +157,7 @@ def attention_key(
 
 
 def with_heads(key: Key | None, of_heads: OfHeads) -> Key | None:
-    """The key of a call with sinks or ALiBi slopes besides; None for what is no tensor."""
+    """The key of a call with numbers of heads besides; None for what is no tensor."""
     try:
         return None if key is None else (*key, *map(form_of, of_heads))
     except (AttributeError, RuntimeError, TypeError):

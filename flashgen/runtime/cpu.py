@@ -18,7 +18,7 @@ from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager import gradients
 from flashgen.runtime.eager.cache import sequence
 from flashgen.spec.cache import Cache
-from flashgen.spec.features import FLOAT32_MAX, PLAIN, Features
+from flashgen.spec.features import FLOAT32_MAX, PER_HEAD, PLAIN, Features
 from flashgen.spec.packed import Sequences
 
 
@@ -35,7 +35,8 @@ def attention_by_torch(
     """
     causal, scale, features = call.causal, call.scale_of(q), call.features_with(tensors)
     if torch_modes.transformed():
-        torch_modes.refuse_batched(q, k, v, features.bias, features.slopes, features.sinks)
+        of_heads = (getattr(features, name) for name in PER_HEAD)
+        torch_modes.refuse_batched(q, k, v, features.bias, *of_heads)
     seq_q, seq_k = q.shape[2], k.shape[2]
     leaves = (x for x in (q, k, v, features.sinks) if x is not None and x.requires_grad)
     if features.invariant and torch.is_grad_enabled() and any(True for _ in leaves):

@@ -159,9 +159,9 @@ class Dispatcher:
         limits, key, kept = NO_LIMITS, None, None
         if window is not None or softcap is not None or invariant is not False:
             limits = limits_of(window, softcap, invariant, causal=causal is not False)
-        of_heads: OfHeads | tuple[()] = ()
+        of_heads: OfHeads = ()
         if sinks is not None or alibi_slopes is not None:
-            of_heads = sinks, alibi_slopes
+            of_heads = alibi_slopes, sinks
         more = (
             bias is not None or dropout_p != 0.0 or chunk is not None or chunk_start is not None
             or block_mask is not None
@@ -301,7 +301,7 @@ class Dispatcher:
             or v_scale is not None or bias is not None or chunk is not None
             or chunk_start is not None
         ):  # fmt: skip
-            tensors = q, k, v, lengths, block_table, sinks, alibi_slopes
+            tensors = q, k, v, lengths, block_table, alibi_slopes, sinks
             key, found = self.decoder.again(tensors, (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]

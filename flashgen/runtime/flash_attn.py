@@ -590,7 +590,7 @@ def flash_attn_with_kvcache(
     found = key = None
     plain = cache_batch_idx is None and cache_leftpad is None and num_splits == 0
     if plain and lengths is not None:
-        tensors = queries, keys, values, lengths, block_table, s_aux, alibi_slopes
+        tensors = queries, keys, values, lengths, block_table, alibi_slopes, s_aux
         limits = NO_LIMITS
         if window is not None or cap is not None or invariant is not False:
             limits = limits_of(window, cap, invariant, causal=bool(causal))

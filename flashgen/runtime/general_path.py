@@ -28,6 +28,8 @@ from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of, spec_of_call
 from flashgen.spec.features import (
     PLAIN,
+    TENSOR_ARGUMENTS,
+    WITHOUT_GRADIENT,
     Features,
     check_features,
     check_invariant,
@@ -153,12 +155,13 @@ class GeneralPath:
 
     def _refuse_lost_derivatives(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise for derivatives that no path of torch can take."""
-        slopes = call.features.slopes
-        if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
-            raise InvalidArgument("alibi_slopes have no gradient: detach them")
+        features = call.features
+        for name, argument in WITHOUT_GRADIENT.items():
+            x = getattr(features, name)
+            if x is not None and x.requires_grad and torch.is_grad_enabled():
+                raise InvalidArgument(f"{argument} has no gradient: detach it")
         refuse_scale_gradient(call.scale)
         if not torch.compiler.is_compiling():
-            features = call.features
             torch_modes.refuse_tangents(q, k, v, features.bias, features.sinks)
 
     def _traced(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +192,7 @@ def asked_features(
     is False. FLASHGEN_INVARIANT counts as invariant. Raises InvalidArgument, naming the argument.
     """
     given["invariant"] = check_invariant(invariant) or settings.invariant()
-    tensors = {name: given[name] for name in NAMES if given.get(name) is not None}
+    tensors = {name: given[name] for name in TENSOR_ARGUMENTS if given.get(name) is not None}
     check_tensors(**tensors)
     if (mask := given.get("block_mask")) is not None:
         check_is_block_mask(mask, traced=False)
@@ -200,10 +203,6 @@ def asked_features(
         seed = torch.zeros(2, dtype=torch.int64, device=q.device)
         rng = torch_modes.draw_rng(dropout_p, q.device) if draws else seed
     return features_of(causal=causal, dropout_p=dropout_p, rng=rng, **given)
-
-
-NAMES = "bias", "alibi_slopes", "sinks", "chunk_start"
-"""The arguments of features that are tensors."""
 
 
 def differentiates(call: Call, q: Tensor, k: Tensor, v: Tensor) -> bool:

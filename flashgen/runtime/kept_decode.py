@@ -14,8 +14,8 @@ from flashgen.runtime.launcher import Launcher
 from flashgen.spec.cache import Cache
 from flashgen.spec.features import Limits, tensors_of_heads
 
-Decoded = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""q, k, v, lengths, block table, sinks and ALiBi slopes of a call of decode()."""
+Decoded = tuple[Tensor, Tensor, Tensor, Tensor, *tuple[Tensor | None, ...]]
+"""q, k, v, lengths, block table and numbers of heads of a call of decode()."""
 
 
 def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None:
@@ -74,7 +74,7 @@ class KeptDecode:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         features = self._features
         if features.per_head:
-            features = features.with_tensors(tensors_of_heads(*heads))
+            features = features.with_tensors(tensors_of_heads(heads))
         cache = Cache(k=k, v=v, lengths=lengths, block_table=table)
         call = Decode(q=q, cache=cache, features=features, **self._numbers)
         parts, split = self._decode.by(call, repeated_launch.bind_decode)

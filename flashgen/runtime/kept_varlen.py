@@ -21,7 +21,10 @@ from flashgen.spec.packed import places_of
 from flashgen.spec.problem import bucket_of
 
 Packed = tuple[Tensor | None, ...]
-"""q, k, v, cu_seqlens of queries and keys, seqused of both, block table, sinks and ALiBi slopes."""
+"""q, k, v, cu_seqlens of queries and keys, seqused of both, block table and numbers of heads."""
+
+_OF_PLACES = 4
+"""How many of these, behind q, k, v and cu_seqlens of queries, say where sequences are."""
 
 
 Longest = tuple[int, int]
@@ -34,7 +37,8 @@ def varlen_key(tensors: Packed, longest: Longest, options: Options, limits: Limi
     What differs from step to step of a program is not in it: how many places and sequences there
     are, but that the arguments agree on them, and the longest lengths, but for their bucket.
     """
-    q, k, v, cu_q, *beside, sinks, slopes = tensors
+    q, k, v, cu_q, *others = tensors
+    beside, heads = others[:_OF_PLACES], others[_OF_PLACES:]
     max_q, max_k = longest
     if type(max_q) is not int or type(max_k) is not int or max_q < 0 or max_k < 0:
         return None
@@ -50,17 +54,16 @@ def varlen_key(tensors: Packed, longest: Longest, options: Options, limits: Limi
             for x in tensors
         ]
         agreed = [None if x is None else x.shape[0] - sequences for x in beside]
-        of_sinks = None if sinks is None else sinks.shape[0]
-        of_slopes = None
-        if slopes is not None:
-            of_slopes = slopes.shape[0] - (sequences if slopes.ndim == 2 else 0)
+        of_heads = [
+            None if x is None else x.shape[0] - (sequences if x.ndim == 2 else 0) for x in heads
+        ]
         places, (_, most) = k.shape[0], _bounded(longest, q, k, beside[-1])
         sizes = places - v.shape[0], bucket_of(most).low, bucket_of(places).low
     except (AttributeError, IndexError, RuntimeError, TypeError):
         return None
     causal, scale, precision = options
     more = sizes, type(causal), type(scale), limits, settings.serving()
-    return "varlen", *forms, *agreed, of_sinks, of_slopes, causal, scale, precision, *more
+    return "varlen", *forms, *agreed, *of_heads, causal, scale, precision, *more
 
 
 def _bounded(longest: Longest, q: Any, k: Any, table: Tensor | None) -> Longest:
@@ -96,12 +99,12 @@ class KeptVarlen:
         """O and LSE of tensors as Packed has them, of which no sequence is longer; None, with
         nothing launched, where one is the negative of its memory.
         """
-        *bounds, sinks, slopes = others
+        bounds, heads = others[: _OF_PLACES + 1], others[_OF_PLACES + 1 :]
         if q.is_neg() or k.is_neg() or v.is_neg():
             return None
         longest = _bounded(longest, q, k, bounds[-1])
         q, k, v = heads_first(q, k, v, paged=bounds[-1] is not None)
-        tensors = *tensors_of_heads(sinks, slopes), *places_of(*bounds)
+        tensors = *tensors_of_heads(heads), *places_of(*bounds)
         features = self._features.with_tensors(tensors, longest)
         o, lse = self._launcher(
             Forward(

@@ -95,7 +95,7 @@ def paged_decode(
     if sides is not None or softcap or invariant:
         limits = limits_of(sides, softcap, invariant, causal=causal)
     if cache.plain and not splits:
-        tensors = of_sequence, k_cache, v_cache, seq_lens, block_table, sinks, alibi_slopes
+        tensors = of_sequence, k_cache, v_cache, seq_lens, block_table, alibi_slopes, sinks
         key, found = decoder.again(tensors, (causal, scale, "ieee"), limits)
     if found is None:
         features = asked_features(

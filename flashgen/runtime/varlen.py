@@ -138,7 +138,7 @@ def attention_varlen(
         limits = limits_of(window, softcap, invariant, causal=causal is not False)
     calls = folders.current().calls
     tensors = (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, sinks, alibi_slopes,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, alibi_slopes, sinks,
     )  # fmt: skip
     if not (dropout_p != 0.0 or chunk is not None or chunk_start is not None):
         lengths, options = (max_seqlen_q, max_seqlen_k), (causal, scale, precision)

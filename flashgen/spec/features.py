@@ -63,7 +63,8 @@ class Feature:
     diagonal       whether it counts from the causal diagonal, masked or not
     first_keys     whether it hides the first keys from a row, so that a kernel begins later
     limit          whether a call brings numbers alone, and no tensor
-    per_head       whether it brings one small tensor alone, of a number for each head
+    per_head       the field of Features of the one small tensor, of a number for each head, that it
+                   brings alone
     arguments      of the kernels that have scores, in the order in which templates declare them
     """
 
@@ -84,7 +85,7 @@ class Feature:
     diagonal: bool = False
     first_keys: bool = False
     limit: bool = False
-    per_head: bool = False
+    per_head: str = ""
     arguments: tuple[Argument, ...] = ()
 
     @property
@@ -126,7 +127,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="alibi", word="alibi", suffix="_alibi", short="_ali",
-        scores=True, positions=True, diagonal=True, per_head=True,
+        scores=True, positions=True, diagonal=True, per_head="slopes",
         given=lambda call: call.slopes is not None,
         arguments=(
             Argument(name="slopes_ptr", type="*fp32:16", note="(batch, heads) float32"),
@@ -192,7 +193,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         field="sink", word="sink", suffix="_sink", short="_sink", scores=True,
-        per_head=True, given=lambda call: call.sinks is not None,
+        per_head="sinks", given=lambda call: call.sinks is not None,
         directions=("forward", "decode"),
         goes="direction forward or decode, because a backward kernel reads it from LSE",
         arguments=(Argument(name="sinks_ptr", type="*fp32:16", note="(heads) contiguous"),),
@@ -291,6 +292,9 @@ FEATURES: tuple[Feature, ...] = (
 OFF: dict[str, bool | str] = {row.field: row.off for row in FEATURES}
 """The fields of a spec that say which features are on, and what says that they are off. Tables
 write such a field only where it is on."""
+PER_HEAD: dict[str, Feature] = {row.per_head: row for row in FEATURES if row.per_head}
+"""The features that bring a number for each head, by its field of Features. Kept calls have those
+tensors in this order."""
 FEATURE_WORDS: dict[str, Feature] = {row.word: row for row in FEATURES if row.word}
 """The features that --feature turns on, by what it calls them."""
 _OF_CALLS = tuple(row for row in FEATURES if row.word or row.field == "paged")
@@ -454,7 +458,7 @@ class Features:
 
     @property
     def per_head(self) -> bool:
-        """Whether sinks or ALiBi slopes are on."""
+        """Whether a feature is on that brings a number for each head."""
         return any(_per_head(self.key))
 
     @property
@@ -602,6 +606,10 @@ BIAS, SINKS = TENSORS.index("bias"), TENSORS.index("sinks")
 """The places of those that have gradients."""
 _ARGUMENT = {"slopes": "alibi_slopes"}
 """What calls name differently."""
+TENSOR_ARGUMENTS = tuple(_ARGUMENT.get(name, name) for name in TENSORS if name != "rng")
+"""What calls name those that they give."""
+WITHOUT_GRADIENT = {name: _ARGUMENT.get(name, name) for name in PER_HEAD if name != "sinks"}
+"""Those of floats that have no gradient, and what calls name them."""
 NUMBERS = {
     "dropout_p": "float",
     "window_left": "int",
@@ -618,9 +626,13 @@ def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
     return tuple([getattr(features, name) for name in TENSORS])
 
 
-def tensors_of_heads(sinks: Tensor | None, slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-    """TENSORS of a call that has these alone."""
-    return None, slopes, None, sinks, None
+def tensors_of_heads(given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """TENSORS of a call that has these alone, in the order of PER_HEAD; None for what is left out
+    behind them.
+    """
+    found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
+    found.update(zip(PER_HEAD, given, strict=False))
+    return tuple(found.values())
 
 
 def numbers_of(features: Features) -> tuple[float, ...]:

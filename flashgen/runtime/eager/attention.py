@@ -50,12 +50,17 @@ def in_order(a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
+def products(q: Tensor, k: Tensor, scale: float, features: Features) -> Tensor:
+    """Scale * Q K^T, (B, H, Sq, Sk): scores before all that features do to them."""
+    keys = per_query_head(k, q.shape[1]).transpose(-1, -2)
+    return scale * (in_order(q, keys) if features.invariant else q @ keys)
+
+
 def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features) -> Tensor:
     """Scale * Q K^T, capped, with bias and ALiBi, (B, H, Sq, Sk), -inf where a query may not
     attend.
     """
-    keys = per_query_head(k, q.shape[1]).transpose(-1, -2)
-    s = scale * (in_order(q, keys) if features.invariant else q @ keys)
+    s = products(q, k, scale, features)
     if features.softcap > 0.0:
         s = features.softcap * torch.tanh(s / features.softcap)
     seq_q, seq_k = s.shape[-2:]
@@ -72,6 +77,14 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
     if features.block_mask is not None:
         s = s.masked_fill(~dense(features.block_mask), float("-inf"))
     return s
+
+
+def slope(q: Tensor, k: Tensor, scale: float, features: Features) -> Tensor | float:
+    """The derivative of scores() by scale * Q K^T, (B, H, Sq, Sk); 1 without a cap."""
+    if features.softcap == 0.0:
+        return 1.0
+    tanh: Tensor = torch.tanh(products(q, k, scale, features) / features.softcap)
+    return 1.0 - tanh.square()
 
 
 def descaled(q: Tensor, k: Tensor, v: Tensor, features: Features) -> tuple[Tensor, Tensor, Tensor]:

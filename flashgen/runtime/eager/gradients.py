@@ -81,7 +81,7 @@ def gradients(
     p = torch.exp(s - lse[..., None])
     dp = x.do @ eager.per_query_head(x.v, heads).transpose(-1, -2)
     ds = p * (eager.dropped(dp, x.features) - delta[..., None])
-    of_scores = rounded(ds * _slope_of_cap(x))
+    of_scores = rounded(ds * eager.slope(x.q, x.k, x.scale, x.features))
     dq = x.scale * (of_scores @ eager.per_query_head(x.k, heads))
     dk = x.scale * (of_scores.transpose(-1, -2) @ x.q)
     dv = eager.dropped(rounded(p), x.features).transpose(-1, -2) @ x.do
@@ -91,16 +91,6 @@ def gradients(
     if x.features.sinks is not None:
         found["dsinks"] = sink_gradient(x.features.sinks, lse, delta)
     return found
-
-
-def _slope_of_cap(x: GradientInputs) -> Tensor | float:
-    """The derivative of the capped scores by the scores, (B, H, Sq, Sk); 1 without a cap."""
-    if x.features.softcap == 0.0:
-        return 1.0
-    k = eager.per_query_head(x.k, x.q.shape[1])
-    s = x.scale * (x.q @ k.transpose(-1, -2))
-    tanh: Tensor = torch.tanh(s / x.features.softcap)
-    return 1.0 - tanh.square()
 
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
