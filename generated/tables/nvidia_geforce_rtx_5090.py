@@ -13,14 +13,23 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w8_s3_fa2_tma 369.32 1406.0
 fwd_bf16_d64 4096 br64_bc32_w4_s3_fa2_ptr 5548.2 11062.1
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 191.65
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 230.37 768.81
 fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.2 5674.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.1 855.96 3120.5 6125.0
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 221.42
+fwd_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 359.72
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 231.47 769.88
 fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.3 5674.8
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.82 856.62 3121.5 6125.7
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 221.49
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 672.8 2593.9 10045.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 226.92 702.96 1345.8 2785.3
 fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 236.69 768.43 2154.7 2489.9
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 325.59 920.83 2511.5 2900.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 222.23
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 675.42 2137.8 5380.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 230.55 706.69 882.93 902.63
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 412.57
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 518.55 1973.7 7794.5 15555.6
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 296.39
@@ -29,21 +38,41 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
 fwd_bf16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 262.64 834.97 3074.1 5956.3
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 253.74
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 758.41 2790.5 9910.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 272.7 899.31 1649.1 3347.7
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2888.6 2888.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2518.8 5650.6
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1421.8 1404.5
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 233.1 782.48 2190.7 2519.2
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 299.43
 fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 894.25 2429.3 2795.0
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 224.95 701.26 2221.1 5597.6
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 246.49 731.2 924.04 998.66
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 212.92 692.17 2538.1 4877.2
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 259.58 759.51 2736.6 5238.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 184.06 612.67 2387.2 9004.7
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 216.21 673.93 1239.2 2627.6
 fwd_bf16_d192 1 br128_bc32_w8_s1_ampere_ptr 392.27 1523.2 6047.0 12078.7
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 325.41 953.09 3408.4 6483.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 272.78 830.08 3111.4 11270.1
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 278.0 932.46 1953.1 4103.9
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 299.5 991.44 3678.7
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.58 869.27 3257.0
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 324.65 1134.5
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2304.3
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.33 919.98
 fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2521.3 2918.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 244.61 805.04
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2443.8 6070.4
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 281.94 945.15 1257.9 1260.3
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 300.96 992.71 2653.0
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 271.07
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 873.25 2564.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 276.99 923.48 1201.3
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 958.58 3516.6 13694.5 27203.5
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 578.28 2141.1 8327.4 16505.0
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 547.36 2026.5 7881.9 15622.1
@@ -71,7 +100,11 @@ bwd_delta_fp16_d128 1 br128_bc16_w4_s1_fa2_ptr 78.483 78.483 78.483 78.483
 bwd_delta_fp16_d192 1 br128_bc16_w8_s1_fa2_ptr 73.583 73.583 73.583 73.583
 bwd_delta_fp16_d256 1 br128_bc16_w8_s1_fa2_ptr 78.191 78.191 78.191 78.191
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 362.59
 bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 387.37 650.99 5810.3
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1889.9 4979.4
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1560.6 4811.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 918.24
 bwd_dkv_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr 1029.5 3960.0 15673.9 31292.2
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 582.83 2057.0 7879.7 15429.9
@@ -79,12 +112,27 @@ bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr 786.91 3012.9 11919.8 23795.7
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 514.91
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1771.6 6587.3 12807.7
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 543.71 1834.2 6893.6 13442.6
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 1840.3 6891.5 23036.2
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 7364.0 7364.0
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 8366.7 17568.8
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 1801.3 4821.2
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1504.1 4861.8
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1670.5 6284.7
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1440.2 5780.7
 bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1040.8 4004.4 15859.0 31665.0
 bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1500.7 5535.0 21229.5 41948.9
 bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
 bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 700.25 2518.2 9533.4 18768.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 3969.7 16152.5
+bwd_dkv_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr 4988.9 18607.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4160.5 16925.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1749.9 4949.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1499.1 4972.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1855.2 5249.6
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1915.4 6377.0
 bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr 2132.0 7766.2 27470.8 54830.0
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 8506.6 34023.4
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
 bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
 bwd_dkv_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr 1029.5 3960.0 15673.9 31292.2
@@ -98,20 +146,39 @@ bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
 bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
 bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 256.25
 bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
 bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 336.99 1118.1 4254.8 8372.4
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 303.17 505.91 3827.4
+bwd_dq_bf16_d64_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1118.6 3163.9
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 984.05 3148.7
 bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 614.24
 bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 746.32 2864.9 11356.6 22688.2
 bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 482.28 1581.4 5920.6 11552.7
 bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 634.75 2427.7 9617.5 19214.3
 bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 413.35 1326.9 4919.2 9562.3
 bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 414.5 1413.6 5400.1 10690.2
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1186.1 4398.4 15635.7
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc32_w8_s2_fa2_ptr_lpt 4609.4 4609.4
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc32_w8_s2_fa2_ptr_lpt 4116.6 9078.2
+bwd_dq_bf16_d128_causal_window 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1316.0 3623.0
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1180.6 3547.0
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1571.0 5895.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1353.4 5275.7
 bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1126.7 4371.7 17377.7 34719.0
 bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647.2
 bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
 bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
 bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 364.27 1269.1 4865.7 9638.7
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1564.8 6293.5
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1891.3 7177.2
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1594.5 6411.1
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1873.3 5231.4
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1577.6 5154.2
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2025.3 5670.9
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1650.3 5397.1
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1130.8 4173.9 16142.1 32162.8
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3604.6 15167.5
 bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
 bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
 bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
@@ -124,52 +191,55 @@ bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647
 bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
 bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
 bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 940.85 3648.8 14480.7 28923.3
+bwd_fused_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 541.02
 bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 545.4 1883.8 7170.6 14242.6
+bwd_fused_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 486.86 835.18 7679.7
+bwd_fused_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2393.8 6311.6
+bwd_fused_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2017.1 6221.9
 bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1232.1
 bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1459.4 5678.8 22556.3 45059.6
-bwd_fused_bf16_d96_causal 1 br32_bc32_w4_s1_fa2_ptr 1094.5 3988.2 15362.6 30260.3
 bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1090.1 4235.5 16816.8 33591.8
-bwd_fused_bf16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08 3231.0 12535.2 24576.9
-bwd_fused_bf16_d192 1 br16_bc64_w8_s1_fa2_ptr 3193.4 12580.0 50239.8 100452.8
+bwd_fused_bf16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08
+bwd_fused_bf16_d128_causal_varlen 1024 br32_bc32_w4_s1_fa2_ptr 2799.2
+bwd_fused_bf16_d128_causal_chunk 4096 br32_bc64_w4_s3_fa2_ptr 9579.1 9579.1
+bwd_fused_bf16_d128_causal_chunk_varlen 4096 br32_bc64_w4_s3_fa2_ptr 8620.4 18092.4
+bwd_fused_bf16_d128_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2537.4 6690.1
+bwd_fused_bf16_d128_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2086.8 6589.4
 bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1495.2 5481.3 20984.6 41454.5
-bwd_fused_bf16_d256 1 br16_bc64_w8_s2_fa2_ptr 2397.0 9474.0 37828.9 75635.4
 bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280.4
+bwd_fused_bf16_d256_causal_varlen 1024 br16_bc32_w8_s1_fa2_ptr 4993.6 20290.8
+bwd_fused_bf16_d256_causal_softcap 1024 br16_bc32_w8_s1_fa2_ptr 6550.1 24412.8
+bwd_fused_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s1_fa2_ptr 5362.5 21816.1
 bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 940.85 3648.8 14480.7 28923.3
 bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 545.4 1883.8 7170.6 14242.6
 bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1459.4 5678.8 22556.3 45059.6
-bwd_fused_fp16_d96_causal 1 br32_bc32_w4_s1_fa2_ptr 1094.5 3988.2 15362.6 30260.3
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1090.1 4235.5 16816.8 33591.8
-bwd_fused_fp16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08 3231.0 12535.2 24576.9
-bwd_fused_fp16_d192 1 br16_bc64_w8_s1_fa2_ptr 3193.4 12580.0 50239.8 100452.8
+bwd_fused_fp16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08
 bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1495.2 5481.3 20984.6 41454.5
-bwd_fused_fp16_d256 1 br16_bc64_w8_s2_fa2_ptr 2397.0 9474.0 37828.9 75635.4
 bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280.4
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr 49.032
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr 184.38 725.05 1445.9
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 26.352 93.957 364.4 724.99
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 28.243
-decode_bf16_d64_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 98.976 359.59 684.92
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr 26.419 94.093
-decode_bf16_d64_window_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_split256 180.87 180.87
-decode_bf16_d64_window_sink_paged_invariant 1 br16_bc64_w1_s5_fa2_ptr 27.933
-decode_bf16_d64_window_sink_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 99.049
-decode_bf16_d64_window_sink_paged_invariant 4096 br64_bc64_w4_s5_fa2_ptr 191.34 191.34
-decode_bf16_d128 1 br16_bc32_w4_s2_fa2_ptr 94.362 364.7 1446.0 2887.8
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr 94.465 364.78 1446.1 2887.8
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 104.79 372.24 1372.9 2707.1
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr 94.575 364.89 725.48 725.48
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 90.941 351.84 690.33 690.33
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1079.2 1079.2
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr 441.36 1749.1 6980.0 13954.5
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 521.46 1920.7 7434.1 14785.4
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr 362.86 1433.9 5717.8 11429.8
-decode_bf16_d256_paged 1 br16_bc64_w4_s3_fa2_ptr_split256 357.57 1361.1 5375.3 10742.7
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 527.06 2008.1 7772.6 15458.6
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 354.8
-decode_bf16_d256_softcap_paged 1024 br16_bc64_w4_s3_fa2_ptr_split256 1361.2 5375.4
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 362.42 1430.2 2854.7 2854.7
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 355.62 1403.3 2800.9
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 204.09 795.12 3159.3 6311.5
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 201.95 785.98 3122.2 6237.1
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 16.11 35.558 101.29 186.19
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 12.301 22.929 57.767 101.7
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 17.034 39.337 75.71 121.12
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 12.39 23.032 34.991 34.991
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 17.214 39.885 53.356 53.356
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 22.84 57.928 186.69 354.86
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 23.367 58.128 186.87 355.35
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 40.773 105.52 238.65 383.71
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 24.179 59.484
+decode_bf16_d128_window_paged 4096 br16_bc64_w4_s3_fa2_ptr_x2 102.82 102.82
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 38.349 103.23 141.36 141.36
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 144.31 144.36
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 70.963
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 232.85 865.98 1709.3
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 108.35 325.78 1004.2 1942.5
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.805 188.46 694.12
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1365.9
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.954 190.01 696.41 1366.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 113.32 357.75 1100.7 2134.0
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.363 189.29 695.65
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.091 190.01 358.41 358.41
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.555 189.35 356.56
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 39.553 107.7 364.89 702.42
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 39.442 107.15 363.95 701.16
 """,
 }

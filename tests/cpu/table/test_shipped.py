@@ -71,7 +71,7 @@ def test_a_table_is_complete(slug: str) -> None:
     assert held["backward_delta"] >= {key for key in expected if "none" in key}
 
 
-BEFORE = {"nvidia_b200", "nvidia_geforce_rtx_5090"}
+BEFORE = {"nvidia_b200"}
 WITH_PACKED = {slug for slug in SHIPPED if slug.startswith("nvidia_")} - BEFORE
 """Tables that were made since workloads have packed sequences and the gradients of features, and since
 decodes are timed for several numbers of sequences.
