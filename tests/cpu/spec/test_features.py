@@ -17,7 +17,15 @@ from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import LONGEST_NAME, kernel_name
-from flashgen.spec.features import PLAIN, Features, Fp8, window_of
+from flashgen.spec.features import (
+    PER_HEAD,
+    PLAIN,
+    TENSORS,
+    Features,
+    Fp8,
+    tensors_of_heads,
+    window_of,
+)
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.packed import from_bounds
 from tests.makers import make_config, make_spec
@@ -108,6 +116,18 @@ def test_a_window_reaches_no_further_than_the_lengths() -> None:
     """So that rows, keys and bounds add up in 32 bits."""
     assert Features(window=(2**40, -1)).bounds(5, 7) == (12, 12)
     assert Features(window=(3, 0)).bounds(5, 7) == (3, 0)
+
+
+def test_numbers_of_heads_are_found_by_the_names_in_their_rows() -> None:
+    for name, row in PER_HEAD.items():
+        assert row.arguments[0].name == f"{name}_ptr"
+    given = [torch.ones(4) for _ in PER_HEAD]
+    found = dict(zip(TENSORS, tensors_of_heads(given), strict=True))
+    assert [found[name] is x for name, x in zip(PER_HEAD, given, strict=True)] == [True] * len(
+        given
+    )
+    assert sum(x is not None for x in found.values()) == len(given)
+    assert tensors_of_heads(()) == (None,) * len(TENSORS)
 
 
 def test_plain_is_frozen() -> None:
