@@ -86,7 +86,7 @@ def any_dim(spec: AttentionSpec, config: KernelConfig) -> bool:
     return config.head_dims == "padded"
 
 
-def in_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
+def has_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Products in parts."""
     return text_of(spec, config).in_parts
 
@@ -109,7 +109,7 @@ def negated(condition: Condition) -> Condition:
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
     plain = spec.direction == "forward" and config.schedule in ("fa2", "auto")
-    return plain and not (spec.varlen or in_parts(spec, config))
+    return plain and not (spec.varlen or has_parts(spec, config))
 
 
 def of_feature(field: str) -> Condition:

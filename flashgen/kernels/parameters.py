@@ -12,7 +12,7 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fa1, fused, hopper, in_parts, indexed, narrow, negated, of_feature, of_segments,
+    diagonal, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature, of_segments,
     on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled, varlen,
 )
 # isort: on
@@ -143,14 +143,14 @@ _TRUE_DIMS = (
 )
 _PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
 _IN_PARTS = (
-    constant("K_PART", "columns of a part of Q and K", both(in_parts, negated(ampere))),
-    constant("K_PARTS", "", in_parts),
-    constant("HEAD_DIM_PAD", "", negated(in_parts)),
-    constant("V_PART", "columns of a part of V and O", both(in_parts, negated(ampere))),
-    constant("O_PARTS", "", in_parts),
-    constant("HEAD_DIM_V_PAD", "", negated(in_parts)),
+    constant("K_PART", "columns of a part of Q and K", both(has_parts, negated(ampere))),
+    constant("K_PARTS", "", has_parts),
+    constant("HEAD_DIM_PAD", "", negated(has_parts)),
+    constant("V_PART", "columns of a part of V and O", both(has_parts, negated(ampere))),
+    constant("O_PARTS", "", has_parts),
+    constant("HEAD_DIM_V_PAD", "", negated(has_parts)),
 )
-_V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(in_parts)))
+_V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(has_parts)))
 _PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", plain)
 _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
 _ADDS = constant("ADDS", "a bias is added; else it is bool, and hides keys",
@@ -293,7 +293,7 @@ _DECODE = (
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
     constant("SEGMENT", "keys of an invariant split; or None"),
     constant("SPLIT_TILES", "tiles that a split has at least"),
-    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(in_parts)),
+    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(has_parts)),
     *_SWITCHES,
 )
 _COMBINE = (
