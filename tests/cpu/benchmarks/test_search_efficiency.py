@@ -456,18 +456,12 @@ class TestProgram:
         [
             (["none.json"], 2, r"none\.json: there is no such file of a landscape"),
             (["damaged.json"], 1, r"damaged\.json must be JSON, gzipped or not: .*"),
-            (["words.json", "--contender", "cmaes"], 2, r"the sampler cmaes needs .*"),
         ],
     )
     def test_bad_input_is_one_sentence_and_writes_nothing(
         self, arguments: list[str], code: int, sentence: str, tmp_path: Path
     ) -> None:
         (tmp_path / "damaged.json").write_text("{")
-        words = Landscape(
-            name="words", source="recorded", unit="ms",
-            points=({"way": "a"}, {"way": "b"}), times=(1.0, 2.0),
-        )  # fmt: skip
-        (tmp_path / "words.json").write_text(dump(words))
         before = sorted(tmp_path.iterdir())
         done = run(*arguments, "--seeds", "1", "--jobs", "1", folder=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1)
