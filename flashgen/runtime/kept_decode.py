@@ -12,10 +12,14 @@ from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime.call_cache import Key, Options, form_of
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.cache import Cache
-from flashgen.spec.features import Limits, tensors_of_heads
+from flashgen.spec.features import PER_HEAD, Limits, tensors_of_heads
 
 Decoded = tuple[Tensor, Tensor, Tensor, Tensor, *tuple[Tensor | None, ...]]
-"""q, k, v, lengths, block table and numbers of heads of a call of decode()."""
+"""q, k, v, lengths, block table and numbers of heads of a call of decode(). A drop-in may leave out
+the last of these, which it does not have.
+"""
+_OTHERS = (None,) * (1 + len(PER_HEAD))
+"""Those behind lengths, all left out."""
 
 
 def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None:
@@ -33,7 +37,7 @@ def decode_key(tensors: Decoded, options: Options, limits: Limits) -> Key | None
             type(q), type(k), type(v), type(lengths),
             causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
         )  # fmt: skip
-        return (*key, *map(form_of, others))
+        return (*key, *map(form_of, others), *_OTHERS[len(others) :])
     except (AttributeError, RuntimeError, TypeError):
         return None
 
