@@ -16,7 +16,7 @@ misses them: see `shortfalls`.
 
     auto          flashgen's own, with a landscape's seeds: what `flashgen tune` starts with
     auto, cold    the same without them
-    tpe, warm     Optuna's TPE with those seeds
+    tpe, warm     Optuna's TPE with those seeds; so gp, its Gaussian process, and cmaes
     the others    without; exhaustive goes through the space in its order
 
 --peers compares auto with strategies of Kernel Tuner (benchmarks/search_peers.py), TPE and random,
@@ -103,44 +103,6 @@ CONTENDERS = (
     Contender(name="auto, cold", sampler="auto"),
     *(Contender(name=f"{name}, warm", sampler=each, warm=True) for name, each in OPTUNAS.items()),
     *(Contender(name=name, sampler=each) for name, each in OPTUNAS.items()),
-    Contender(name="random", sampler="random"),
-    Contender(name="exhaustive", sampler="exhaustive", by_chance=False),
-)
-
-
-PEERS = (*AT, 160, 320)
-BETTER_AT = 20
-PACKAGES = ("optuna", "numpy", "scipy")
-PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
-ESTIMATED = ROOT / "benchmarks" / "landscapes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """A sampler, with the seeds of a landscape or without; None is a strategy of Kernel Tuner.
-
-    by_chance: whether its seed matters.
-    """
-
-    name: str
-    sampler: str | None
-    warm: bool = False
-    by_chance: bool = True
-
-    @property
-    def package(self) -> str:
-        """What proposes."""
-        return "kernel_tuner" if self.sampler is None else "optuna"
-
-
-CONTENDERS = (
-    Contender(name="auto", sampler="auto", warm=True),
-    Contender(name="auto, cold", sampler="auto"),
-    Contender(name="tpe, warm", sampler="tpe", warm=True),
-    Contender(name="tpe", sampler="tpe"),
-    Contender(name="gp", sampler="gp"),
-    Contender(name="cmaes", sampler="cmaes"),
-    Contender(name="genetic", sampler="genetic"),
     Contender(name="random", sampler="random"),
     Contender(name="exhaustive", sampler="exhaustive", by_chance=False),
 )

@@ -16,7 +16,7 @@ from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.search.space import Budget, Method, Point
 
 if TYPE_CHECKING:
@@ -127,8 +127,13 @@ def minimize(
         ({'x': 5}, 0)
     """
     from flashgen.search.points import space_of  # loads numpy
-    from flashgen.search.study import Trials  # loads optuna
 
+    try:
+        from flashgen.search.study import Trials
+    except ModuleNotFoundError as error:
+        from flashgen.paths import install_command
+
+        raise ToolchainError(f"a search needs {error.name}: {install_command('tune')}") from None
     legal, method = space_of(space), method or Method()
     first = list(dict.fromkeys(_number(seed, legal) for seed in seeds))
     everything = method.sampler == "exhaustive"

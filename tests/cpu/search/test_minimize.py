@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import flashgen.search
-from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.search import Budget, Evaluation, Method, Minimum, NoMinimum, ProductSpace, minimize
 from flashgen.search.minimize import NotAValue
 from flashgen.search.space import SAMPLERS, Point
@@ -439,10 +439,27 @@ def test_it_loads_nothing_of_attention(sampler: str, tmp_path: Path) -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    names = ["acquisition", "minimize", "points", "sampler", "space", "study", "surrogate"]
-    ours = ["flashgen", "flashgen.errors", "flashgen.paths", "flashgen.search"]
+    names = [
+        "acquisition",
+        "journal",
+        "minimize",
+        "points",
+        "sampler",
+        "space",
+        "study",
+        "surrogate",
+    ]
+    ours = ["flashgen", "flashgen.errors", "flashgen.files", "flashgen.paths", "flashgen.search"]
     ours += [*(f"flashgen.search.{name}" for name in names), "flashgen.settings"]
     assert done.stdout.strip() == f"{ours} ['optuna']"
+
+
+def test_without_optuna_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("flashgen.search.study", "flashgen.search.journal", "flashgen.search.sampler"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ToolchainError, match=r'a search needs optuna: .*pip install "optuna'):
+        search()
 
 
 def test_the_package_names_what_it_has_and_no_more() -> None:
