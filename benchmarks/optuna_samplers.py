@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 import optuna
-from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -61,3 +61,10 @@ class Cmaes(_Informed, CmaEsSampler):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed, warn_independent_sampling=False)
+
+
+class Genetic(_Informed, NSGAIISampler):
+    """NSGA-II with one objective, of generations of 12."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(population_size=12, seed=seed)

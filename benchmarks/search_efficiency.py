@@ -16,7 +16,7 @@ misses them: see `shortfalls`.
 
     auto          flashgen's own, with a landscape's seeds: what `flashgen tune` starts with
     auto, cold    the same without them
-    tpe, warm     Optuna's TPE with those seeds; so gp, its Gaussian process, and cmaes
+    tpe, warm     Optuna's TPE with those seeds
     the others    without; exhaustive goes through the space in its order
 
 --peers compares auto with strategies of Kernel Tuner (benchmarks/search_peers.py), TPE and random,
@@ -95,14 +95,15 @@ class Contender:
         return "kernel_tuner" if self.sampler is None else "optuna"
 
 
-OPTUNAS = {
-    name: f"benchmarks.optuna_samplers:{name.capitalize()}" for name in ("tpe", "gp", "cmaes")
-}
+OPTUNAS = "benchmarks.optuna_samplers"
 CONTENDERS = (
     Contender(name="auto", sampler="auto", warm=True),
     Contender(name="auto, cold", sampler="auto"),
-    *(Contender(name=f"{name}, warm", sampler=each, warm=True) for name, each in OPTUNAS.items()),
-    *(Contender(name=name, sampler=each) for name, each in OPTUNAS.items()),
+    Contender(name="tpe, warm", sampler=f"{OPTUNAS}:Tpe", warm=True),
+    Contender(name="tpe", sampler=f"{OPTUNAS}:Tpe"),
+    Contender(name="gp", sampler=f"{OPTUNAS}:Gp"),
+    Contender(name="cmaes", sampler=f"{OPTUNAS}:Cmaes"),
+    Contender(name="genetic", sampler=f"{OPTUNAS}:Genetic"),
     Contender(name="random", sampler="random"),
     Contender(name="exhaustive", sampler="exhaustive", by_chance=False),
 )

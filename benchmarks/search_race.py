@@ -40,9 +40,9 @@ SEEDS = 8
 LEAST_POINTS = 40
 H200 = ROOT / "benchmarks" / "results" / "nvidia_h200" / "tuning.jsonl.gz"
 CONTENDERS = tuple(
-    replace(each, warm=True)
+    replace(each, warm=True, name=each.name if each.warm else f"{each.name}, warm")
     for each in search_efficiency.CONTENDERS
-    if each.name in ("auto", "tpe, warm", "gp, warm", "cmaes, warm")
+    if each.name in ("auto", "tpe, warm", "gp", "cmaes")
 )
 
 
