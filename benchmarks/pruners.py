@@ -11,6 +11,7 @@ although their median is less than TIE slower than the best.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from collections import defaultdict
@@ -64,6 +65,7 @@ def pruned_after(pruner: BasePruner, best: Outcome, other: Outcome) -> int | Non
 
 def main() -> None:
     """Print a table."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore")
     made = {"Drop(1.5)": Drop(), "Drop(1.05)": Drop(1.05)}

@@ -325,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("seen = torch.where((lse == NONE)[..., None], 0.0, o.to(exact))", "seen = o.to(exact)"),
     ),
     *of("flashgen/runtime/cpu.py", "tests/cpu/runtime/test_dispatcher.py -k 'vmap or cpu'",
-        ("torch_modes.refuse_batched(q, k, v, features.bias, features.slopes, features.sinks)", "pass"),
+        ("torch_modes.refuse_batched(q, k, v, features.bias, *of_heads)", "pass"),
         ("plain = features is PLAIN and (causal is False or causal == \"top_left\" or seq_q == seq_k)", "plain = features is PLAIN"),
     ),
     *of("flashgen/runtime/sdpa.py", "tests/interpreted/runtime/test_sdpa.py -k 'is_torchs_function or is_refused_in'",

@@ -1,5 +1,6 @@
 """The matrix product of matmul.py in a study of Optuna: times are estimated, for an H200."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -23,6 +24,9 @@ def objective(trial: optuna.Trial) -> float:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=12, help="kernels that are compiled")
+    asked = parser.parse_args()
     study = optuna.create_study(sampler=KernelSampler(SPACE))
-    study.optimize(objective, n_trials=12)
+    study.optimize(objective, n_trials=asked.trials)
     print("The best:", study.best_params, f"{study.best_value:.1f} us, estimated")

@@ -13,7 +13,7 @@ from flashgen.evaluate.steadily import steadily
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
-from flashgen.search.study import DROP_ABOVE
+from flashgen.search.space import DROP_ABOVE
 from flashgen.spec.config import BLOCKS_PER_SM, KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status
 

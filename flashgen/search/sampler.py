@@ -62,11 +62,11 @@ class KernelSampler(BaseSampler):
     A trial that failed counts as slow, and so does one that was pruned without a value. Running
     trials are believed to come out as expected. The same seed, trial number and history give the
     same point, so a resumed study goes on as an undisturbed one; the fits are kept in the system
-    attributes of the trials.
+    attributes of the trials. Without a space, all combinations of the finite parameters that the
+    trials so far have in common are legal.
 
     Args:
-        space: the legal points: mappings of the same names, or a ProductSpace. Without it, all
-            combinations of the finite parameters that the trials so far have in common.
+        space: the legal points, mappings of the same names or a ProductSpace; or None.
         seed: fixes the random choices.
         guesses: gives a model's prediction for a point, lower is better, above 0, or None.
         likely_first: the earlier a point of the space, the likelier it is fast.

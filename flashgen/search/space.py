@@ -12,6 +12,9 @@ from flashgen.errors import InvalidArgument
 Value = bool | int | float | str
 Point = Mapping[str, Value]
 
+DROP_ABOVE = 1.5
+"""A candidate slower than the best by this factor, after a few samples, is not timed further."""
+
 SAMPLERS = ("auto", "exhaustive", "tpe", "gp", "cmaes", "qmc", "random", "brute-force")
 
 

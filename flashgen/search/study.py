@@ -30,16 +30,13 @@ from flashgen.paths import install_command
 from flashgen.search.journal import JournalFile
 from flashgen.search.points import ILLEGAL, Parameter, Space, parameters_of
 from flashgen.search.sampler import KernelSampler
-from flashgen.search.space import Method, Point, Value
+from flashgen.search.space import DROP_ABOVE, Method, Point, Value
 
 ASKS = 20
 """Proposals of a sampler for one that is legal and new; then one is drawn by chance."""
 
 DRAWN = 100
 """Random points that are drawn at a time."""
-
-DROP_ABOVE = 1.5
-"""A candidate slower than the best by this factor, after a few samples, is not timed further."""
 
 LEAST = "least_us"
 """The user attribute of a study that has a value from outside of it, which trials compete with."""

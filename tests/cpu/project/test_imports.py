@@ -40,6 +40,10 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
             "sys.modules[module_name]",
         ),
     ),
+    "search/study.py": (
+        "a sampler that the user names",
+        ("importlib.import_module(module)",),
+    ),
     "paper/finding.py": (
         "the claim that the parent of a child process names",
         ("importlib.import_module(module)",),
