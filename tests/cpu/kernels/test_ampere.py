@@ -88,13 +88,14 @@ def test_other_segments_give_other_bits(name: str) -> None:
 
 D256, D256_CAUSAL = make_spec("bfloat16", 256), make_spec("bfloat16", 256, "causal")
 WAIT = "                async_copy.wait_group(0)\n                v_ptrs +="
+COPIES = "                for n in gl.static_range(O_PARTS):\n                    v_mask"
 WRONG = {
     "scale": (D256, "p = gl.exp2(s * scale_log2e", "p = gl.exp2(s"),
-    "rescale of a part": (D256, "acc2 * rescale[:, None])", "acc2)"),
-    "part of K": (D256, "(k1, k_ptrs + 64,", "(k1, k_ptrs,"),
-    "part of V": (D256, "(v3, v_ptrs + 192,", "(v3, v_ptrs,"),
-    "part of O": (D256, "        o_ptrs + 128,", "        o_ptrs,"),
-    "sum over the parts": (D256, "k3.permute((1, 0)).load(B_LAYOUT), s)", "k3.permute((1, 0)).load(B_LAYOUT), zeros)"),
+    "rescale of a part": (D256, "acc[n] * rescale[:, None])", "acc[n] * (rescale[:, None] if n != 2 else 1.0))"),
+    "part of K": (D256, "(k[n], k_ptrs + n * 64,", "(k[n], k_ptrs,"),
+    "part of V": (D256, "(v[n], v_ptrs + n * 64,", "(v[n], v_ptrs + n % 3 * 64,"),
+    "part of O": (D256, "        o_ptrs + n * 64,", "        o_ptrs + n % 2 * 64,"),
+    "sum over the parts": (D256, "k[n].permute((1, 0)).load(B_LAYOUT), s)", "k[n].permute((1, 0)).load(B_LAYOUT), s if n != 3 else s_zeros)"),
     "step of V": (D256, "v_ptrs += BC * stride_vs", "v_ptrs += 0"),
     "step of K": (D256, "k_ptrs += BC * stride_ks", "k_ptrs += 0"),
     "ragged tile": (D256, "last_key = rows * 0 + (seq_k - 1)", "last_key = rows * 0 + seq_k"),
@@ -105,8 +106,8 @@ WRONG = {
     "GQA": (D256, "kv_head = head // group", "kv_head = head * 0"),
     "sums of lanes": (D256, "gl.sum(row_sum, 1)", "gl.max(row_sum, 1)"),
     "V is awaited": (D256, WAIT, "                v_ptrs +="),
-    "K is awaited": (D256, "                async_copy.wait_group(0)\n                copy_async(v0", "                copy_async(v0"),
-    "V takes the place of K": (D256, "(v1, v_ptrs", "(k1, v_ptrs"),
+    "K is awaited": (D256, f"                async_copy.wait_group(0)\n{COPIES}", COPIES),
+    "V takes the place of K": (D256, "(v[n], v_ptrs", "(k[n], v_ptrs"),
 }  # fmt: skip
 
 

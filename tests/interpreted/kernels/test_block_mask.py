@@ -91,7 +91,7 @@ def of(direction: Any) -> AttentionSpec:
 
 
 MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
-    "partial blocks taken for whole": (of(FORWARD), "s = tl.where(seen != 0", "s = tl.where(seen >= 0"),
+    "partial blocks taken for whole": (of(FORWARD), "s = tl.where(tl.load(tile) != 0", "s = tl.where(tl.load(tile) >= 0"),
     "partial blocks left out": (of(FORWARD), "tl.load(block_counts_ptr + lists * 2 + 1) * STEPS", "0 * STEPS"),
     "whole blocks left out": (of(DQ), "end = whole if phase == 1", "end = 0 * whole if phase == 1"),
     "blocks in a row": (of(FORWARD), "tl.load(blocks + step // STEPS)", "(step // STEPS)"),
