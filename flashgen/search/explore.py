@@ -236,7 +236,8 @@ class Explorer:
             number = self._trials.ask(again)
             if number is None:
                 break
-            closed.add(number) if number in waiting else None
+            if number in waiting:
+                closed.add(number)
             found.append(self._legal[number])
         return found
 

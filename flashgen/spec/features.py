@@ -630,9 +630,7 @@ def tensors_of_heads(given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
     """TENSORS of a call that has these alone, in the order of PER_HEAD; None for what is left out
     behind them.
     """
-    found: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
-    found.update(zip(PER_HEAD, given, strict=False))
-    return tuple(found.values())
+    return tuple(map(dict(zip(PER_HEAD, given, strict=False)).get, TENSORS))
 
 
 def numbers_of(features: Features) -> tuple[float, ...]:

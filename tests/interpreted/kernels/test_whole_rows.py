@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.problem import Problem
-from flashgen.spec.whole_rows import o_parts, why_no_rows
+from flashgen.spec.whole_rows import WIDEST, o_parts, why_no_rows
 from tests.makers import make_config, make_spec
 from tests.proving import mutant_passes
 
@@ -97,6 +98,28 @@ DECODE_ROWS = make_config(16, 64, num_warps=1, num_stages=1, whole_rows=True)
 def test_invariant_decode(head_dim: int, words: tuple[str, ...], seed: int) -> None:
     spec = make_spec("bfloat16", head_dim, "causal", direction="decode", paged=True, invariant=True)
     prove(spec.with_features(words), DECODE_ROWS, seed, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "config"),
+    [
+        (make_spec("bfloat16", WIDEST), ROWS),
+        (make_spec("bfloat16", WIDEST), make_config(128, 64, num_warps=8, num_stages=1, schedule="ampere")),
+        (make_spec("bfloat16", 256, direction="decode", paged=True, invariant=True), DECODE_ROWS),
+    ],
+    ids=["fa2", "ampere", "decode"],
+)  # fmt: skip
+def test_the_tuples_of_a_text_have_room_for_the_most_parts(
+    spec: AttentionSpec, config: KernelConfig
+) -> None:
+    """A slice of a tuple that is too short would leave the last parts out."""
+    rendered = render(spec, config)
+    numbers = dict(rendered.constants)
+    assert numbers["O_PARTS"] >= 4
+    for name in ("K_PARTS", "O_PARTS"):
+        tuples = re.findall(rf"\(([\d, ]+)\)\[:{name}\]", rendered.source)
+        assert tuples
+        assert all(len(each.split(",")) >= numbers[name] for each in tuples)
 
 
 @pytest.mark.parametrize(
