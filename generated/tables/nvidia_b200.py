@@ -12,27 +12,49 @@ ARCH = "sm_100"
 ROWS = {
     "untimed": """
 fwd_bf16_d64 1 br128_bc128_w8_s2_fa2_tma - - - -
+fwd_bf16_d64_varlen 1 br128_bc128_w8_s2_fa2_ptr -
 fwd_bf16_d64_causal 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
+fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_fa2_ptr_lpt - -
 fwd_bf16_d64_causal_sink 1 br128_bc128_w8_s2_fa2_tma_lpt - - - -
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
+fwd_bf16_d64_causal_window_sink_varlen 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w4_s3_fa2_tma_lpt -
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr - - - -
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128 1 br128_bc32_w4_s3_fa2_ptr - - - -
 fwd_bf16_d128_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
+fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d128_causal_varlen_paged 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_fa2_ptr_lpt - -
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_fa2_ptr_lpt - -
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt - -
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
+fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_fa2_ptr - - - -
+fwd_bf16_d128_causal_window_varlen_paged 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt - - - -
+fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d192 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256 1 br128_bc64_w8_s2_fa2_ptr - - - -
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt - - -
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt - - -
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
 fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt - - - -
+fwd_bf16_d256_causal_window_varlen 1 br32_bc32_w8_s2_fa2_ptr - - - -
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt - - -
+fwd_bf16_d256_causal_window_softcap_varlen 1 br32_bc32_w8_s2_fa2_ptr - - -
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt - - -
 fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
 fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 - - - -
@@ -60,20 +82,39 @@ bwd_delta_fp16_d128 1 br128_bc16_w4_s1_fa2_ptr - - - -
 bwd_delta_fp16_d192 1 br64_bc16_w4_s1_fa2_ptr - - - -
 bwd_delta_fp16_d256 1 br64_bc16_w4_s1_fa2_ptr - - - -
 bwd_dkv_bf16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr -
 bwd_dkv_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_tma - - - -
 bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr - - - -
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s2_fa2_ptr - - -
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr - -
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr - -
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr -
 bwd_dkv_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr - - - -
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr - - -
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr - -
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr - -
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr - -
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr - -
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s1_fa2_ptr - -
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr - -
 bwd_dkv_bf16_d192 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s1_fa2_ptr - - - -
+bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_window 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
 bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr - - - -
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr - -
 bwd_dkv_fp16_d64 1 br32_bc64_w4_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_tma - - - -
 bwd_dkv_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr - - - -
@@ -85,20 +126,39 @@ bwd_dkv_fp16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d256 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr -
 bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt - - -
+bwd_dq_bf16_d64_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt - -
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt - -
 bwd_dq_bf16_d64_causal_dropout 1024 br128_bc64_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d128 1 br128_bc128_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s2_fa2_ptr_lpt - - - -
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt - - -
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt - -
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt - -
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt - -
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt - -
+bwd_dq_bf16_d192v128_causal 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d192v128_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
 bwd_dq_bf16_d192 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d192_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d256 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_bf16_d256_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w8_s1_fa2_ptr - - - -
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
 bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr - - - -
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr - -
 bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr - - - -
 bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt - - - -
 bwd_dq_fp16_d96 1 br128_bc128_w8_s2_fa2_ptr - - - -
@@ -109,47 +169,26 @@ bwd_dq_fp16_d192 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_fp16_d192_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_fp16_d256 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_fp16_d256_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
-bwd_fused_bf16_d64 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr -
-bwd_fused_bf16_d96 1 br32_bc128_w8_s2_fa2_ptr - - - -
-bwd_fused_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_tma - - - -
-bwd_fused_bf16_d128 1 br32_bc128_w8_s2_fa2_ptr - - - -
-bwd_fused_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_tma - - - -
-bwd_fused_bf16_d192 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d192_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d256 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_bf16_d256_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d64 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s1_fa2_ptr - - - -
-bwd_fused_fp16_d96 1 br32_bc128_w8_s2_fa2_ptr - - - -
-bwd_fused_fp16_d96_causal 1 br32_bc128_w8_s2_fa2_tma - - - -
-bwd_fused_fp16_d128 1 br32_bc128_w8_s2_fa2_ptr - - - -
-bwd_fused_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_tma - - - -
-bwd_fused_fp16_d192 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d192_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d256 1 br16_bc32_w8_s1_fa2_ptr - - - -
-bwd_fused_fp16_d256_causal 1 br16_bc32_w8_s1_fa2_ptr - - - -
-decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr - - - -
-decode_bf16_d64_sink_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x4 - - - -
+decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 - - - -
 decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 - - - -
 decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr - - - -
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
+decode_bf16_d128 1 br16_bc64_w4_s2_fa2_ptr_x2 - - - -
+decode_bf16_d128_paged 1 br16_bc64_w4_s3_fa2_ptr_x2 - - - -
 decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
-decode_bf16_d128_window_paged 1 br16_bc64_w2_s4_fa2_ptr - - - -
+decode_bf16_d128_window_paged 1 br16_bc64_w2_s4_fa2_ptr_x4 - - - -
 decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr - -
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr - - - -
-decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr - - - -
-decode_bf16_d256 1 br16_bc64_w4_s2_fa2_ptr - - - -
-decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr - - - -
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w2_s4_fa2_ptr_x4 - -
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr - - - -
+decode_bf16_d192v128_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr - - - -
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr - - - -
+decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr - - - -
 decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr -
-decode_bf16_d256_softcap_paged 1 br16_bc64_w4_s4_fa2_ptr - - -
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr - - - -
+decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr - - -
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr - - - -
 decode_bf16_d256_window_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr - - - -
-decode_bf16_d256_window_softcap_paged 1 br16_bc64_w4_s4_fa2_ptr - - -
+decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr - - -
 decode_bf16_d512 1 br16_bc64_w2_s3_fa2_ptr_v4 - - - -
 decode_bf16_d512_paged 1 br16_bc128_w8_s4_fa2_ptr_v2 - - - -
 """,
