@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,9 +74,9 @@ class Made:
 
     def learn(self, each: Any, value: float | None) -> None:
         """Of a point that was not proposed, too."""
-        point = self.trials.space.point(self.legal.index(each))
-        self.trials.begin(point)
-        self.trials.tell(point, value)
+        number = self.legal.index(each)
+        self.trials.begin(number)
+        self.trials.tell(number, value)
 
 
 def made_for(sampler: str, seed: int = 0, legal: Sequence[Tile] = TILES) -> Made:
@@ -311,7 +310,7 @@ class TestAuto:
         for each in (misled, corrected, straight):
             for place in PLACES[::5]:
                 each.learn(place, bowl(place))
-            each.trials.begin({"x": 0, "y": 7})
+            each.trials.begin(PLACES.index((0, 7)))
         for each in (misled, corrected):
             each.trials.assume({PLACES.index((0, 7)): 1.0}, (), ())
         for each in (corrected, straight):
@@ -323,8 +322,8 @@ class TestAuto:
         for place in PLACES:
             if place != (5, 2):
                 made.learn(place, bowl(place))
-        made.trials.begin({"x": 5, "y": 2})
         number = PLACES.index((5, 2))
+        made.trials.begin(number)
         made.trials.assume({}, {number}, ())
         assert made.trials.ask({number}) == number
         made.trials.assume({}, {number}, {number})
@@ -449,7 +448,7 @@ class TestAuto:
 
         def roughly_solved(*arguments: Any) -> Any:
             solved = solve(*arguments)
-            return replace(solved, evidence=solved.evidence * (1 + chance.uniform(-2e-7, 2e-7)))
+            return solved._replace(evidence=solved.evidence * (1 + chance.uniform(-2e-7, 2e-7)))
 
         monkeypatch.setattr(Expectation, "scores", lambda *given: rough(scores(*given)))
         monkeypatch.setattr(surrogate, "_solve", roughly_solved)
