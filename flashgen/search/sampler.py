@@ -108,6 +108,7 @@ class KernelSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """As BaseSampler: a point of the product of these distributions."""
+        _check_directions(study)
         finite = {name: some for name, each in search_space.items() if (some := _values_of(each))}
         inner, key = self, repr(finite)
         if finite and not self._acquisition:
@@ -126,8 +127,7 @@ class KernelSampler(BaseSampler):
         """As BaseSampler: the value of the point that the trial gets, which is chosen at its first
         parameter; of a name that the space has not, a random one.
         """
-        if len(study.directions) > 1:
-            raise ValueError("KernelSampler minimizes or maximizes one objective: got several")
+        _check_directions(study)
         point = self._point_of(study, trial) if self._acquisition else {}
         if param_name not in point:
             seed = (self.seed + 7919 * trial.number + zlib.crc32(param_name.encode())) % 2**32
@@ -167,15 +167,15 @@ class KernelSampler(BaseSampler):
     def _seen(self, study: Study, trial: FrozenTrial) -> Seen:
         """What the other trials say. Of several trials of a point, the last value counts."""
         seen, running = Seen(closed=set(self._closed)), dict[int, None]()
-        sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+        sign, name = 1 if study.direction == StudyDirection.MINIMIZE else -1, study.study_name
         for each in study.get_trials(deepcopy=False):
-            number = self._number_of(study.study_name, each)
+            number = self._number_of(name, each)
             if number == ILLEGAL or each.number == trial.number:
                 continue
             if not each.state.is_finished():
                 running[number] = None
-            elif each.values and math.isfinite(each.values[0]):
-                seen.values[number] = sign * each.values[0]
+            elif (values := each.values) and math.isfinite(values[0]):
+                seen.values[number] = sign * values[0]
             else:
                 seen.values.setdefault(number, None)
         for number in running:
@@ -190,12 +190,12 @@ class KernelSampler(BaseSampler):
     def _number_of(self, study: str, trial: FrozenTrial) -> int:
         """The number of a trial's point; ILLEGAL if it is none, or not known yet."""
         key = study, trial.number
-        if key not in self._chosen:
+        number = self._chosen.get(key)
+        if number is None:
             number = self._space.find(params_of(trial))
-            if number == ILLEGAL and not trial.state.is_finished():
-                return ILLEGAL
-            self._chosen[key] = number
-        return self._chosen[key]
+            if number != ILLEGAL or trial.state.is_finished():
+                self._chosen[key] = number
+        return number
 
 
 def params_of(trial: FrozenTrial) -> dict[str, Any]:
@@ -203,6 +203,11 @@ def params_of(trial: FrozenTrial) -> dict[str, Any]:
     under this name, and no public call gives them.
     """
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
+def _check_directions(study: Study) -> None:
+    if len(study.directions) > 1:
+        raise ValueError("KernelSampler minimizes or maximizes one objective: got several")
 
 
 def _agree(point: Point, fixed: Mapping[str, Any]) -> bool:

@@ -135,10 +135,6 @@ class TestEverySampler:
 
 
 class TestOfOptuna:
-    def test_the_gaussian_process(self) -> None:
-        """One search: it takes its time."""
-        assert len({*searched("gp", 0, 12)}) == 12
-
     @pytest.mark.parametrize(("sampler", "ranks"), [("gp", True), (GENETIC, True), ("tpe", False)])
     def test_numbers_are_ranks_where_the_sampler_heeds_order(
         self, sampler: str, ranks: bool
