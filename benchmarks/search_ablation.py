@@ -196,7 +196,7 @@ def proposal_seconds(seeds: range) -> Logs:
             number = trials.ask()
             assert number is not None
             point = space.point(number)
-            trials.tell(point, 1.0 + sum(abs(int(value) - 3) for value in point.values()))
+            trials.tell(number, 1.0 + sum(abs(int(value) - 3) for value in point.values()))
         spent = time.process_time() - began
         runs.append([round(math.log(spent), 4)])
     return [runs]

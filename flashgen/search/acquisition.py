@@ -1,25 +1,20 @@
 """Acquisition: the point of a space that is worth evaluating next.
 
 It starts with the START best guesses or, if there are none, MIDDLE points near the middle of the
-space, where fewer configs are bad; one must have a value. From then on it takes the candidate
-with the largest expected improvement by a Gaussian process (surrogate.py). Two things alternate
-from trial to trial, because neither alternative is better everywhere:
+space; one must have a value. Then it takes the candidate with the largest expected improvement by a
+Gaussian process (surrogate.py). Two things alternate from trial to trial, because neither
+alternative is better everywhere:
 
-  - The candidates. In turn: random points of the space, with neighbours of the BEST points;
-    neighbours of elites, with random points that differ from one of them in two parameters; and
-    points of another valley. Elites are good points that differ in ELITE_GAP parameters. A
-    neighbour differs in one. A proposal for another valley keeps away from the value that the best
-    point has in one parameter, and what it must improve is the best point without that value. The
-    parameters are those by which the best seem most decided.
+  - The candidates. In turn: random points, with neighbours of the BEST points; neighbours of
+    elites, with random points that differ from one of them in two parameters; and points of another
+    valley, which keep away from the value that the best point has in one parameter. What those must
+    improve is the best point without that value.
   - The process: numbers count as ordered, or as names like all else.
 
 If the order of the space means something (likely_first), it is a prior, applied as in Hvarfner et
-al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power TRUST / n
-after n evaluations, so observations soon outweigh it. The prior of a point is 1 / (1 + TRUST *
-rank), with ranks from 0 to 1. Once the order has proved wrong, it does not count, and other
-valleys are searched, too.
-
-docs/lab-notes.md says what an ablation found of the constants.
+al., piBO (ICLR 2022): the expected improvement is multiplied by the prior 1 / (1 + TRUST * rank),
+with ranks from 0 to 1, to the power TRUST / n after n evaluations. Once the order has proved wrong,
+it does not count. docs/lab-notes.md says what an ablation found of the constants.
 """
 
 from __future__ import annotations
@@ -47,12 +42,11 @@ from flashgen.search.surrogate import (
 )
 
 START = 5
-"""Points that are known before a process is fitted, where guesses or the order of the space say
-which. A failure counts: where many fail, it is worth knowing soon which."""
+"""Points, or failures, that are known before a process is fitted, where guesses or the order of the
+space say which."""
 
 MIDDLE, PART = 8, 4
-"""How many central points a search starts with that knows nothing better, and in a small space one
-in how many of its points at most."""
+"""Central points that a search without either starts with: at most one in PART of the space."""
 
 SAMPLE = 2000
 """Random points that the starting points are chosen from."""
@@ -106,7 +100,7 @@ class Seen:
 
 
 class Acquisition:
-    """Chooses points of a space. guesses and likely_first: as KernelSampler."""
+    """Chooses points of a space. guesses and likely_first: as KernelSampler's."""
 
     def __init__(
         self,
@@ -139,7 +133,7 @@ class Acquisition:
         else:
             found = self._expected_best(seen, trial, fits)
         if found is None:  # no candidate is new
-            found = next((number for number in self._space if seen.new([number])), None)
+            return next((number for number in self._space if seen.new([number])), None)
         return found
 
     def _start(self, seen: Seen) -> int:
@@ -197,8 +191,8 @@ class Acquisition:
         candidates, rivals = self._candidates(kind, seen, random, trial // len(TURNS))
         if not candidates:
             candidates, rivals = self._candidates("pool", seen, random, 0)
-        if not candidates:
-            return None
+            if not candidates:
+                return None
         heights, best, on_logarithms = heights_of(list(seen.values.values()))
         asked = [*seen.under_way, *candidates]
         trend: Floats = np.zeros(len(heights) + len(asked))

@@ -1,28 +1,9 @@
 """The decisions of a search: the order in which configs are measured, and which one is chosen.
 
-Order on a GPU, a pure function of outcomes:
-
-  - Seeds without an estimate come first, in the order of the seeds, since only a GPU can judge
-    them.
-  - Then the promising configs, all within PROMISING of the least estimate, by estimate. Seeds and
-    the default are always promising. A promising config without an estimate keeps the place at
-    which it was proposed.
-  - The others follow by estimate.
-  - A config cannot win where the lower edge of its band, times the least measured/estimated ratio
-    so far, lies above the best measured time.
-
-Choice without a GPU: among configs within TIE of the best estimate, those that Triton's interpreter
-can run come first, because a model of Gluon is weaker proof. Then those that spill nothing, those
-that most neighbours share, those with fewer registers, and the lower estimate. The rest follow by
-estimate, and configs without an estimate come last. Of a decode, whose time is of several numbers
-of sequences, a config is within TIE if it is so for each of them; if none is, the one that is the
-least slower where it is slowest comes first.
-
 The rule of the final round: a challenger is chosen only if it beats both the incumbent and the
-default significantly; among several, the first of by_loss, which is the one with the least
-median, but of a decode one that loses to another for some number of sequences. Otherwise the
-default is chosen if it beats the incumbent significantly, else the incumbent stays. The test
-compares the passes of the round in pairs, because both candidates of a pass ran at the same clock:
+default significantly; among several, the first of by_loss. Otherwise the default is chosen if it
+beats the incumbent significantly, else the incumbent stays. The test compares the passes of the
+round in pairs, because both candidates of a pass ran at the same clock:
 
   - Wilcoxon's signed-rank test (Biometrics Bulletin 1, 1945), one-sided, on the logarithms of the
     ratios. It assumes no normal noise, and one disturbed pass counts as one.
@@ -33,29 +14,24 @@ compares the passes of the round in pairs, because both candidates of a pass ran
     (Scandinavian Journal of Statistics 6, 1979), so LEVEL bounds the chance of any mistake in a
     round.
 
-Equal passes, or too few for LEVEL, prove nothing, and the incumbent stays. Records older than
-passes are compared by percentiles: a challenger wins if its 80th lies below the other's 20th.
+Equal passes, or too few for LEVEL, prove nothing. Records older than passes are compared by
+percentiles: a challenger wins if its 80th lies below the other's 20th.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import statistics
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
-from flashgen.errors import ToolchainError
-from flashgen.paths import install_command
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.outcome import Outcome, Timing
 
 LEVEL = 0.01
-"""One final round in a hundred, at most, may replace an incumbent by what is not faster. A table is
-of hundreds of rounds, over its life, and each mistake stays until somebody tunes again: 5 % would
-be felt. Ten passes, the least of a round, can still reach it with ten challengers."""
+"""One final round in a hundred, at most, may replace an incumbent by what is not faster. Ten
+passes, the least of a round, can still reach it with ten challengers."""
 
 SMALLEST_EFFECT = 0.005
 """The share of its time by which a challenger must be faster, at least. Chosen, not measured."""
@@ -68,8 +44,7 @@ def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None
     """The winner of a final round, by the rule above. finals are in the order of by_loss() and
     include `held`.
 
-    held: the incumbent, if any, then the default, if they ran. None if nothing ran. Raises
-    ToolchainError if scipy is missing.
+    held: the incumbent, if any, then the default, if they ran. None if nothing ran.
     """
     if not held:
         return finals[0] if finals else None
@@ -85,7 +60,7 @@ def p_value(winner: Outcome, finals: Sequence[Outcome], held: Sequence[Outcome])
     A challenger's p is corrected; that of an incumbent that stays is not. None if there is nothing
     else in `held`, or no passes are known.
     """
-    others = [other for other in held if other.config != winner.config]
+    others = _others(winner, held)
     if not others or not _paired(finals):
         return None
     if winner.config == held[0].config:
@@ -100,20 +75,24 @@ def p_faster(challenger: tuple[float, ...], other: tuple[float, ...]) -> float:
     ratios = [math.log(a / b) + shift for a, b in zip(challenger, other, strict=True)]
     if not any(ratios):
         return 1.0
-    return float(_stats().wilcoxon(ratios, alternative="less").pvalue)
+    from scipy import stats  # takes a second
+
+    return float(stats.wilcoxon(ratios, alternative="less").pvalue)
 
 
 def _beating(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Collection[KernelConfig]:
-    """The challengers that beat all of `held`; against the incumbent, the default is a
-    challenger.
-    """
+    """The challengers that beat all of `held`; against the incumbent, the default is one."""
     if _paired(finals):
         return [config for config, p in _corrected(finals, held).items() if p <= LEVEL]
     return [
         challenger.config
         for challenger in _challengers(finals, held)
-        if all(_apart(challenger, other) for other in held if other.config != challenger.config)
+        if all(_apart(challenger, other) for other in _others(challenger, held))
     ]
+
+
+def _others(outcome: Outcome, held: Sequence[Outcome]) -> list[Outcome]:
+    return [other for other in held if other.config != outcome.config]
 
 
 def _challengers(finals: Sequence[Outcome], held: Sequence[Outcome]) -> list[Outcome]:
@@ -123,12 +102,8 @@ def _challengers(finals: Sequence[Outcome], held: Sequence[Outcome]) -> list[Out
 
 def _corrected(finals: Sequence[Outcome], held: Sequence[Outcome]) -> dict[KernelConfig, float]:
     """Each challenger's p against the stronger of those it must beat, by Holm's step-down."""
-    alone = {
-        challenger.config: _largest_p(
-            challenger, [o for o in held if o.config != challenger.config]
-        )
-        for challenger in _challengers(finals, held)
-    }
+    challengers = _challengers(finals, held)
+    alone = {each.config: _largest_p(each, _others(each, held)) for each in challengers}
     least, corrected = 0.0, {}
     for place, config in enumerate(sorted(alone, key=alone.__getitem__)):
         least = max(least, min(1.0, (len(alone) - place) * alone[config]))
@@ -153,21 +128,9 @@ def _apart(challenger: Outcome, other: Outcome) -> bool:
     return challenger.timing.high_us < other.timing.low_us
 
 
-def _stats() -> Any:
-    """scipy.stats, imported only when a round is decided: the import takes a second."""
-    try:
-        return importlib.import_module("scipy.stats")
-    except ImportError:
-        raise ToolchainError(
-            "a final round is decided by scipy's rank test, and scipy is missing: "
-            + install_command("tune")
-        ) from None
-
-
 PROMISING = 1.5
 """So many times the least estimate. An earlier study, with another model of one SM, saw none of 834
-landscapes lose its winner to this limit, and one to 1.3. They are not kept here, and with the
-model of estimate/sm.py nobody has looked again."""
+landscapes lose its winner to this limit, and one to 1.3; nobody has looked again."""
 
 ENOUGH_RATIOS = 8
 """Measured configs with an estimate, before the ratio of the two, or their order, says anything."""
@@ -211,22 +174,22 @@ def to_measure(
 ) -> tuple[list[Outcome], list[Outcome]]:
     """The promising and the postponed of these compiled configs, each in the order of measuring.
 
-    least_us is the least known estimate. always: configs that must be measured.
+    Those of `always` without an estimate come first, since only a GPU can judge them. Promising are
+    those within PROMISING of the least known estimate, and all of `always`. They follow by
+    estimate; one without keeps the place at which it was proposed, sound kernels before others.
     """
-
-    def slow(outcome: Outcome) -> bool:
-        far = outcome.estimate is not None and outcome.estimate.median_us > PROMISING * least_us
-        return far and outcome.config not in always
-
-    def blind_seed(outcome: Outcome) -> bool:
-        return outcome.estimate is None and outcome.config in always
-
-    rest = [outcome for outcome in compiled if not slow(outcome) and not blind_seed(outcome)]
-    ranked = iter(_ranked(outcome for outcome in rest if outcome.estimate))
-    blind = [outcome for outcome in rest if not outcome.estimate]
+    first, promising, postponed = [], [], []
+    for outcome in compiled:
+        if outcome.config in always:
+            (promising if outcome.estimate else first).append(outcome)
+        else:
+            far = outcome.estimate.median_us if outcome.estimate else 0.0
+            (postponed if far > PROMISING * least_us else promising).append(outcome)
+    ranked = iter(_ranked(outcome for outcome in promising if outcome.estimate))
+    blind = [outcome for outcome in promising if not outcome.estimate]
     sound_first = iter(sorted(blind, key=lambda outcome: outcome.shortcomings or 0))
-    promising = [next(ranked) if outcome.estimate else next(sound_first) for outcome in rest]
-    return [*filter(blind_seed, compiled), *promising], _ranked(filter(slow, compiled))
+    order = [next(ranked) if outcome.estimate else next(sound_first) for outcome in promising]
+    return first + order, _ranked(postponed)
 
 
 def _ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -251,11 +214,7 @@ def believable(measured: Sequence[tuple[float, float]]) -> bool:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation: Pearson's of the ranks, where equal values share their mean
-    rank.
-
-    None if all values of either are equal.
-    """
+    """Spearman's rank correlation; None if all values of either are equal."""
     try:
         return statistics.correlation(ranks(first), ranks(second))
     except statistics.StatisticsError:
@@ -264,17 +223,14 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 def ranks(values: Sequence[float]) -> list[float]:
     """The rank of each value, from 1; equal values share their mean rank."""
-    places: dict[float, list[int]] = defaultdict(list)
-    for place, value in enumerate(sorted(values), start=1):
-        places[value].append(place)
-    return [statistics.fmean(places[value]) for value in values]
+    order = sorted(values)
+    return [(bisect_left(order, v) + bisect_right(order, v) + 1) / 2 for v in values]
 
 
 def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
-    """The order of choice where no time is known: what Triton's interpreter runs comes first; then
-    kernels without signs of trouble; then by the cycles that a score takes at least, on the pipe
-    that bounds the kernel; by those in which its instructions issue; by the warps that an SM holds;
-    by stages. Equal ones keep their order.
+    """The order of choice where no time is known: what Triton's interpreter runs; kernels without
+    signs of trouble; by the cycles that a score takes on the pipe that bounds the kernel, and to
+    issue; by the warps that an SM holds; by stages. Equal ones keep their order.
 
     Where a tile's instructions are not known, larger tiles come first, first on their own side.
     """
@@ -295,7 +251,11 @@ def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
 
 
 def by_estimate(timed: Sequence[Outcome], neighbours: Sequence[KernelConfig] = ()) -> list[Outcome]:
-    """The order of choice without a GPU: timing is the estimate. neighbours may repeat a config."""
+    """The order of choice without a GPU, where timing is the estimate; neighbours may repeat a
+    config. Of those within TIE of the best, what Triton's interpreter runs comes first, because a
+    model of Gluon is weaker proof; then what spills nothing, what most neighbours share, and what
+    has fewer registers.
+    """
     ordered, lost = by_loss(timed), losses(timed)
     limit = max(TIE, lost[ordered[0].config]) if ordered else 0.0
     tied = [outcome for outcome in ordered if lost[outcome.config] <= limit < math.inf]

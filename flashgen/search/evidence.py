@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from flashgen.evaluate.evaluator import SLOW, Evaluator
@@ -26,12 +29,17 @@ RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 """Statuses without a usable time, although the kernel is not at fault."""
 
 
+FACTS = (
+    "registers", "spill_bytes", "shared_bytes", "tensor_columns", "residents", "shortcomings",
+    "estimate", "check",
+)  # fmt: skip
+"""What the first stage says that knows it."""
+
+
 class Evidence:
     """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
-    for progress. prunes: whether a rough time ends a config, or None for the rule; report: is told
-    each rough time, once it is logged.
-
-    stages: the stages that a candidate passes, in order. on_gpu: whether they are measured.
+    for progress. prunes: whether a rough time ends a config; report: is told each, once logged.
+    stages: those that a candidate passes, in order. on_gpu: whether they are measured.
     """
 
     def __init__(
@@ -48,13 +56,13 @@ class Evidence:
         self.planned = 0.0
         self.trials = 0
         self.best_us = math.inf
-        self.prunes: Callable[[KernelConfig, float], bool | None] = lambda *_: None
+        self.prunes: Callable[[KernelConfig, float], bool] = self.is_far
         self.report: Callable[[KernelConfig, float], None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
         self._notify = notify
         self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
-        self._digests: dict[KernelConfig, str] = {}
+        self._digest = functools.cache(partial(goal.digest_of, goal.spec))
         self._launched: dict[KernelConfig, KernelConfig] = {}
         self._done = 0.0
         self._tried: set[KernelConfig] = set()
@@ -67,28 +75,25 @@ class Evidence:
         configs = list(configs)
         if stage == "compile":
             self._fill(configs)
-        self._ask(stage, dict.fromkeys(self._asked(stage, config) for config in configs))
-        return [self._seen[stage, self._asked(stage, config)] for config in configs]
+        asked = [self._asked(stage, config) for config in configs]
+        self._ask(stage, dict.fromkeys(asked))
+        return [self._seen[stage, config] for config in asked]
 
     def launched(self, config: KernelConfig) -> KernelConfig:
         """A config as it is launched: of a decode for as many blocks as an SM holds together, once
-        its kernel is compiled and that is known.
-
-        One that says itself for how many stays as it is: the default, or what a table holds.
+        its kernel is compiled. One that says itself for how many stays as it is.
         """
         return self._launched.get(config, config)
 
     def _fill(self, configs: Sequence[KernelConfig]) -> None:
-        """Compile the kernels of a decode, and keep for how many blocks on an SM each is launched:
+        """Compile the kernels of a decode, to know for how many blocks on an SM each is launched:
         fewer leave memory idle, more wait for one another.
         """
         spec = self.goal.spec
         if spec.direction != "decode" or spec.invariant:
             return
         free = [c for c in configs if c.blocks_per_sm == c.split_keys == 1]
-        self._ask(
-            "compile", dict.fromkeys(config for config in free if config not in self._launched)
-        )
+        self._ask("compile", dict.fromkeys(c for c in free if c not in self._launched))
         for config in free:
             outcome = self._seen["compile", config]
             if outcome.ok and outcome.residents:
@@ -139,30 +144,16 @@ class Evidence:
         outcome = self.get(stage, config)
         return outcome is not None and outcome.ok
 
-    def failed(self, stage: Stage, config: KernelConfig) -> bool:
-        """Whether this stage has run and failed."""
-        outcome = self.get(stage, config)
-        return outcome is not None and not outcome.ok
-
     def full(self, config: KernelConfig) -> Outcome:
-        """The outcome that ended a config, or else its last one, with the facts of the earlier
-        ones.
-        """
+        """The outcome that ended a config, or else its last, with the facts of the earlier ones."""
         outcomes = [found for stage in ALL_STAGES if (found := self.get(stage, config))]
         failed = (o for o in outcomes if not o.ok and o.status not in RIGHT_ALL_THE_SAME)
+        facts: dict[str, Any] = {}
+        for name, outcome in product(FACTS, outcomes):
+            if facts.get(name) is None:
+                facts[name] = getattr(outcome, name)
         last = next(failed, outcomes[-1])
-        return replace(
-            last,
-            config=self.launched(config),
-            registers=_known(o.registers for o in outcomes),
-            spill_bytes=_known(o.spill_bytes for o in outcomes),
-            shared_bytes=_known(o.shared_bytes for o in outcomes),
-            tensor_columns=_known(o.tensor_columns for o in outcomes),
-            residents=_known(o.residents for o in outcomes),
-            shortcomings=_known(o.shortcomings for o in outcomes),
-            estimate=_known(o.estimate for o in outcomes),
-            check=_known(o.check for o in outcomes),
-        )
+        return replace(last, config=self.launched(config), **facts)
 
     def twin_serves(self, config: KernelConfig) -> bool:
         """Whether this config's pointer twin, if it has one, is correct and fits; it may be
@@ -178,59 +169,55 @@ class Evidence:
         """The latest outcome that excludes its config."""
         return next((o for o in reversed(self._seen.values()) if not o.ok), None)
 
-    def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
-        """Evaluate configs; each outcome is logged before the next is awaited.
+    def is_far(self, config: KernelConfig, us: float) -> bool:
+        """Whether a time is far from the best so far."""
+        return us > DROP_ABOVE * self.best_us
 
-        A final round is one measurement: it is logged whole or not at all.
+    def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
+        """Evaluate configs; each outcome is logged before the next is awaited. A final round is one
+        measurement: it is logged whole or not at all.
         """
         goal = self.goal
         ask = partial(self._evaluator.evaluate, stage, goal.spec, goal.problem)
-        outcomes = steadily(ask, configs, whole=stage == "final", mark=self._log.append)
-        if stage == "final":
-            self._keep(list(outcomes), configs)
-            return
-        for config, outcome in zip(configs, outcomes, strict=True):
-            self._keep([self._dropped(outcome) if stage == "rough" else outcome], [config])
+        answers = steadily(ask, configs, whole=stage == "final", mark=self._log.append)
+        left = deque(configs)
+        for outcomes in [list(answers)] if stage == "final" else ([each] for each in answers):
+            in_order = all(outcome.config == left.popleft() for outcome in outcomes)
+            assert in_order, "an evaluator answers in the order of the requests"
+            found = [self._pruned(outcome) for outcome in outcomes]
+            self._log.append(*found)
+            for outcome in found:
+                self._take(outcome)
+        assert not left, "an evaluator answers all requests"
 
-    def _keep(self, outcomes: Sequence[Outcome], configs: Sequence[KernelConfig]) -> None:
-        """Log outcomes together, then store them."""
-        in_order = [outcome.config for outcome in outcomes] == list(configs)
-        assert in_order, "an evaluator answers in the order of the requests"
-        self._log.append(*outcomes)
-        for outcome in outcomes:
-            self._take(outcome)
-
-    def _digest(self, config: KernelConfig) -> str:
-        """The digest of a candidate's text, rendered once."""
-        if config not in self._digests:
-            self._digests[config] = self.goal.digest_of(self.goal.spec, config)
-        return self._digests[config]
-
-    def _dropped(self, outcome: Outcome) -> Outcome:
-        """End a candidate whose rough time is far from the best so far, in a resumed run too."""
+    def _pruned(self, outcome: Outcome) -> Outcome:
+        """The outcome, which ends a candidate whose rough time is far from the best so far."""
         us, best_us = median_us(outcome.timing), self.best_us
-        pruned = self.prunes(outcome.config, us) if outcome.ok else False
-        if not (us > DROP_ABOVE * best_us if pruned is None else pruned):
+        if not (outcome.stage == "rough" and outcome.ok and self.prunes(outcome.config, us)):
             return outcome
         why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
         return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
-        """Store an outcome and report progress."""
+        """Store an outcome and report progress. Twins of candidates count as none."""
         self._seen[outcome.stage, outcome.config] = outcome
         if outcome.stage == "rough" and outcome.timing:
             self.report(outcome.config, outcome.timing.median_us)
         self.best_us = min(self.best_us, median_us(outcome.timing))
         self._done += self._share(outcome)
-        self._count(outcome)
+        if not outcome.ok and outcome.status not in RIGHT_ALL_THE_SAME:
+            self._rejected.add(outcome.config)
+        if not outcome.ok or outcome.stage == self.stages[-1]:
+            self._tried.add(outcome.config)
+        goal = self.goal
         self._notify(
             Progress(
                 done=self._done,
                 total=max(self._done, self.planned),
                 stage=outcome.stage,
                 best_us=None if self.best_us == math.inf else self.best_us,
-                default_us=self._us(self.goal.default),
-                incumbent_us=self._us(self.goal.incumbent) if self.goal.incumbent else None,
+                default_us=self.us(goal.default),
+                incumbent_us=self.us(goal.incumbent) if goal.incumbent else None,
                 tried=min(len(self._tried), self.trials),
                 trials=self.trials,
                 rejected=len(self._rejected),
@@ -239,14 +226,7 @@ class Evidence:
             )
         )
 
-    def _count(self, outcome: Outcome) -> None:
-        """Count a config that is through, or out; twins of candidates are none."""
-        if not outcome.ok and outcome.status not in RIGHT_ALL_THE_SAME:
-            self._rejected.add(outcome.config)
-        if not outcome.ok or outcome.stage == self.stages[-1]:
-            self._tried.add(outcome.config)
-
-    def _us(self, config: KernelConfig) -> float | None:
+    def us(self, config: KernelConfig) -> float | None:
         """The latest time of a config, if it has one."""
         outcomes = (self.get(stage, config) for stage in reversed(ALL_STAGES))
         return next((o.timing.median_us for o in outcomes if o and o.timing), None)
@@ -259,7 +239,3 @@ class Evidence:
             return 0.0  # compiled before it was known how it is launched
         passed = self.stages.index(outcome.stage) / len(self.stages)
         return 1 / len(self.stages) if outcome.ok else 1.0 - passed
-
-
-def _known(values: Iterable[Any]) -> Any:
-    return next((value for value in values if value is not None), None)

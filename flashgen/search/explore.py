@@ -1,23 +1,9 @@
 """Explorer: which configs are evaluated, in which order, and when that ends.
 
 A candidate passes the stages one after the other, in batches; a stage that it fails ends it. On a
-GPU with estimates, compiling runs ahead of measuring, and only what is measured is a trial:
-
-  - All of an enumerated space are compiled before the first is measured; where time is limited,
-    within half of it, and then a batch at a time. Of a larger space, the default, what other GPUs
-    chose, the seeds and what was chosen for similar specs are compiled; then the sampler proposes
-    LOOK_AHEAD configs for each that is measured by its estimate. It learns the measured times, and
-    of a config that waits the estimate, times what the estimates of its tile were off by.
-  - A batch has the best estimates of those that wait. The postponed go last, if trials are left.
-    One that cannot win any more is not measured, unless `exhaustive` was asked for by name.
-  - A part of each batch, one in DOUBT, disregards the estimates: first the seeds, then one config
-    of each tile that was never measured, then what the sampler proposes from measured times alone.
-    So an error of the estimates is found.
-  - Estimates that do not rank the measured configs (decide.believable) are ignored for as long as
-    they do not. The whole batch is chosen like that part then.
-  - Incumbent, default and seeds are measured whatever is estimated of them.
-
-Without any estimate, and with no GPU, nobody waits, and each config that is evaluated is a trial.
+GPU with estimates, compiling runs ahead of measuring, and only what is measured is a trial of the
+budget; docs/searching.md says what is compiled and measured next. Without any estimate, and with no
+GPU, nobody waits, and each config that is evaluated is a trial of the budget.
 
 The incumbent is evaluated first but costs nothing, and plays no part before its own turn comes: so
 a search that is run again, with its own winner for an incumbent, takes the same path.
@@ -29,15 +15,15 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from flashgen.search.decide import believable, can_win, to_measure
 from flashgen.search.evidence import RIGHT_ALL_THE_SAME, Evidence
-from flashgen.search.goal import RUNNERS_UP, Goal
-from flashgen.search.points import ListedSpace
+from flashgen.search.goal import RUNNERS_UP
+from flashgen.search.points import ILLEGAL, ListedSpace
 from flashgen.search.space import Budget, Method
 from flashgen.search.study import LEAST, Trials
 from flashgen.spec.config import KernelConfig
@@ -69,38 +55,28 @@ class Explorer:
         method: Method,
         storage: BaseStorage | None = None,
     ) -> None:
-        self.explored: list[KernelConfig] = []
-        self._goal: Goal = evidence.goal
+        self.explored: dict[KernelConfig, None] = {}
+        self._goal = goal = evidence.goal
         self._evidence = evidence
-        self._budget = budget
-        self._method = method
         self._to_the_last = method.sampler == "exhaustive"
-        self._legal = tuple(dict.fromkeys(self._goal.legal))
-        self._number = {config: number for number, config in enumerate(self._legal)}
-        self._trials = Trials(
-            ListedSpace([vars(config) for config in self._legal]),
-            method,
-            points=[vars(config) for config in self._goal.space],
-            storage=storage,
-            name=self._goal.title,
-            fresh=True,
-        )
+        self._configs = tuple(dict.fromkeys((*goal.legal, *goal.space)))
+        self._number = {config: number for number, config in enumerate(self._configs)}
+        space = ListedSpace([vars(config) for config in self._configs])
+        self._trials = Trials(space, method, storage=storage, name=goal.title, fresh=True)
         self._launched: dict[KernelConfig, KernelConfig] = {}
         evidence.prunes, evidence.report = self._prunes, self._report
-        self._enumerated = self._to_the_last or len(self._goal.order) <= budget.trials
-        self._met: dict[KernelConfig, None] = {}  # in the order in which they were considered
-        self._waiting: dict[KernelConfig, None] = {}
-        self._tried: dict[
-            KernelConfig, None
-        ] = {}  # in that order, including the incumbent at its own position
+        self._budget = budget.trials
+        self._enumerated = self._to_the_last or len(goal.order) <= budget.trials
+        self._most = len(goal.order) if self._enumerated else budget.trials
+        self._waiting: dict[KernelConfig, None] = {}  # compiled, in the order of their trials
+        self._tried: dict[KernelConfig, None] = {}  # measured, the incumbent at its own position
         self._measured = self._doubts = 0
-        self._most = len(self._goal.order) if self._enumerated else budget.trials
         now, seconds = time.monotonic(), math.inf if budget.seconds is None else budget.seconds
         self._half_time, self._end = now + seconds / 2, now + seconds
 
     def run(self, enough: Callable[[], bool]) -> None:
         """Evaluate until the budget is used up; if nothing can be estimated, until `enough`."""
-        goal, trials = self._goal, self._budget.trials
+        goal = self._goal
         self._plan()
         self._pass(goal.rivals, self._evidence.stages)
         if self._evidence.best_us < math.inf:
@@ -108,9 +84,9 @@ class Explorer:
         if self._enumerated:
             self._walk(goal.space)
         elif not self._blind:
-            self._walk(goal.warm[:trials])
+            self._walk(goal.warm[: self._budget])
         if self._blind:
-            self._walk(goal.order[:trials], enough)
+            self._walk(goal.order[: self._budget], enough)
         else:
             while self._measured < self._most and not self._late and self._round():
                 pass
@@ -120,11 +96,9 @@ class Explorer:
         """The number of evaluated configs; one that waits to be measured does not count. Where a
         budget limits them, these are trials, and rivals count only where they were one.
         """
-        waiting = self._waiting
-        if self._enumerated or not self._met:
-            held = self._goal.rivals
-            return sum(config not in waiting or config in held for config in self.explored)
-        return sum(config in self._met and config not in waiting for config in self.explored)
+        if self._enumerated or not len(self._trials):
+            return len(self.explored.keys() - (self._waiting.keys() - {*self._goal.rivals}))
+        return sum(c not in self._waiting and self._met(c) for c in self.explored)
 
     @property
     def cut_short(self) -> bool:
@@ -145,7 +119,13 @@ class Explorer:
     @property
     def _guided(self) -> bool:
         """Whether there is a GPU, and an estimate of any config considered so far."""
-        return self._evidence.on_gpu and any(self._estimate_us(c) for c in self._met)
+        return self._evidence.on_gpu and any(
+            self._estimate_us(self._configs[number]) for number in self._trials
+        )
+
+    def _met(self, config: KernelConfig) -> bool:
+        """Whether a config has a trial."""
+        return self._number.get(config, ILLEGAL) in self._trials
 
     @property
     def _trusted(self) -> bool:
@@ -166,7 +146,7 @@ class Explorer:
 
     def _round(self) -> bool:
         """Choose a batch and evaluate it. Returns whether there was anything to do."""
-        before = self._measured, len(self._met)
+        before = self._measured, len(self._trials)
         left = self._most - self._measured
         count = min(BATCH, left)
         chosen, doubts = list[KernelConfig](), count
@@ -176,13 +156,13 @@ class Explorer:
             by_estimate = max(0, min(count - doubts, left - untried))
             for _ in range(0 if self._enumerated else LOOK_AHEAD):
                 self._admit(self._proposed(by_estimate, estimates=True))
-            ended = before[1] == len(self._met)
+            ended = before[1] == len(self._trials)
             chosen = self._best(by_estimate) or self._best(by_estimate * ended, postponed=True)
             doubts = max(doubts, min(untried, count - by_estimate))
         if not self._to_the_last:
             chosen += self._doubted(doubts, chosen)
         self._measure(chosen)
-        return before != (self._measured, len(self._met))
+        return before != (self._measured, len(self._trials))
 
     def _doubted(self, count: int, chosen: Collection[KernelConfig]) -> list[KernelConfig]:
         """Configs to measure whatever is estimated of them: those that the search started with, one
@@ -194,7 +174,7 @@ class Explorer:
         if missing := count - len(found):
             taken = [*chosen, *found, *(self._best(len(self._waiting)) if self._trusted else ())]
             proposed = self._proposed(missing, but=taken)
-            self._admit([config for config in proposed if config not in self._met])
+            self._admit([config for config in proposed if config not in self._waiting])
             found += [config for config in proposed if config in self._waiting]
         self._doubts += len(found)
         return found
@@ -203,19 +183,17 @@ class Explorer:
         """Configs of tiles of which none was measured, one each: an estimator errs by tile, because
         the loop that it replays is a tile's. It is the one most like the best measured.
         """
-        measured = [c for c in self._tried if self._measured_us(c)]
-        best = min(measured, key=lambda c: self._measured_us(c) or math.inf, default=None)
-        if best is None or not self._guided:
+        times = {config: us for config in self._tried if (us := self._evidence.us(config))}
+        if not times or not self._guided:
             return []
+        like = vars(min(times, key=times.__getitem__)).items()
         known = {_tile(config) for config in (*self._tried, *chosen)}
-        like = asdict(best)
         found: dict[tuple[int, int], KernelConfig] = {}
-        for config in sorted(self._legal, key=lambda c: -_shared(asdict(c), like)):
-            tile = _tile(config)
-            if tile not in known and (config not in self._met or config in self._waiting):
-                found.setdefault(tile, config)
-        first = sorted(found.values(), key=lambda c: -_shared(asdict(c), like))[:count]
-        new = [config for config in first if config not in self._met]
+        for config in sorted(self._configs, key=lambda c: -len(vars(c).items() & like)):
+            if _tile(config) not in known and (not self._met(config) or config in self._waiting):
+                found.setdefault(_tile(config), config)
+        first = list(found.values())[:count]
+        new = [config for config in first if not self._met(config)]
         self._admit(new[: max(0, self._room)])
         return [config for config in first if config in self._waiting]
 
@@ -225,26 +203,27 @@ class Explorer:
         """The sampler's proposals from all results so far, and from the estimates of those that
         wait, or in disregard of them.
         """
-        waiting = {self._number[c]: c for c in self._waiting if c in self._number}
+        waiting = {self._number[config] for config in self._waiting}
         expected = self._expected_us() if estimates else {}
-        values = {number: expected[c] for number, c in waiting.items() if c in expected}
-        closed = {self._number[config] for config in but if config in self._number}
+        values = {self._number[config]: us for config, us in expected.items()}
+        closed = {self._number[config] for config in but}
         found: list[KernelConfig] = []
-        while len(found) < min(count, self._room):
-            again = set() if estimates else waiting.keys() - closed
-            self._trials.assume(values, set() if estimates else waiting.keys(), closed)
+        most = min(count, self._room)
+        while len(found) < most:
+            again = set() if estimates else waiting - closed
+            self._trials.assume(values, set() if estimates else waiting, closed)
             number = self._trials.ask(again)
             if number is None:
                 break
             if number in waiting:
                 closed.add(number)
-            found.append(self._legal[number])
+            found.append(self._configs[number])
         return found
 
     @property
     def _room(self) -> int:
         """How many configs may still be compiled."""
-        return LOOK_AHEAD * self._budget.trials - len(self._met)
+        return LOOK_AHEAD * self._budget - len(self._trials)
 
     def _ahead(self, count: int) -> int:
         """The number of configs to compile for this number to measure."""
@@ -253,9 +232,8 @@ class Explorer:
     def _admit(self, batch: Sequence[KernelConfig]) -> None:
         """Compile configs. They wait to be measured, or proceed if nothing is to wait for."""
         for config in batch:
-            self._trials.begin(vars(config))
+            self._trials.begin(self._number[config])
         compiled = self._pass(batch, self._evidence.stages[:1])
-        self._met.update(dict.fromkeys(batch))
         if self._guided:
             self._waiting.update(dict.fromkeys(compiled))
             self._plan()
@@ -272,24 +250,20 @@ class Explorer:
 
     def _best(self, count: int, *, postponed: bool = False) -> list[KernelConfig]:
         """The next configs to measure by their estimates."""
-        expected, pairs = self._expected_us(), self._pairs()
-        measured = [us for config in self._tried if (us := self._measured_us(config))]
+        expected, pairs, first = self._expected_us(), self._pairs(), self._goal.first
+        measured = [us for config in self._tried if (us := self._evidence.us(config))]
         least_us = min([*expected.values(), *measured], default=math.inf)
-        answers = self._evidence.ask("compile", self._waiting)
-        compiled = {
-            config: replace(outcome, config=config)
-            for config, outcome in zip(self._waiting, answers, strict=True)
-        }
-        first, last = to_measure(
-            [_estimated(outcome, expected.get(config)) for config, outcome in compiled.items()],
-            least_us, self._goal.first,
-        )  # fmt: skip
+        compiled = zip(self._waiting, self._evidence.ask("compile", self._waiting), strict=True)
+        bands, outcomes = {}, []
+        for config, outcome in compiled:
+            us, bands[config] = expected.get(config), outcome.estimate
+            timing = Timing(median_us=us, low_us=us, high_us=us) if us else outcome.estimate
+            outcomes.append(replace(outcome, config=config, estimate=timing))
+        promising, others = to_measure(outcomes, least_us, first)
         return [
             outcome.config
-            for outcome in (first + last if postponed else first)
-            if self._to_the_last
-            or outcome.config in self._goal.first
-            or can_win(compiled[outcome.config].estimate, pairs)
+            for outcome in (promising + others if postponed else promising)
+            if self._to_the_last or outcome.config in first or can_win(bands[outcome.config], pairs)
         ][:count]
 
     def _try(self, configs: Sequence[KernelConfig]) -> None:
@@ -309,52 +283,51 @@ class Explorer:
             if self._late:
                 configs = [config for config in configs if config in self._goal.rivals]
             if stage == self._evidence.stages[0]:
-                self.explored += [config for config in configs if config not in self.explored]
+                self.explored |= dict.fromkeys(configs)
             self._launched = {self._evidence.launched(config): config for config in configs}
             outcomes = self._evidence.ask(stage, configs)
-            found = list(zip(configs, outcomes, strict=True))
-            for config, outcome in found:
-                self._record(config, outcome)
-            configs = [config for config, outcome in found if outcome.ok]
+            for config, outcome in zip(configs, outcomes, strict=True):
+                if self._met(config):
+                    self._record(config, outcome)
+            configs = [c for c, outcome in zip(configs, outcomes, strict=True) if outcome.ok]
         return configs
 
-    def _prunes(self, config: KernelConfig, us: float) -> bool | None:
-        """Whether the study's pruner ends a config after this rough time; None if no trial."""
-        point = vars(self._launched.get(config, config))
-        return self._trials.prunes(point, us, 0) if point in self._trials else None
+    def _prunes(self, launched: KernelConfig, us: float) -> bool:
+        """Whether the study's pruner ends a config after this rough time."""
+        config = self._launched.get(launched, launched)
+        if not self._met(config):
+            return self._evidence.is_far(config, us)
+        return self._trials.prunes(self._number[config], us, 0)
 
-    def _report(self, config: KernelConfig, us: float) -> None:
-        point = vars(self._launched.get(config, config))
-        if point in self._trials:
-            self._trials.report(point, us, 0)
+    def _report(self, launched: KernelConfig, us: float) -> None:
+        config = self._launched.get(launched, launched)
+        if self._met(config):
+            self._trials.report(self._number[config], us, 0)
 
     def _record(self, config: KernelConfig, outcome: Outcome) -> None:
         """Report the outcome of a stage to the trial of a config, and end it after the last."""
-        point, us = vars(config), outcome.timing.median_us if outcome.timing else None
-        if point not in self._trials:
-            return
+        number, us = self._number[config], outcome.timing and outcome.timing.median_us
         if us:
-            self._trials.report(point, us, int(outcome.stage == "timed"))
+            self._trials.report(number, us, int(outcome.stage == "timed"))
         if outcome.ok and outcome.stage != self._evidence.stages[-1]:
             return
-        right = outcome.ok or outcome.status in RIGHT_ALL_THE_SAME
-        full = self._evidence.full(config)
         attrs = {
             "config": config.label,
             "stage": outcome.stage,
             "status": str(outcome.status),
             "detail": outcome.detail,
             "digest": outcome.digest,
-            "registers": full.registers,
+            "registers": self._evidence.full(config).registers,
             "estimate_us": self._estimate_us(config),
         }
-        self._trials.tell(point, us if outcome.ok else None, attrs, pruned=right)
+        right = outcome.ok or outcome.status in RIGHT_ALL_THE_SAME
+        self._trials.tell(number, us if outcome.ok else None, attrs, pruned=right)
 
     def close(self, winner: KernelConfig) -> None:
         """End the study: with rivals as trials, too, and those that were never measured pruned."""
         for config in self._goal.rivals:
-            if vars(config) not in self._trials:
-                self._trials.begin(vars(config))
+            if not self._met(config):
+                self._trials.begin(self._number[config])
                 for stage in self._evidence.stages:
                     if outcome := self._evidence.get(stage, config):
                         self._record(config, outcome)
@@ -367,7 +340,7 @@ class Explorer:
         """
         errors: dict[tuple[int, int], list[float]] = defaultdict(list)
         for config in self._tried:
-            estimate, actual = self._estimate_us(config), self._measured_us(config)
+            estimate, actual = self._estimate_us(config), self._evidence.us(config)
             if estimate and actual:
                 errors[_tile(config)].append(math.log(actual / estimate))
         common = statistics.median(chain.from_iterable(errors.values())) if errors else 0.0
@@ -375,42 +348,25 @@ class Explorer:
         for config in self._waiting:
             if estimate := self._estimate_us(config):
                 own = errors.get(_tile(config), [])
-                error = (sum(own) + common) / (len(own) + 1)
-                expected[config] = estimate * math.exp(error)
+                expected[config] = estimate * math.exp((sum(own) + common) / (len(own) + 1))
         return expected
 
     def _pairs(self) -> list[tuple[float, float]]:
         """Estimated and measured medians of the configs tried, in microseconds."""
-        pairs = ((self._estimate_us(c), self._measured_us(c)) for c in self._tried)
+        pairs = ((self._estimate_us(c), self._evidence.us(c)) for c in self._tried)
         return [(estimated, actual) for estimated, actual in pairs if estimated and actual]
 
     def _estimate_us(self, config: KernelConfig) -> float | None:
         outcome = self._evidence.get("compile", config)
         return outcome.estimate.median_us if outcome and outcome.ok and outcome.estimate else None
 
-    def _measured_us(self, config: KernelConfig) -> float | None:
-        outcome = self._evidence.get("timed", config) or self._evidence.get("rough", config)
-        return outcome.timing.median_us if outcome and outcome.timing else None
-
     def _plan(self) -> None:
         """Set the number of candidates for the progress; compiling is a part of one."""
-        goal = self._goal
-        planned = float(len(goal.order) if self._enumerated else self._budget.trials)
+        planned = float(self._most)
         if self._guided and not self._enumerated:
             planned += (LOOK_AHEAD - 1) * planned / len(self._evidence.stages)
-        self._evidence.planned = planned + len(goal.rivals) + 1 + RUNNERS_UP
+        self._evidence.planned = planned + len(self._goal.rivals) + 1 + RUNNERS_UP
         self._evidence.trials = self._most
-
-
-def _estimated(outcome: Outcome, us: float | None) -> Outcome:
-    """The outcome with this estimate, if there is any."""
-    timing = us and Timing(median_us=us, low_us=us, high_us=us)
-    return replace(outcome, estimate=timing) if timing else outcome
-
-
-def _shared(one: Mapping[str, object], other: Mapping[str, object]) -> int:
-    """How many parameters are equal."""
-    return sum(value == other[name] for name, value in one.items())
 
 
 def _tile(config: KernelConfig) -> tuple[int, int]:

@@ -34,10 +34,9 @@ def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
 class Goal:
     """What to search: a spec at these sizes, its legal configs, and those to try first.
 
-    neighbours are configs chosen for similar specs, repeated as often as they were chosen;
-    elsewhere are those that other GPUs chose for the same spec. derived: nothing is
-    searched, the legal configs are what tables hold; trusted: of these, what the same chip was
-    measured with.
+    neighbours: configs chosen for similar specs, repeated as often as they were chosen; elsewhere:
+    those that other GPUs chose for this spec. derived: nothing is searched, the legal configs are
+    what tables hold; trusted: of these, what the same chip was measured with.
     """
 
     spec: AttentionSpec
@@ -60,15 +59,13 @@ class Goal:
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
-        """Configs that the budget is spent on first: the seeds and the default, without
-        duplicates.
-        """
+        """What the budget is spent on first: the seeds and the default, without duplicates."""
         return tuple(dict.fromkeys((*self.seeds, self.default)))
 
     @property
     def warm(self) -> tuple[KernelConfig, ...]:
         """What a search of a large space starts with: the default, what other GPUs chose for this
-        spec, which are a few, the seeds, and what was chosen for similar specs; without duplicates.
+        spec, the seeds, and what was chosen for similar specs; without duplicates.
         """
         legal = frozenset(self.legal)
         others, alike = (
@@ -78,27 +75,27 @@ class Goal:
 
     @functools.cached_property
     def order(self) -> tuple[KernelConfig, ...]:
-        """All candidates without duplicates: the incumbent, the seeds, the default, then the space
-        in its order.
-
-        If nothing can be timed, the first correct one is taken, so the default comes last of those
-        that are tried first.
+        """All candidates: the incumbent, the seeds, the default, then the space in its order. If
+        nothing can be timed, the first correct one is taken.
         """
-        held = () if self.incumbent is None else (self.incumbent,)
-        return tuple(dict.fromkeys((*held, *self.seeds, self.default, *self.legal)))
+        return tuple(dict.fromkeys((*self.held, *self.first, *self.legal)))
 
     @functools.cached_property
     def space(self) -> tuple[KernelConfig, ...]:
-        """The same candidates in an order that does not depend on the incumbent: if it is no
-        other candidate, it comes last.
+        """The same in an order that does not depend on the incumbent: only if it is no other
+        candidate, it comes last.
         """
         return tuple(dict.fromkeys((*self.first, *self.legal, *self.order)))
 
     @property
+    def held(self) -> tuple[KernelConfig, ...]:
+        """The incumbent, if any."""
+        return () if self.incumbent is None else (self.incumbent,)
+
+    @property
     def rivals(self) -> tuple[KernelConfig, ...]:
         """What a challenger must beat: the incumbent, if any, and the default."""
-        held = () if self.incumbent is None else (self.incumbent,)
-        return tuple(dict.fromkeys((*held, self.default)))
+        return tuple(dict.fromkeys((*self.held, self.default)))
 
 
 def goal_for(
@@ -126,11 +123,10 @@ def goal_for(
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a search is, in candidates; best_us is the best time so far.
-
-    default_us and incumbent_us are the times that a winner must beat, if known. A separate check
-    and a kernel of the final round count as one. A search may end before total. tried and rejected
-    are configs, of a budget of `trials`; on_gpu: their times are measured. outcome: the last one.
+    """How far a search is, in candidates; it may end before total. A separate check and a kernel of
+    the final round count as one. best_us: the best time so far; default_us, incumbent_us: what a
+    winner must beat, if known. tried, rejected: configs, of a budget of `trials`; on_gpu: their
+    times are measured. outcome: the last one.
     """
 
     done: float
@@ -148,13 +144,13 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The result of a search. Outcomes are of the last stage, with all facts of the earlier ones.
+    """The result of a search. Outcomes are of the last stage, with all facts of the earlier ones;
+    default and incumbent may have failed.
 
-    default and incumbent may have failed. candidates does not count configs that were compiled and
-    estimated but not measured, nor rivals that cost no trial. exhaustive: every legal config was
-    evaluated. replaced: the winner is not the incumbent, or there was none. p_value: of the winner
-    against the strongest of its rivals, by the rule of decide.py; None without rivals or passes.
-    interrupted: ended early by Ctrl-C; late: by the time budget.
+    candidates: without those that were not measured, and rivals that cost no trial. exhaustive:
+    every legal config was evaluated. replaced: the winner is not the incumbent. p_value: of the
+    winner against the strongest of its rivals; None without rivals or passes. interrupted: ended
+    early by Ctrl-C; late: by the time budget.
     """
 
     winner: Outcome

@@ -50,37 +50,39 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
     if path.name.removesuffix(".gz").endswith(".json"):
         return _of_landscape(content, path)
     lines, whole = whole_lines(content)
-    found = [_parsed(line, path, n) for n, line in enumerate(lines, 1)]
     if whole < len(content):
         notice(f"{path}: the last record is torn; it is left out")
-    return found
+    return [outcome_of(line, path, number) for number, line in enumerate(lines, 1)]
 
 
-def _parsed(line: bytes, path: Path, number: int) -> Outcome:
+def outcome_of(line: bytes, path: Path, number: int) -> Outcome:
+    """The outcome of a line of a log. Raises FlashgenError."""
+    where = f"{path}, line {number}"
     try:
         return Outcome.from_json(parsed(line))
     except UnknownKey as error:
         raise FlashgenError(
-            f"{path}, line {number}: {error}: a newer version wrote this log; update flashgen"
+            f"{where}: {error}: a newer version wrote this log; update flashgen, "
+            "or name another log or folder"
         ) from None
     except ValueError as error:
         raise FlashgenError(
-            f"{path}, line {number}: this is no record of an outcome ({error}); "
-            f"name a log that flashgen tune wrote, or delete the line"
+            f"{where}: this is no record of an outcome ({error}); delete the line, "
+            "or name another log"
         ) from None
 
 
 def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
     try:
         found = value_of(dict[str, Any], parsed(content), "the file")
-        if "outcomes" not in found:
-            raise FlashgenError(
-                f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a file "
-                "of benchmarks/landscape.py"
-            )
-        return list(value_of(tuple[Outcome, ...], found.get("outcomes"), "outcomes"))
+        if "outcomes" in found:
+            return list(value_of(tuple[Outcome, ...], found["outcomes"], "outcomes"))
     except ValueError as error:
         raise FlashgenError(
             f"{path} is no file of outcomes ({error}): name one that "
             "benchmarks/landscape.py wrote, or a log of flashgen tune"
         ) from None
+    raise FlashgenError(
+        f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a file "
+        "of benchmarks/landscape.py"
+    )

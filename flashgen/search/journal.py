@@ -1,8 +1,9 @@
 """The journal of a run's studies: Optuna's JournalStorage in a file, as its dashboard reads it.
 
-One process writes it, so nothing is locked. A kill tears the last record at most, which is cut off
-when the file is opened again. Records survive a kill as they are written, and a power cut as far as
-the disk had them: outcomes are in the log, so what a journal lost is not evaluated again.
+One process writes it, so nothing is locked. A kill tears the last batch of records at most, which
+is cut off when the file is opened again. Records survive a kill as they are written, and a power
+cut as far as the disk had them: outcomes are in the log, so what a journal lost is not evaluated
+again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from optuna.storages.journal import BaseJournalBackend
 
 from flashgen.files import append_whole, disk_errors, open_own, records_of
 
+GOES_ON = " \n"
+"""Ends a line whose batch goes on. JSON allows the space, so Optuna reads such a file."""
+
 
 class JournalFile(BaseJournalBackend):
     """The records of a file, which are read once, and those that are appended since."""
@@ -28,7 +32,10 @@ class JournalFile(BaseJournalBackend):
     def __init__(self, descriptor: int, path: Path, notice: Callable[[str], None]) -> None:
         self._file = descriptor
         self._path = path
-        self._logs = [json.loads(line) for line in records_of(descriptor, path, notice)]
+        lines = list(records_of(descriptor, path, notice))
+        while lines and lines[-1].endswith(GOES_ON.encode()):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - len(lines.pop()))
+        self._logs = [json.loads(line) for line in lines]
         self._lock = threading.Lock()
         self._waiting: list[str] = []
         self._batches = 0
@@ -42,10 +49,9 @@ class JournalFile(BaseJournalBackend):
         the file is as it was then, and the next call writes what waits, too.
         """
         with self._lock:
-            self._waiting += (json.dumps(each, separators=(",", ":")) + "\n" for each in logs)
-            self._logs += json.loads(
-                json.dumps(logs)
-            )  # before: else numbers of trials would differ
+            lines = [json.dumps(each, separators=(",", ":")) for each in logs]
+            self._waiting += lines
+            self._logs += map(json.loads, lines)  # before: else numbers of trials would differ
             self._write()
 
     @contextlib.contextmanager
@@ -66,12 +72,21 @@ class JournalFile(BaseJournalBackend):
         """Write what waits, unless a batch is under way."""
         if self._waiting and not self._batches:
             with disk_errors(self._path):
-                append_whole(self._file, "".join(self._waiting).encode(), durable=False)
+                content = GOES_ON.join(self._waiting) + "\n"
+                append_whole(self._file, content.encode(), durable=False)
             self._waiting.clear()
 
 
+class Journal(JournalStorage):
+    """The storage in a JournalFile. batch: as JournalFile.batch."""
+
+    def __init__(self, file: JournalFile) -> None:
+        super().__init__(file)
+        self.batch = file.batch
+
+
 @contextlib.contextmanager
-def opened(path: Path, notice: Callable[[str], None], *, resumed: bool) -> Iterator[JournalStorage]:
+def opened(path: Path, notice: Callable[[str], None], *, resumed: bool) -> Iterator[Journal]:
     """The storage of a journal, begun anew unless the run is resumed. Raises FlashgenError if the
     disk cannot be written.
     """
@@ -83,11 +98,11 @@ def opened(path: Path, notice: Callable[[str], None], *, resumed: bool) -> Itera
         descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
     try:
         try:
-            storage = JournalStorage(JournalFile(descriptor, path, notice))
+            storage = Journal(JournalFile(descriptor, path, notice))
         except (ValueError, KeyError, TypeError) as error:
             notice(f"{path} is no journal of Optuna ({error}): it is begun anew, from the log")
             os.ftruncate(descriptor, 0)
-            storage = JournalStorage(JournalFile(descriptor, path, notice))
+            storage = Journal(JournalFile(descriptor, path, notice))
         yield storage
     finally:
         os.close(descriptor)

@@ -12,18 +12,18 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
 from flashgen.files import append_whole, disk_errors, open_own, records_of
+from flashgen.search.history import outcome_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
 from flashgen.spec.problem import Problem
-from flashgen.spec.records import UnknownKey, parsed
 
 Key = tuple[object, ...]
 Notice = Callable[[str], None]
@@ -31,26 +31,16 @@ Notice = Callable[[str], None]
 _logger = logging.getLogger(__name__)
 
 
-@dataclass
-class _Records:
-    """Outcomes of one append() and their lines."""
-
-    outcomes: tuple[Outcome, ...]
-    lines: bytes
-    written: bool = False
-    error: FlashgenError | None = None
-
-
 class Log:
     """The outcomes of one GPU, stored in `path`; a context manager, or call close().
 
-    Only outcomes of this Triton and of the current protocol of their stage are recalled. Others
-    stay in the file, and so do those in outcome.PASSING. A last record torn by a kill is dropped
-    with one notice. Several threads may use it. Raises FlashgenError if a line cannot be read or is
-    of another GPU, and if the disk cannot be written.
+    Only outcomes of this Triton and of the current protocol of their stage are recalled, and none
+    in outcome.PASSING. A last record torn by a kill is dropped with one notice. Several threads may
+    use it. Raises FlashgenError if a line cannot be read or is of another GPU, and if the disk
+    cannot be written.
 
-    clock_mhz is the GPU's clock after the first known time, if recorded. A resumed run measures at
-    this clock, because times at another one do not compare.
+    clock_mhz: the GPU's clock after the first known time, if recorded; times at another one do not
+    compare.
     """
 
     def __init__(
@@ -63,18 +53,23 @@ class Log:
     ) -> None:
         self.path = path
         self.clock_mhz: float | None = None
-        self._gpu = gpu
         self._triton = triton
         self._known: dict[Key, tuple[int, Outcome]] = {}
         self._count = 0
-        self._waiting: deque[_Records] = deque()
+        self._waiting: deque[tuple[Outcome, ...]] = deque()
         self._writing = threading.Lock()
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_own(path, os.O_RDWR | os.O_APPEND)
             try:
-                for line in records_of(self._file, path, notice):
-                    self._remember(self._parse(line, self._count + 1))
+                for number, line in enumerate(records_of(self._file, path, notice), 1):
+                    outcome = outcome_of(line, path, number)
+                    if outcome.gpu != gpu:
+                        raise FlashgenError(
+                            f"{path}, line {number}: this log must hold outcomes of {gpu} alone: "
+                            f"got {outcome.gpu}; move the file away"
+                        )
+                    self._remember(outcome)
             except BaseException:
                 self.close()
                 raise
@@ -89,13 +84,12 @@ class Log:
         *,
         source: Source,
     ) -> Outcome | None:
-        """The stored outcome of this stage for the kernel of this digest, if any.
+        """The stored outcome of this stage for the kernel of this digest, if any. source: that of
+        the evaluator.
 
         Compiles and checks hold for every problem and are returned for this one, without an
         estimate made for another. A GPU measures in the order of estimates, so a compiled kernel
-        that could have an estimate is evaluated again, which costs no compiling. Checks on a GPU
-        and in the interpreter are distinct, as are measured and estimated times: by `source`, that
-        of the evaluator.
+        that could have an estimate is evaluated again, which costs no compiling.
         """
         key = _key(stage, spec, problem, config, digest, source)
         _, known = self._known.get(key) or self._known.get(_shared(key)) or (0, None)
@@ -111,50 +105,32 @@ class Log:
         *,
         source: Source,
     ) -> list[Outcome] | None:
-        """The final round of exactly these (config, digest) pairs, in their order, or None.
-
-        Times of different rounds do not compare, so a round counts only whole: its records are
-        adjacent.
+        """The final round of exactly these (config, digest) pairs, in their order, or None. Times
+        of different rounds do not compare, so its records must be adjacent.
         """
-        records = [
-            self._known.get(_key("final", spec, problem, config, digest, source))
-            for config, digest in kernels
-        ]
-        places = [place for place, _ in filter(None, records)]
-        if not places or len(places) < len(records) or max(places) - min(places) >= len(places):
+        keys = [_key("final", spec, problem, *kernel, source) for kernel in kernels]
+        records = [self._known[key] for key in keys if key in self._known]
+        places = [place for place, _ in records]
+        if not places or len(places) < len(keys) or max(places) - min(places) >= len(places):
             return None
-        return [outcome for _, outcome in filter(None, records)]
+        return [outcome for _, outcome in records]
 
     def append(self, *outcomes: Outcome) -> None:
         """Record outcomes, all or none; they are on disk when this returns.
 
         Threads that wait for the disk have theirs written together. Raises FlashgenError if the
-        disk cannot be written, in which case nothing is.
+        disk cannot be written; the next call writes what waits, too.
         """
-        records = _Records(outcomes=outcomes, lines=b"".join(map(_line, outcomes)))
-        self._waiting.append(records)
+        self._waiting.append(outcomes)
         with self._writing:
-            if not records.written:
-                self._write()
-        if records.error is not None:
-            raise records.error
-
-    def _write(self) -> None:
-        """Write what waits."""
-        batch = []
-        while self._waiting:
-            batch.append(self._waiting.popleft())
-        try:
-            with disk_errors(self.path):
-                append_whole(self._file, b"".join(each.lines for each in batch))
-        except FlashgenError as error:
-            for each in batch:
-                each.written, each.error = True, error
-            return
-        for each in batch:
-            each.written = True
-            for outcome in each.outcomes:
-                self._remember(outcome)
+            batch = tuple(self._waiting)
+            if lines := b"".join(_line(outcome) for some in batch for outcome in some):
+                with disk_errors(self.path):
+                    append_whole(self._file, lines)
+            for some in batch:
+                self._waiting.popleft()
+                for outcome in some:
+                    self._remember(outcome)
 
     def close(self) -> None:
         """Close the file. May be called again."""
@@ -169,40 +145,13 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _parse(self, line: bytes, number: int) -> Outcome:
-        where = f"{self.path}, line {number}"
-        try:
-            outcome = Outcome.from_json(parsed(line))
-        except UnknownKey as error:
-            raise FlashgenError(
-                f"{where}: {error}: a newer version wrote this log; update flashgen, "
-                f"or name another folder with --out"
-            ) from None
-        except ValueError as error:
-            raise FlashgenError(
-                f"{where}: this is no record of an outcome ({error}); "
-                f"delete the line, or the file to begin anew"
-            ) from None
-        if outcome.gpu != self._gpu:
-            raise FlashgenError(
-                f"{where}: this log must hold outcomes of {self._gpu} alone: "
-                f"got {outcome.gpu}; move the file away"
-            )
-        return outcome
-
     def _remember(self, outcome: Outcome) -> None:
-        """Store records; later ones replace earlier ones."""
+        """Store a record; later ones replace earlier ones."""
         self._count += 1
         today = self._triton, protocol_of(outcome.stage, outcome.source)
         if (outcome.triton, outcome.protocol) == today and outcome.status not in PASSING:
-            key = _key(
-                outcome.stage,
-                outcome.spec,
-                outcome.problem,
-                outcome.config,
-                outcome.digest,
-                outcome.source,
-            )
+            o = outcome
+            key = _key(o.stage, o.spec, o.problem, o.config, o.digest, o.source)
             self._known[key] = self._known[_shared(key)] = (self._count, outcome)
             if self.clock_mhz is None and outcome.timing is not None:
                 self.clock_mhz = outcome.timing.clock_mhz
@@ -216,11 +165,9 @@ def _key(
     digest: str,
     source: Source,
 ) -> Key:
-    """The key of an outcome within one GPU, Triton and protocol."""
+    """The key of an outcome within one GPU, Triton and protocol. Compilers are all one source."""
     kind = "estimated" if source == "untimed" else source
-    if stage == "compile":
-        return stage, spec, config, digest, problem
-    return stage, spec, config, digest, kind, problem
+    return stage, spec, config, digest, None if stage == "compile" else kind, problem
 
 
 def _shared(key: Key) -> Key:
@@ -229,10 +176,8 @@ def _shared(key: Key) -> Key:
 
 
 def _lacks_estimate(outcome: Outcome, problem: Problem) -> bool:
-    """Whether a kernel compiled but was not estimated at `problem` yet.
-
-    Without a GPU, the stage timed makes the estimates. On a GPU, a kernel without any estimate
-    cannot have one.
+    """Whether a kernel compiled but was not estimated at `problem` yet. Without a GPU, the stage
+    timed makes the estimates. On a GPU, a kernel without any estimate cannot have one.
     """
     if outcome.stage != "compile" or not outcome.ok:
         return False

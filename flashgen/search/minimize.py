@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -135,17 +134,16 @@ def minimize(
 
         raise ToolchainError(f"a search needs {error.name}: {install_command('tune')}") from None
     legal, method = space_of(space), method or Method()
-    first = list(dict.fromkeys(_number(seed, legal) for seed in seeds))
+    first = [_number(seed, legal) for seed in seeds]
     everything = method.sampler == "exhaustive"
     checked = None if guesses is None else functools.partial(_guess, guesses)
     trials = Trials(legal, method, guesses=checked)
     guessed = GUESSED_FIRST if guesses and first and not everything else 0
-    order = _order(trials, first, guessed, everything=everything)
     end = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
     most = legal.size if everything else min(budget.trials, legal.size)
     done: list[Evaluation] = []
-    ended, infinite = True, False
-    for number in order:
+    infinite = False
+    for number in _order(trials, guessed, [*first, *(legal if everything else ())]):
         point = legal.point(number)
         value = evaluator(point)
         if value is not None and not isinstance(value, Real):
@@ -154,25 +152,30 @@ def minimize(
             infinite = infinite or _say_not_finite(value, point)
             value = None
         done.append(Evaluation(point=point, value=value))
-        trials.tell(point, done[-1].value)
+        trials.tell(number, value)
         notify(done[-1])
         if len(done) == most or time.monotonic() >= end:
-            ended = False
+            exhaustive = len(done) == legal.size
             break
-    return _minimum(done, exhaustive=ended or len(done) == legal.size)
+    else:
+        exhaustive = True
+    found = [(each.value, each.point) for each in done if each.value is not None]
+    if not found:
+        raise NoMinimum(
+            f"a point at least must have a value: all {len(done)} that were evaluated failed"
+        )
+    value, point = min(found, key=lambda pair: pair[0])
+    return Minimum(point=point, value=value, evaluations=tuple(done), exhaustive=exhaustive)
 
 
-def _order(
-    trials: Trials, first: Sequence[int], guessed: int, *, everything: bool
-) -> Iterator[int]:
-    """The numbers of points in the order of evaluation: some best guesses, then the first, and what
-    the sampler proposes, or everything. Each has a trial.
+def _order(trials: Trials, guessed: int, first: Sequence[int]) -> Iterator[int]:
+    """The numbers of points in the order of evaluation, each with a trial: some best guesses, the
+    first, then what the sampler proposes.
     """
-    asked = [number for _ in range(guessed) if (number := trials.ask()) is not None]
-    yield from asked
-    for number in dict.fromkeys(chain(first, trials.space if everything else ())):
-        if number not in asked:
-            trials.begin(trials.space.point(number))
+    yield from [number for _ in range(guessed) if (number := trials.ask()) is not None]
+    for number in first:
+        if number not in trials:
+            trials.begin(number)
             yield number
     while (number := trials.ask()) is not None:
         yield number
@@ -200,13 +203,3 @@ def _say_not_finite(value: float, point: Point) -> bool:
         stacklevel=3,
     )
     return True
-
-
-def _minimum(done: Sequence[Evaluation], *, exhaustive: bool) -> Minimum:
-    known = [(each.value, each.point) for each in done if each.value is not None]
-    if not known:
-        raise NoMinimum(
-            f"a point at least must have a value: all {len(done)} that were evaluated failed"
-        )
-    value, point = min(known, key=lambda pair: pair[0])
-    return Minimum(point=point, value=value, evaluations=tuple(done), exhaustive=exhaustive)

@@ -1,7 +1,5 @@
-"""A finite search space of named parameters: listed points, or a product with a predicate.
-
-Samplers know a point by its number, and its values by their codes: the code of a value is its place
-among the values of its parameter.
+"""A finite search space of named parameters: listed points, or a product with a predicate. A point
+has a number, and a value a code: its place among the values of its parameter.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ LISTED = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter that varies over a space. ordered: its values are ascending numbers; others are
-    names.
-
-    Numbers count by their rank among the values: 16, 32 and 256 are equally far apart.
+    """A parameter that varies over a space. ordered: its values are ascending numbers, which count
+    by rank: 16, 32 and 256 are equally far apart; others are names.
     """
 
     name: str
@@ -51,9 +47,8 @@ class Parameter:
 
 
 class Space(ABC):
-    """Legal points with numbers below `size`, which ascend in the order of the space.
-
-    Not every number below `size` is the number of a point.
+    """Legal points, whose numbers ascend in the order of the space. They are below `size`, but not
+    every number below it is a point's.
     """
 
     parameters: tuple[Parameter, ...]
@@ -80,8 +75,8 @@ class Space(ABC):
         """The numbers of all points, in order."""
 
     def find(self, values: Mapping[str, Value]) -> int:
-        """The number of the point that has these values, of all parameters that vary; ILLEGAL if
-        there is none. Names that are no parameter's do not count.
+        """The number of the point with these values of all parameters that vary, or ILLEGAL. Other
+        names do not count.
         """
         try:
             codes = [each.values.index(values[each.name]) for each in self.parameters]
@@ -98,19 +93,19 @@ class Space(ABC):
     def neighbours(self, number: int) -> Numbers:
         """The points that differ from this one in one parameter."""
         here = self.codes([number])[0]
-        counts = [len(each.values) for each in self.parameters]
-        changed = np.tile(here, (sum(counts), 1))
-        changed[np.arange(sum(counts)), np.repeat(np.arange(len(counts)), counts)] = [
-            code for count in counts for code in range(count)
-        ]
+        changed = np.repeat(here[None, :], sum(len(each.values) for each in self.parameters), 0)
+        row = 0
+        for column, each in enumerate(self.parameters):
+            changed[row : row + len(each.values), column] = range(len(each.values))
+            row += len(each.values)
         found = self.numbers(changed[(changed != here).any(axis=1)])
         legal: Numbers = found[found != ILLEGAL]
         return legal
 
 
 class ListedSpace(Space):
-    """A space whose points are listed, in their order. Raises InvalidArgument unless they are
-    distinct points with the same parameters.
+    """Listed points, in their order. Raises InvalidArgument unless they are distinct and have the
+    same parameters.
     """
 
     def __init__(self, points: Sequence[Point]) -> None:
@@ -239,11 +234,9 @@ class ProductSpace(Space):
 
 def space_of(space: Sequence[Point] | Space) -> Space:
     """The space of these points; a small product is listed. Raises InvalidArgument."""
-    if isinstance(space, ListedSpace):
-        return space
-    if not isinstance(space, ProductSpace):
-        return ListedSpace(space)  # type: ignore[arg-type]
-    if space.size > LISTED:
+    if not isinstance(space, Space):
+        return ListedSpace(space)
+    if not isinstance(space, ProductSpace) or space.size > LISTED:
         return space
     points = [space.point(number) for number in space]
     if not points:
@@ -260,12 +253,10 @@ def _check_names(points: Sequence[Point]) -> None:
             raise InvalidArgument(
                 f"a point must map names to values: got {point!r} for point {number}"
             )
-    names = points[0].keys()
-    for number, point in enumerate(points):
-        if point.keys() != names:
+        if point.keys() != points[0].keys():
             raise InvalidArgument(
                 f"all points of a space must have the same parameters: point 0 has "
-                f"{', '.join(names)}, and point {number} {', '.join(point)}"
+                f"{', '.join(points[0])}, and point {number} {', '.join(point)}"
             )
 
 
@@ -300,14 +291,9 @@ def parameters_of(points: Sequence[Point]) -> tuple[Parameter, ...]:
 
 
 def _parameter(name: str, values: tuple[Value, ...]) -> Parameter:
-    ordered = all(_is_number(value) for value in values)
-    return Parameter(
-        name=name, values=tuple(sorted(values, key=float)) if ordered else values, ordered=ordered
-    )
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    ordered = not any(isinstance(value, bool | str) for value in values)
+    values = tuple(sorted(values, key=float)) if ordered else values
+    return Parameter(name=name, values=values, ordered=ordered)
 
 
 def _distinct(numbers: Numbers, count: int) -> Numbers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from optuna.distributions import (
@@ -28,32 +28,8 @@ MOST_VALUES = 1000
 """A parameter with more values is none of a finite space: it is drawn at random."""
 
 FIT = "kernel_sampler:fit"
-"""The system attributes of trials that keep a fit, so that a resumed study goes on with it."""
-
-
-@dataclass(kw_only=True)
-class _Past:
-    """Values by the numbers of points, None for a failure, and fits, of the first `trials`."""
-
-    values: dict[int, float | None] = field(default_factory=dict)
-    fits: dict[bool, Fit] = field(default_factory=dict)
-    trials: int = 0
-
-    def copy(self) -> _Past:
-        return _Past(values=dict(self.values), fits=dict(self.fits))
-
-    def add(self, trial: FrozenTrial, number: int, direction: StudyDirection) -> None:
-        """Take in the fits of a trial, and the value of one that ended."""
-        for names in (False, True):
-            if fit := trial.system_attrs.get(f"{FIT}{names:d}"):
-                self.fits[names] = Fit(**fit | {"lengths": tuple(fit["lengths"])})
-        if number == ILLEGAL or not trial.state.is_finished():
-            return
-        value = trial.values[0] if trial.values else math.nan
-        if math.isfinite(value):
-            self.values[number] = value if direction == StudyDirection.MINIMIZE else -value
-        else:
-            self.values.setdefault(number, None)
+"""The user attributes of a study that keep the last fits, so that a resumed study goes on with
+them."""
 
 
 class KernelSampler(BaseSampler):
@@ -61,9 +37,9 @@ class KernelSampler(BaseSampler):
 
     A trial that failed counts as slow, and so does one that was pruned without a value. Running
     trials are believed to come out as expected. The same seed, trial number and history give the
-    same point, so a resumed study goes on as an undisturbed one; the fits are kept in the system
-    attributes of the trials. Without a space, all combinations of the finite parameters that the
-    trials so far have in common are legal.
+    same point, so a resumed study goes on as an undisturbed one; the last fits are attributes of
+    the study. Without a space, all combinations of the finite parameters that the trials so far
+    have in common are legal.
 
     Args:
         space: the legal points, mappings of the same names or a ProductSpace; or None.
@@ -100,7 +76,6 @@ class KernelSampler(BaseSampler):
             self._acquisition = Acquisition(self._space, seed, guesses, likely_first=likely_first)
             self._sample = self._acquisition.sample
         self._chosen: dict[tuple[str, int], int] = {}  # points by study and trial
-        self._past: dict[str, _Past] = {}
         self._common: dict[str, IntersectionSearchSpace] = {}
         self._of_products: dict[str, KernelSampler] = {}
         self.assume()
@@ -134,14 +109,12 @@ class KernelSampler(BaseSampler):
     ) -> dict[str, Any]:
         """As BaseSampler: a point of the product of these distributions."""
         _check_directions(study)
-        values = {name: _values_of(each) for name, each in search_space.items()}
-        finite = {name: some for name, some in values.items() if some}
-        if not finite or self._acquisition:
-            return {n: self.sample_independent(study, trial, n, d) for n, d in search_space.items()}
-        key = repr(finite)
-        if key not in self._of_products:
-            self._of_products[key] = KernelSampler(ProductSpace(finite), seed=self.seed)
-        inner = self._of_products[key]
+        finite = {name: some for name, each in search_space.items() if (some := _values_of(each))}
+        inner, key = self, repr(finite)
+        if finite and not self._acquisition:
+            if key not in self._of_products:
+                self._of_products[key] = KernelSampler(ProductSpace(finite), seed=self.seed)
+            inner = self._of_products[key]
         return {n: inner.sample_independent(study, trial, n, d) for n, d in search_space.items()}
 
     def sample_independent(
@@ -161,7 +134,7 @@ class KernelSampler(BaseSampler):
             by_chance = RandomSampler(seed)
             return by_chance.sample_independent(study, trial, param_name, param_distribution)
         value = point[param_name]
-        if not param_distribution._contains(param_distribution.to_internal_repr(value)):
+        if not _contains(param_distribution, value):
             raise ValueError(
                 f"the distribution of {param_name} must contain the space's values: got {value!r} "
                 f"and {param_distribution}"
@@ -172,38 +145,39 @@ class KernelSampler(BaseSampler):
         """The point of a trial: where none is new, one is repeated; empty if none is known."""
         key = study.study_name, trial.number
         if key not in self._chosen:
-            fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-            found = self._choose(study, trial)
-            if found is not None and not _agree(self._space.point(found), fixed):
-                found = self._fitting(fixed)
-            found = next(iter(self._sample), None) if found is None else found
-            self._chosen[key] = ILLEGAL if found is None else found
+            found, fixed = self._choose(study, trial), params_of(trial)
+            some = self._sample if found is None else [found, *self._sample]
+            fitting = (n for n in some if _agree(self._space.point(n), fixed))
+            self._chosen[key] = next(fitting, next(iter(some), ILLEGAL))
         number = self._chosen[key]
         return {} if number == ILLEGAL else self._space.point(number)
 
-    def _fitting(self, fixed: Mapping[str, Any]) -> int | None:
-        """The first point of a sample that has these values, if any."""
-        points = ((number, self._space.point(number)) for number in self._sample)
-        return next((number for number, point in points if _agree(point, fixed)), None)
+    def _choose(self, study: Study, trial: FrozenTrial) -> int | None:
+        """A new point, if there is one. A new fit is kept with the study."""
+        assert self._acquisition is not None
+        kept = study.user_attrs
+        before = {n: Fit.of(kept[name]) for n in (False, True) if (name := f"{FIT}{n:d}") in kept}
+        fits = dict(before)
+        found = self._acquisition.choose(self._seen(study, trial), trial.number, fits)
+        for names, fit in fits.items():
+            if fit is not before.get(names):
+                study.set_user_attr(f"{FIT}{names:d}", asdict(fit))
+        return found
 
-    def _seen(self, study: Study, trial: FrozenTrial) -> tuple[Seen, dict[bool, Fit]]:
-        """What the other trials say, and the last fits that they keep. Of several trials of a
-        point, the last value counts.
-        """
-        name, trials = study.study_name, study.get_trials(deepcopy=False)
-        past = self._past.setdefault(name, _Past())
-        while past.trials < len(trials) and trials[past.trials].state.is_finished():
-            ended = trials[past.trials]
-            past.add(ended, self._number_of(name, ended), study.direction)
-            past.trials += 1
-        now, running = past.copy(), dict[int, None]()
-        for each in trials[past.trials :]:
+    def _seen(self, study: Study, trial: FrozenTrial) -> Seen:
+        """What the other trials say. Of several trials of a point, the last value counts."""
+        seen, running = Seen(closed=set(self._closed)), dict[int, None]()
+        sign, name = 1 if study.direction == StudyDirection.MINIMIZE else -1, study.study_name
+        for each in study.get_trials(deepcopy=False):
             number = self._number_of(name, each)
-            now.add(each, number, study.direction)
-            if each.number != trial.number and not each.state.is_finished():
+            if number == ILLEGAL or each.number == trial.number:
+                continue
+            if not each.state.is_finished():
                 running[number] = None
-        running.pop(ILLEGAL, None)
-        seen = Seen(values=now.values, closed=set(self._closed))
+            elif (values := each.values) and math.isfinite(values[0]):
+                seen.values[number] = sign * values[0]
+            else:
+                seen.values.setdefault(number, None)
         for number in running:
             if number in self._assumed:
                 seen.values[number] = self._assumed[number]
@@ -211,40 +185,40 @@ class KernelSampler(BaseSampler):
                 seen.values.pop(number, None)  # a trial that asked for it again failed
                 if number not in self._ignored and number not in self._closed:
                     seen.under_way.append(number)
-        return seen, now.fits
+        return seen
 
     def _number_of(self, study: str, trial: FrozenTrial) -> int:
         """The number of a trial's point; ILLEGAL if it is none, or not known yet."""
         key = study, trial.number
-        if key not in self._chosen:
-            params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-            number = self._space.find(params)
-            if number == ILLEGAL and not trial.state.is_finished():
-                return ILLEGAL
-            self._chosen[key] = number
-        return self._chosen[key]
+        number = self._chosen.get(key)
+        if number is None:
+            number = self._space.find(params_of(trial))
+            if number != ILLEGAL or trial.state.is_finished():
+                self._chosen[key] = number
+        return number
 
-    def _choose(self, study: Study, trial: FrozenTrial) -> int | None:
-        """A new point, if there is one. A new fit is kept with the trial."""
-        assert self._acquisition is not None
-        seen, fits = self._seen(study, trial)
-        before = dict(fits)
-        found = self._acquisition.choose(seen, trial.number, fits)
-        for names, fit in fits.items():
-            if fit is not before.get(names):
-                study._storage.set_trial_system_attr(
-                    trial._trial_id, f"{FIT}{names:d}", asdict(fit)
-                )
-        return found
+
+def params_of(trial: FrozenTrial) -> dict[str, Any]:
+    """The parameters of a trial, with those that it was enqueued with. Optuna keeps the latter
+    under this name, and no public call gives them.
+    """
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
+def _check_directions(study: Study) -> None:
+    if len(study.directions) > 1:
+        raise ValueError("KernelSampler minimizes or maximizes one objective: got several")
 
 
 def _agree(point: Point, fixed: Mapping[str, Any]) -> bool:
     return all(point.get(name, each) == each for name, each in fixed.items())
 
 
-def _check_directions(study: Study) -> None:
-    if len(study.directions) > 1:
-        raise ValueError("KernelSampler minimizes or maximizes one objective: got several")
+def _contains(distribution: BaseDistribution, value: Any) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    return bool(distribution.low <= value <= distribution.high)
 
 
 def _values_of(distribution: BaseDistribution) -> list[Any]:
@@ -256,6 +230,4 @@ def _values_of(distribution: BaseDistribution) -> list[Any]:
     if not step or not isinstance(distribution, FloatDistribution | IntDistribution):
         return []
     count = round((distribution.high - distribution.low) / step) + 1
-    if count > MOST_VALUES:
-        return []
-    return [distribution.low + step * number for number in range(count)]
+    return [distribution.low + step * n for n in range(count)] if count <= MOST_VALUES else []

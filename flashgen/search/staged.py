@@ -1,20 +1,9 @@
 """search(): evaluate configs of one spec in stages, then choose.
 
 On a GPU a candidate is compiled, checked, timed roughly and timed well. In the final round the best
-few, the incumbent and the default are timed in alternation, and decide.py chooses. Estimates only
-order the measurements (explore.py).
-
-Without a GPU all candidates are compiled and estimated, then checked until a winner, two runners-up
-and the default are correct. decide.by_estimate chooses among the correct ones: those close to the
-best are ties, which the more robust one wins. If nothing can be estimated, the order is that of the
-seeds, then of the space.
-
-Where configs of tables are tried and nothing is searched, the least estimate is chosen, so no entry
-is estimated slower than the default or than what another table would lend. Only what is chosen is
-checked.
-
-For tensors without descriptors the pointer twin of a winner is served instead. So it is compiled
-and checked too, and a candidate whose twin is wrong or does not fit is skipped.
+few, the incumbent and the default are timed in alternation. Without a GPU candidates are compiled
+and estimated, then checked until a winner, two runners-up and the default are correct. For tensors
+without descriptors the pointer twin of a winner is served instead, so it must be correct too.
 
 Outcomes are looked up in the log before they are evaluated, and all decisions depend only on
 outcomes and seed: a killed search repeats nothing and ends the same.
@@ -107,15 +96,11 @@ def search(
 
     def enough() -> bool:
         """Where no time is known: whether the seeds are compared, and some kernels are right."""
-        compared = not goal.derived and set(goal.first) <= set(explorer.explored)
+        compared = not goal.derived and set(goal.first) <= explorer.explored.keys()
         return compared and len(_right_in_order(explorer, evidence)) > RUNNERS_UP
 
-    try:
-        explorer.run(enough=enough)
-    except KeyboardInterrupt:
-        challengers = (o for o in evidence.of("timed") if o.config not in goal.rivals)
-        if not any(outcome.ok for outcome in challengers):
-            raise
+    def interrupt() -> None:
+        nonlocal interrupted
         interrupted = True
         on_interrupt()
 
@@ -124,12 +109,17 @@ def search(
         return list(dropwhile(lambda o: not evidence.twin_serves(o.config), ranked))
 
     try:
+        explorer.run(enough=enough)
+    except KeyboardInterrupt:
+        if not any(o.ok and o.config not in goal.rivals for o in evidence.of("timed")):
+            raise
+        interrupt()
+    try:
         best = serving()
     except KeyboardInterrupt:
         if interrupted:
             raise
-        interrupted = True
-        on_interrupt()
+        interrupt()
         best = serving()
     found = _found(best, explorer, evidence)
     if not interrupted:
@@ -139,7 +129,8 @@ def search(
 
 def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     """Without a GPU, of configs that tables hold: by estimate, or else by facts, from the first
-    that is right. What the same chip was measured with comes before all estimates.
+    that is right, so no entry is estimated slower than the default or than what another table would
+    lend. What the same chip was measured with comes before all estimates.
     """
 
     def wrong(config: KernelConfig) -> bool:
@@ -171,7 +162,11 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     usable = list(dict.fromkeys(found))
     usable.sort(key=place.__getitem__)
     while True:
-        full = [evidence.full(config) for config in usable if not evidence.failed("check", config)]
+        full = [
+            evidence.full(config)
+            for config in usable
+            if evidence.passed("check", config) or not evidence.get("check", config)
+        ]
         blind = full and not any(outcome.timing for outcome in full)
         order_of = by_facts(full) if blind else by_estimate(full, goal.neighbours)
         ranked = [outcome.config for outcome in order_of]

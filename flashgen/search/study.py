@@ -8,13 +8,13 @@ has not asked for, these are the answers, so the same decisions lead to the same
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import optuna
@@ -22,13 +22,13 @@ from numpy.random import RandomState
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.paths import install_command
-from flashgen.search.journal import JournalFile
-from flashgen.search.points import ILLEGAL, Parameter, Space, parameters_of
+from flashgen.search.journal import Journal
+from flashgen.search.points import ILLEGAL, Space
 from flashgen.search.sampler import KernelSampler
 from flashgen.search.space import DROP_ABOVE, Method, Point, Value
 
@@ -106,13 +106,12 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
 
 
 class Trials:
-    """The trials of one study, by their points. Raises InvalidArgument if the sampler does not
-    apply, ToolchainError if a package is missing.
+    """The trials of one study, by the numbers of their points. Raises InvalidArgument if the
+    sampler does not apply, ToolchainError if a package is missing.
 
     Args:
         space: the points that may be proposed.
         method: the sampler and its seed.
-        points: further points that may be begun.
         guesses: as KernelSampler's.
         storage: where the study is kept; otherwise in memory.
         name: of the study, which goes on if the storage has it.
@@ -125,7 +124,6 @@ class Trials:
         space: Space,
         method: Method,
         *,
-        points: Sequence[Point] = (),
         guesses: Callable[[Point], float | None] | None = None,
         storage: BaseStorage | None = None,
         name: str | None = None,
@@ -134,79 +132,88 @@ class Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space = space
         self._method = method
-        self._own: KernelSampler | None = None
-        if method.sampler in ("auto", "exhaustive"):
-            self._own = KernelSampler(
-                space, seed=method.seed, guesses=guesses, likely_first=method.likely_first
-            )
-        self._fresh = fresh and self._own is None
-        union = parameters_of(points) if points else space.parameters
-        self._ranks = method.sampler not in OF_NAMES
-        self._parameters = {each.name: each for each in union}
-        self._distributions = {each.name: self._distribution(each) for each in union}
+        own = method.sampler in ("auto", "exhaustive")
+        self._fresh = fresh and not own
+        sampler = self._sampler(0) if not own else KernelSampler(
+            space, seed=method.seed, guesses=guesses, likely_first=method.likely_first
+        )  # fmt: skip
+        self._ranked: dict[str, tuple[Value, ...]] = {
+            each.name: each.values
+            for each in space.parameters
+            if each.ordered and method.sampler not in OF_NAMES
+        }
+        self._distributions: dict[str, BaseDistribution] = {
+            each.name: IntDistribution(0, len(each.values) - 1)
+            if each.name in self._ranked
+            else CategoricalDistribution(each.values)
+            for each in space.parameters
+        }
+        self._storage = storage or InMemoryStorage()
         open_study = functools.partial(
-            optuna.create_study, sampler=self._own or self._sampler(0), pruner=Drop(),
-            storage=storage, study_name=name, load_if_exists=True,
+            optuna.create_study, sampler=sampler, pruner=Drop(), storage=self._storage,
+            study_name=name, load_if_exists=True,
         )  # fmt: skip
         self.study = open_study()
-        self._kept = deque(self.study.get_trials(deepcopy=False))
-        spaces = (each.distributions for each in self._kept if each.distributions)
-        if any(each[n] != self._distributions.get(n) for each in spaces for n in each):
-            optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
-            self.study, self._kept = open_study(), deque()
-        self._trials: dict[tuple[Value, ...], Trial] = {}
-        self._taken: set[int] = set()
+        self._left = deque(self.study.get_trials(deepcopy=False))
+        if any(not self._distributions.items() >= t.distributions.items() for t in self._left):
+            optuna.delete_study(study_name=self.study.study_name, storage=self._storage)
+            self.study, self._left = open_study(), deque()
+        self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
+        self._ids: dict[int, int] = {}  # of trials, by the numbers of their points
         self._by_chance = self._drawn(RandomState(method.seed))
 
-    def __contains__(self, point: Point) -> bool:
-        return self._key(point) in self._trials
+    def __contains__(self, number: int) -> bool:
+        return number in self._ids
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def ask(self, again: Collection[int] = ()) -> int | None:
         """The number of a point that the sampler proposes, which has a trial from now on; None if
         all have one. again: points under way that may come again.
         """
         for _ in range(ASKS):
-            if len(self._taken) >= self.space.size and not again:
+            if len(self) >= self.space.size and not again:
                 return None
-            with self._batch():
-                trial = self._next()
-            found = self._settled(trial, again)
-            if found is not None:
-                return found
-        for number in self._by_chance:
-            self.begin(self.space.point(number))
-            return number
-        return None
+            trial_id = self._next()
+            number = self._number_of(self._storage.get_trial(trial_id))
+            if number != ILLEGAL and number not in self:
+                self._ids[number] = trial_id
+                return number
+            status = "illegal" if number == ILLEGAL else "repeated"
+            self._tell(trial_id, None, {"status": status}, TrialState.PRUNED)
+            if number in again:
+                return number
+        found = next(self._by_chance, None)
+        if found is not None:
+            self.begin(found)
+        return found
 
-    def begin(self, point: Point) -> None:
+    def begin(self, number: int) -> None:
         """Ask for the trial of a point, whatever the sampler would propose."""
-        if point in self:
-            return
-        params = self._shown(point)
-        if self._kept and _params(self._kept[0]) != params:
-            self._forget()
-        with self._batch():
-            if not self._kept:
-                self.study.enqueue_trial(params)
-            trial = self._next()
-        self._add(point, trial)
+        if number not in self:
+            values = {name: self.space.point(number)[name] for name in self._distributions}
+            ranks = {name: some.index(values[name]) for name, some in self._ranked.items()}
+            self._ids[number] = self._next(values | ranks)
 
-    def prunes(self, point: Point, value: float, step: int) -> bool:
-        """Whether the pruner would end a trial that reports this value."""
-        trial = copy.copy(self._frozen(self._trials[self._key(point)]))
+    def prunes(self, number: int, value: float, step: int) -> bool:
+        """Whether the pruner would end the trial of a point that reports this value."""
+        trial = copy.copy(self._storage.get_trial(self._ids[number]))
         trial.intermediate_values = {**trial.intermediate_values, step: value}
         return self.study.pruner.prune(self.study, trial)
 
-    def report(self, point: Point, value: float, step: int) -> None:
+    def report(self, number: int, value: float, step: int) -> None:
         """Report an intermediate value to a trial, unless it has that or has ended."""
-        trial = self._trials[self._key(point)]
-        frozen = self._frozen(trial)
-        if step not in frozen.intermediate_values and not frozen.state.is_finished():
-            trial.report(value, step)
+        trial = self._storage.get_trial(self._ids[number])
+        if step not in trial.intermediate_values and not trial.state.is_finished():
+            self._storage.set_trial_intermediate_value(self._ids[number], step, value)
 
     def tell(
         self,
-        point: Point,
+        number: int,
         value: float | None,
         attrs: Mapping[str, Any] | None = None,
         *,
@@ -217,83 +224,70 @@ class Trials:
         """
         state = TrialState.PRUNED if pruned else TrialState.FAIL
         state = state if value is None else TrialState.COMPLETE
-        self._tell(self._trials[self._key(point)], value, attrs or {}, state)
+        self._tell(self._ids[number], value, attrs or {}, state)
 
     def assume(
         self, values: Mapping[int, float], ignored: Collection[int], closed: Collection[int]
     ) -> None:
         """As KernelSampler.assume; other samplers make their own of running trials."""
-        if self._own is not None:
-            self._own.assume(values, ignored, closed)
+        if isinstance(self.study.sampler, KernelSampler):
+            self.study.sampler.assume(values, ignored, closed)
 
     def close(self, status: str) -> None:
         """Prune what has not ended, for this reason."""
-        for trial in self._trials.values():
-            self._tell(trial, None, {"status": status}, TrialState.PRUNED)
+        for trial_id in self._ids.values():
+            self._tell(trial_id, None, {"status": status}, TrialState.PRUNED)
 
-    def _batch(self) -> contextlib.AbstractContextManager[None]:
-        backend = getattr(self.study._storage, "_backend", None)
-        return backend.batch() if isinstance(backend, JournalFile) else contextlib.nullcontext()
-
-    def _next(self) -> Trial:
-        """The next trial: one that the study has, or one that is asked for now."""
-        kept = self._kept.popleft() if self._kept else None
+    def _next(self, params: Mapping[str, Any] | None = None) -> int:
+        """The id of the next trial, of these parameters or as the sampler proposes: one that a run
+        before left, or one that is asked for now.
+        """
+        if self._left:
+            left = self._left[0].params
+            if len(left) < len(self._distributions) or params not in (None, left):
+                self._forget()
+        if self._left:
+            return self._id_of(self._left.popleft().number)
         if self._fresh:
-            number = kept.number if kept else len(self.study.get_trials(deepcopy=False))
-            self.study.sampler = self._sampler(number)
-        if kept is None or kept.state == TrialState.WAITING:
-            return self.study.ask(self._distributions)
-        self.study._thread_local.cached_all_trials = None  # as Study.ask
-        trial = Trial(self.study, kept._trial_id)
-        for name, each in self._distributions.items():
-            trial._suggest(name, each)  # what a kill left out
-        return trial
+            self.study.sampler = self._sampler(self._storage.get_n_trials(self._study_id))
+        whole = self._storage.batch if isinstance(self._storage, Journal) else nullcontext
+        with whole():
+            if params is not None:
+                self.study.enqueue_trial(dict(params))
+            return self._id_of(self.study.ask(self._distributions).number)
 
-    def _settled(self, trial: Trial, again: Collection[int]) -> int | None:
-        """The number of a proposal that is legal and new, or may come again; others end."""
-        point = self._point(trial.params)
-        number = self.space.find(point) if set(point) == set(self._parameters) else ILLEGAL
-        if number != ILLEGAL and any(self.space.point(number)[n] != v for n, v in point.items()):
-            number = ILLEGAL
-        if number == ILLEGAL or number in self._taken:
-            status = "illegal" if number == ILLEGAL else "repeated"
-            self._tell(trial, None, {"status": status}, TrialState.PRUNED)
-            return number if number in again else None
-        self._add(self.space.point(number), trial)
-        return number
+    def _id_of(self, trial_number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial_number)
 
-    def _add(self, point: Point, trial: Trial) -> None:
-        self._trials[self._key(point)] = trial
-        number = self.space.number(point)
-        if number != ILLEGAL:
-            self._taken.add(number)
+    def _number_of(self, trial: FrozenTrial) -> int:
+        """The number of the point of a trial, or ILLEGAL."""
+        values = {name: some[trial.params[name]] for name, some in self._ranked.items()}
+        return self.space.find(trial.params | values)
 
     def _tell(
-        self, trial: Trial, value: float | None, attrs: Mapping[str, Any], state: TrialState
+        self, trial_id: int, value: float | None, attrs: Mapping[str, Any], state: TrialState
     ) -> None:
-        if self._frozen(trial).state.is_finished():
+        trial = self._storage.get_trial(trial_id)
+        if trial.state.is_finished():
             return
         for name, each in attrs.items():
             if each is not None:
-                trial.set_user_attr(name, each)
-        with contextlib.suppress(RuntimeError):  # brute-force stops a study
-            self.study.tell(trial, value, state)
+                self._storage.set_trial_user_attr(trial_id, name, each)
+        with suppress(RuntimeError):  # brute-force stops a study
+            self.study.tell(trial.number, value, state)
 
     def _forget(self) -> None:
         """End what a run before left under way, which took another path."""
-        for each in self._kept:
+        for each in self._left:
             if not each.state.is_finished():
-                self.study._storage.set_trial_state_values(each._trial_id, TrialState.FAIL)
-        self._kept.clear()
-
-    def _frozen(self, trial: Trial) -> FrozenTrial:
-        return self.study._storage.get_trial(trial._trial_id)
+                self._storage.set_trial_state_values(self._id_of(each.number), TrialState.FAIL)
+        self._left.clear()
 
     def _drawn(self, random: RandomState) -> Iterator[int]:
         """New points by chance; if none is found, in their order."""
 
         def new(number: int) -> bool:
-            return number not in self._taken
+            return number not in self
 
         while found := list(filter(new, self.space.draw(random, DRAWN).tolist())):
             yield from filter(new, found)
@@ -301,34 +295,3 @@ class Trials:
 
     def _sampler(self, number: int) -> BaseSampler:
         return sampler_for(self._method.sampler, (self._method.seed + number) % 2**32)
-
-    def _key(self, point: Point) -> tuple[Value, ...]:
-        return tuple(point[name] for name in self._parameters)
-
-    def _distribution(self, parameter: Parameter) -> BaseDistribution:
-        if self._is_rank(parameter):
-            return IntDistribution(0, len(parameter.values) - 1)
-        return CategoricalDistribution(parameter.values)
-
-    def _is_rank(self, parameter: Parameter) -> bool:
-        return self._ranks and parameter.ordered
-
-    def _shown(self, point: Point) -> dict[str, Any]:
-        """The parameters of a point as the sampler gets them."""
-        return {
-            name: each.values.index(point[name]) if self._is_rank(each) else point[name]
-            for name, each in self._parameters.items()
-        }
-
-    def _point(self, params: Mapping[str, Any]) -> dict[str, Value]:
-        """The point of a trial's parameters."""
-        return {
-            name: each.values[params[name]] if self._is_rank(each) else params[name]
-            for name, each in self._parameters.items()
-            if name in params
-        }
-
-
-def _params(trial: FrozenTrial) -> dict[str, Any]:
-    """The parameters of a trial, or those that it is enqueued with."""
-    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}

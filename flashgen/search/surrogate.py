@@ -2,23 +2,20 @@
 
 The process has a Matern 5/2 covariance with one length per parameter (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, 2006, equations 4.17 and 5.1): ordered values are as far
-apart as their ranks, names are equal or not. It is rated at any points, by the expected improvement
-over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization, 1998).
+apart as their ranks, names are equal or not. Points are rated by the expected improvement over the
+best so far (Jones, Schonlau and Welch, Efficient Global Optimization, 1998). The fit is chosen from
+short lists by the marginal likelihood.
 
-The fit is chosen from short lists by the marginal likelihood. The last bits of a sum differ between
-machines, so choose_first() treats values that differ only by such bits as equal.
-
-A process fitted to times from 1 to 30 resolves little between 1.0 and 1.1. So it works on heights:
-logarithms, clipped at a cap. A failure has the height of the cap: worth avoiding, but no worse than
-slow.
+It works on heights: logarithms, clipped at a cap, because a process fitted to times from 1 to 30
+resolves little between 1.0 and 1.1. A failure has the height of the cap: no worse than slow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +43,8 @@ MOST_KNOWN = 120
 """Evaluated points that a process is fitted to; more would only take longer."""
 
 TIE = float(np.finfo(np.float64).eps) ** (1 / 3)
-"""Guards against rounding, which differs between machines: a third of the digits of a float are not
-relied on. Scores, or evidences, are equal within this share of the largest, and within this
-difference. Heights vary by as much, and a failure lies as far above the only value: else rounding
-would be all that tells points apart.
-"""
+"""Guards against rounding, which differs between machines: scores, or evidences, are equal within
+this share of the largest, and within this difference. Heights vary by as much at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +58,11 @@ class Fit:
     slope: float
     points: int = 0
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Fit:
+        """The fit of asdict(), as JSON gives it back."""
+        return cls(**{**record, "lengths": tuple(record["lengths"])})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
@@ -76,8 +75,7 @@ class Known:
     trend: Floats
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Solved:
+class _Solved(NamedTuple):
     """A fit applied to n points: the factor L (n x n) of their covariance, L^-1 (heights - mean)
     (n), mean and variance of the process, and the logarithm of the evidence.
     """
@@ -113,10 +111,9 @@ class Process:
     def expect(
         self, known: Known, fit: Fit, codes: Codes, trend: Floats, under_way: int
     ) -> Expectation:
-        """The expectation of m points of these codes (m x parameters) and trend (m).
-
-        The first under_way of them are being evaluated: they are believed to come out as expected
-        (kriging believer), which leaves all means as they are and lessens the deviations.
+        """The expectation of m points of these codes (m x parameters) and trend (m). The first
+        under_way of them are believed to come out as expected (kriging believer), which leaves the
+        means as they are and lessens the deviations.
         """
         heights = known.heights - fit.slope * known.trend
         seen, others = self._features(known.codes, fit), self._features(codes, fit)
@@ -246,9 +243,7 @@ def _solve(covariance: Floats, heights: Floats, fit: Fit) -> _Solved:
     evidence = -float(np.log(np.diag(factor)).sum()) - freedom / 2 * math.log(total / freedom)
     evidence += sum(_log_prior(length, LENGTH_PRIOR) for length in fit.lengths)
     evidence += _log_prior(fit.noise, NOISE_PRIOR)
-    return _Solved(
-        factor=factor, weights=weights, mean=mean, variance=total / freedom, evidence=evidence
-    )
+    return _Solved(factor, weights, mean, total / freedom, evidence)
 
 
 def choose_first(values: Sequence[float] | Floats) -> int:
@@ -258,9 +253,8 @@ def choose_first(values: Sequence[float] | Floats) -> int:
 
 
 def heights_of(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
-    """Heights of these values, the least of them, and whether they are logarithms.
-
-    Values that are not all above 0 have no logarithms and are divided by the largest instead.
+    """Heights of these values, the least of them, and whether they are logarithms; values that are
+    not all above 0 are divided by the largest instead.
     """
     known = np.array([value for value in values if value is not None], dtype=np.float64)
     on_logarithms = bool((known > 0).all())
@@ -281,10 +275,8 @@ def _log_prior(value: float, prior: tuple[float, float]) -> float:
 
 
 def _log_improvement(better: Floats) -> Floats:
-    """log(phi(z) + z Phi(z)): by how much a normal variable is expected to exceed -z.
-
-    Below -1 as log(phi(z)) + log(1 + z Phi(z) / phi(z)), of which 1 / z**2 is left by 1 - 1. So all
-    are equally hopeless from -1 / TIE on, where rounding would be more than TIE of that.
+    """log(phi(z) + z Phi(z)): by how much a normal variable is expected to exceed -z. From -1 / TIE
+    on all are equally hopeless, because rounding would be more than TIE of what is left.
     """
     near, far = np.maximum(better, -1.0), np.clip(better, -1.0 / TIE, -1.0)
     density = np.exp(-np.square(near) / 2) / math.sqrt(2 * math.pi)

@@ -72,12 +72,12 @@ class TestEverySampler:
         assert found.value == min(known) == cost(found.point)
         assert found.exhaustive is (sampler == "exhaustive")
 
-    @pytest.mark.parametrize("sampler", [each for each in SAMPLERS if each != "exhaustive"])
+    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
     def test_the_seed_decides_the_path(self, sampler: str) -> None:
         assert points(search(sampler, seed=1)) == points(search(sampler, seed=1))
         assert points(search(sampler, seed=1)) != points(search(sampler, seed=2))
 
-    @pytest.mark.parametrize("sampler", SAMPLERS)
+    @pytest.mark.parametrize("sampler", FEW)
     def test_a_budget_for_all_evaluates_all(self, sampler: str) -> None:
         found = search(sampler, space=SPACE[:9], trials=9)
         assert sorted(map(repr, points(found))) == sorted(map(repr, SPACE[:9]))

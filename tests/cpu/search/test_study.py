@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import errno
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from flashgen.errors import FlashgenError
-from flashgen.search import journal
+from flashgen.search import journal, sampler, study
 from flashgen.search.journal import JournalFile, opened
 from flashgen.search.log import Log
 from flashgen.search.staged import search
@@ -87,9 +89,9 @@ class TestTrials:
     def test_an_incumbent_of_another_space_is_a_trial_too(self, tmp_path: Path) -> None:
         incumbent = KernelConfig(br=64, bc=16, num_warps=4, num_stages=2)
         run(tmp_path, fake(lambda c: 100.0 + c.br - c.bc / 10), incumbent=incumbent)
-        *_, last = loaded(tmp_path / "run.journal").trials
-        assert last.params["bc"] == 16
-        assert last.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        study = loaded(tmp_path / "run.journal")
+        (trial,) = (each for each in study.trials if each.params["bc"] == 16)
+        assert trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
 
     def test_the_pruner_drops_what_is_far_from_the_best_of_any_study(self) -> None:
         study = optuna.create_study(pruner=Drop(factor=2.0))
@@ -142,18 +144,22 @@ def killed_at(count: int, torn: bool, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 class TestResumed:
-    @pytest.mark.parametrize(("sampler", "torn"), [("auto", False), ("auto", True), ("tpe", False)])
+    @pytest.mark.parametrize(
+        ("sampler", "torn"), [("auto", False), ("auto", True), ("tpe", True), ("qmc", True)]
+    )
     def test_it_goes_on_with_the_same_trials(
         self, tmp_path: Path, sampler: str, torn: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Killed at least 15 times: within trials, and between them."""
+        """Killed at least 15 times, within trials and between them. torn: half of what it wrote
+        then is in the file, so the last line is cut, or the last trial was asked in part.
+        """
         whole = fake(guess=lambda c: landscape(c) / 2)
         expected = run(tmp_path / "whole", whole, sampler)
         asked: list[Any] = []
         kills = 0
         while True:
             with monkeypatch.context() as patch:
-                came = killed_at(15, torn, patch)
+                came = killed_at(24, torn, patch)
                 evaluator = fake(guess=lambda c: landscape(c) / 2)
                 try:
                     found = run(tmp_path / "killed", evaluator, sampler)
@@ -228,6 +234,17 @@ class TestResumed:
         assert found.winner.config == BEST
         assert all(trial.state.is_finished() for trial in loaded(tmp_path / "run.journal").trials)
 
+    @pytest.mark.parametrize("sampler", ["auto", "qmc"])
+    def test_a_trial_that_somebody_else_left_is_ended(self, tmp_path: Path, sampler: str) -> None:
+        """It was asked for and never told, and has no parameters."""
+        with pytest.raises(fakes.Killed):
+            run(tmp_path, fake(kill_after=9), sampler)
+        left = loaded(tmp_path / "run.journal").ask()
+        assert run(tmp_path, fake(), sampler).candidates == 16
+        study = loaded(tmp_path / "run.journal")
+        assert study.trials[left.number].state == TrialState.FAIL
+        assert all(trial.state.is_finished() for trial in study.trials)
+
     def test_a_new_run_begins_a_new_journal(self, tmp_path: Path) -> None:
         path = tmp_path / "a.journal"
         path.write_text("rubbish")
@@ -235,3 +252,22 @@ class TestResumed:
             optuna.create_study(storage=storage, study_name="new")
         assert loaded(path, "new").trials == []
         assert isinstance(storage._backend, JournalFile)
+
+
+def test_names_of_optuna_are_public_but_for_one() -> None:
+    """The one is where a trial keeps what it was enqueued with, which no public call gives."""
+    for module in (journal, sampler, study):
+        tree = ast.parse(inspect.getsource(module))
+        names = [
+            ast.unparse(node)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        ]
+        assert [name for name in names if not name.startswith(("self._", "super().__"))] == []
+    made = optuna.create_study()
+    made.enqueue_trial({"rows": 16})
+    (waiting,) = made.get_trials()
+    assert sampler.params_of(waiting) == {"rows": 16}, (
+        "Optuna no longer keeps the parameters of an enqueued trial as fixed_params: "
+        "flashgen/search/sampler.py, params_of"
+    )

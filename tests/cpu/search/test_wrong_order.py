@@ -14,18 +14,13 @@ from benchmarks import made_landscapes, search_ablation, search_efficiency
 from benchmarks.recorded import Landscape, replay
 from flashgen.search.space import Method
 
-TRIALS, DRAWS, NEAR = 80, 12, 0.20
+TRIALS, DRAWS, NEAR, FAR = 80, 12, 0.20, 0.45
 
 
 def regrets(landscape: Landscape, draws: Sequence[int]) -> list[float]:
     """Of searches of TRIALS evaluations, a draw each."""
     wrong = search_ablation.from_slow_to_fast(landscape)
     return [replay(wrong, Method(seed=seed), TRIALS)[-1] for seed in draws]
-
-
-def last(landscape: Landscape, draws: Sequence[int]) -> float:
-    """The median regret."""
-    return statistics.median(regrets(landscape, draws))
 
 
 def trap() -> Landscape:
@@ -67,9 +62,9 @@ def test_the_order_is_reversed() -> None:
 
 
 @pytest.mark.parametrize("landscape", search_efficiency.shipped(), ids=lambda each: each.name)
-def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
-    """Five draws; the failures of the three spaces of flashgen's kernels come first."""
-    assert last(landscape, range(5)) <= NEAR
+def test_each_draw_is_near_the_best_all_the_same(landscape: Landscape) -> None:
+    """One draw, of five that hold. The failures of flashgen's kernels come first."""
+    assert max(regrets(landscape, range(1))) <= FAR
 
 
 @pytest.mark.slow("a minute: twelve draws of each landscape")
@@ -77,9 +72,13 @@ def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
 def test_of_all_draws(name: str) -> None:
     made = {each.name: each for each in made_landscapes.landscapes()}
     some = search_efficiency.shipped() if name == "shipped" else [made[f"made {name}"]]
-    assert all(last(each, range(DRAWS)) <= NEAR for each in some)
+    for each in some:
+        found = regrets(each, range(DRAWS))
+        assert statistics.median(found) <= NEAR
+        assert name != "shipped" or max(found[:5]) <= FAR
 
 
+@pytest.mark.slow("20 s: twelve draws")
 def test_few_searches_are_trapped() -> None:
     """Without proposals for other valleys half of them are."""
     found = regrets(trap(), range(DRAWS))
