@@ -188,12 +188,11 @@ docs: $(FOR_DOCS)
 	$(BIN)/mkdocs build --strict
 	@echo 'open build/site/index.html in a browser'
 
-# Half an hour of a core for the tuning runs and the search benchmark.
+# Minutes of a core for the tuning runs.
 docs-output: $(FOR_ALL)
 	$(BIN)/python -m tests.support
 	$(BIN)/python -m tests.docs_output
 	$(BIN)/python -m tests.notebook
-	$(BIN)/python benchmarks/search_efficiency.py --jobs $(JOBS) --out benchmarks/results/search_efficiency
 
 # The wheel is made from the source distribution, and runs where nothing else is installed, in another folder.
 EMPTY := $(CURDIR)/$(VENV)/release
