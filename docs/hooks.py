@@ -29,7 +29,6 @@ COPIED = (
     "examples/tour.ipynb",
     f"{RESULTS}/engine_kernels.md",
     f"{RESULTS}/machine_code.md",
-    f"{RESULTS}/machine_code.svg",
     f"{RESULTS}/nvidia_h200/README.md",
     f"{RESULTS}/nvidia_h200/measured.svg",
     f"{RESULTS}/machine_code_sm100.md",

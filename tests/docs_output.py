@@ -31,10 +31,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
 from flashgen.spec.gpu import TARGETS
 from tests import screenshots
+from tests.svg_file import standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

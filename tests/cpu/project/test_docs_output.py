@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
 from flashgen.spec.gpu import TARGETS
 from tests import docs_output, screenshots
 from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
 from tests.docs_output import Output
+from tests.svg_file import standalone
 from tests.tables import SHIPPED
 
 OUTPUTS = [output for page in docs_output.PAGES for output in docs_output.outputs(page)]

@@ -1,4 +1,4 @@
-"""Charts of a report in a file of their own: those of benchmarks/machine_code.py and of docs/."""
+"""Charts of a report in a file of their own: those of docs/."""
 
 from __future__ import annotations
 
