@@ -1,6 +1,6 @@
 """Writes the outputs and pictures that README and docs/ show.
 
-    make docs-output                      all pages
+    make -f tests/sessions.mk docs-output                      all pages
     python -m tests.docs_output PAGE.md   one page
     python -m tests.docs_output --check   fail if one that takes seconds is not what is committed
 
@@ -53,7 +53,7 @@ VARYING = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[\d:]+(?:Z|\+00:00)"), "DATE"),
 )
 TIMEOUT_S = 3000
-SLOW = ("flashgen tune", "flashgen paper", "transformers_sweep")
+SLOW = ("flashgen tune", "examples.papers", "transformers_sweep")
 """Commands that take minutes: tests alone compare what they print."""
 
 
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
         for page in pages:
             if (text := counted(page.read_text(), counts())) != page.read_text():
                 differ = differ or check
-                print(f"{page.name}: a count {'is out of date: run make docs-output' if check else 'has changed'}",
+                print(f"{page.name}: a count {'is out of date: run make -f tests/sessions.mk docs-output' if check else 'has changed'}",
                       file=sys.stderr if check else sys.stdout)  # fmt: skip
                 if not check:
                     page.write_text(text)
@@ -232,7 +232,10 @@ def main(arguments: Sequence[str]) -> int:
                     continue
                 if check:
                     differ = True
-                    print(f"{output} is out of date: run make docs-output", file=sys.stderr)
+                    print(
+                        f"{output} is out of date: run make -f tests/sessions.mk docs-output",
+                        file=sys.stderr,
+                    )
                     continue
                 print(f"{output} has changed")
                 write(output, text, Path(name))

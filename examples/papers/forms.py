@@ -9,7 +9,7 @@ FlashAttention paper (arXiv 2205.14135), Algorithm 1 of the FlashAttention-2 pap
 
 from __future__ import annotations
 
-from flashgen.paper.counter import Traffic
+from examples.papers.counter import Traffic
 from flashgen.spec.vocabulary import padded
 
 ELEMENT, ROW = 2, 4

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import torch
 
-from flashgen.paper import runs
-from flashgen.paper.finding import EXACT, Figure, Finding, charted, check, line, tabled
+from examples.papers import runs
+from examples.papers.finding import EXACT, Figure, Finding, charted, check, line, tabled
 from flashgen.reference.attention import max_abs
 from flashgen.report.charts import Scale
 from flashgen.runtime.eager.attention import attention

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from flashgen.report.charts import Chart, Line, Matrices
+from examples.papers.charts import Chart, Line, Matrices
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import record_of
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from examples.papers import forms, runs
+from examples.papers.charts import Line
+from examples.papers.finding import Check, Figure, Finding, charted, check, line, powers, tabled
+from examples.papers.memories import PAPERS_GPU
+from examples.papers.traffic import BR, HEADS, D, N, gigabytes
 from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
-from flashgen.paper import forms, runs
-from flashgen.paper.finding import Check, Figure, Finding, charted, check, line, powers, tabled
-from flashgen.paper.memories import PAPERS_GPU
-from flashgen.paper.traffic import BR, HEADS, D, N, gigabytes
-from flashgen.report.charts import Limit, Line, Scale
+from flashgen.report.charts import Limit, Scale
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Timing

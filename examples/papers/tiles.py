@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashgen.paper.counter import Counter
-from flashgen.paper.finding import EXACT, Finding, charted, check, drawn, line, powers
+from examples.papers.charts import Cell, Matrix
+from examples.papers.counter import Counter
+from examples.papers.finding import EXACT, Finding, charted, check, drawn, line, powers
 from flashgen.reference.attention import max_abs
-from flashgen.report.charts import Cell, Matrix, Scale
+from flashgen.report.charts import Scale
 
 N, BLOCK = 4, 2
 """Rows and columns of the matrices that are drawn, and of their blocks."""

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from examples.papers import runs
+from examples.papers.finding import EXACT, Figure, Finding, check, tabled
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.plan import Plan
-from flashgen.paper import runs
-from flashgen.paper.finding import EXACT, Figure, Finding, check, tabled
 from flashgen.reference.attention import max_abs
 from flashgen.spec.vocabulary import Direction
 

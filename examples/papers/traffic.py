@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 
-from flashgen.paper import forms, runs
-from flashgen.paper import standard as standard_attention
-from flashgen.paper.counter import Counter, Traffic
-from flashgen.paper.finding import (
+from examples.papers import forms, runs
+from examples.papers import standard as standard_attention
+from examples.papers.charts import Line
+from examples.papers.counter import Counter, Traffic
+from examples.papers.finding import (
     Check,
     Figure,
     Finding,
@@ -20,7 +21,7 @@ from flashgen.paper.finding import (
     powers,
     tabled,
 )
-from flashgen.report.charts import Line, Scale
+from flashgen.report.charts import Scale
 
 HEADS = 64 * 16
 """Batch 64 with 16 heads each, of the FlashAttention paper's Figure 2."""

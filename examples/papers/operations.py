@@ -4,11 +4,12 @@ does.
 
 from __future__ import annotations
 
+from examples.papers import forms, runs
+from examples.papers import standard as standard_attention
+from examples.papers.charts import Line
+from examples.papers.finding import Figure, Finding, charted, check, line, powers, tabled
 from flashgen.estimate.machines import MACHINES
-from flashgen.paper import forms, runs
-from flashgen.paper import standard as standard_attention
-from flashgen.paper.finding import Figure, Finding, charted, check, line, powers, tabled
-from flashgen.report.charts import Line, Scale
+from flashgen.report.charts import Scale
 from flashgen.spec.gpu import Gpu
 
 D = 64

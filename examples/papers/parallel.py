@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from examples.papers import forms, runs
+from examples.papers.finding import EXACT, Finding, Row, charted, check, line, powers, tabled
 from flashgen.files import temporary_folder
-from flashgen.paper import forms, runs
-from flashgen.paper.finding import EXACT, Finding, Row, charted, check, line, powers, tabled
 from flashgen.reference.attention import max_abs
 from flashgen.report.charts import Limit, Scale
 from flashgen.spec.gpu import Gpu

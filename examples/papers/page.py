@@ -12,15 +12,15 @@ from pathlib import Path
 from markupsafe import Markup
 
 import flashgen
+from examples.papers import charts
+from examples.papers.claims import Claim
+from examples.papers.finding import MEANINGS, Figure, Find, Finding
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.tasks import DEVICE_ENV, INTERPRET_ENV
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
-from flashgen.paper.claims import Claim
-from flashgen.paper.finding import MEANINGS, Figure, Find, Finding
-from flashgen.report import charts
 from flashgen.report.html import environment
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import record_of
@@ -59,7 +59,7 @@ def show(claims: Sequence[Claim], gpu: Gpu) -> Iterator[Shown]:
         answers = [
             pools[claim.process].submit(
                 Task(
-                    function="flashgen.paper.finding:find",
+                    function="examples.papers.finding:find",
                     payload=asdict(Find(shows=claim.shows, gpu=gpu if claim.of_gpu else None)),
                     limit_s=LIMIT_S,
                 )

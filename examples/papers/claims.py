@@ -42,7 +42,7 @@ class Claim:
     @property
     def command(self) -> str:
         """The command that shows it alone."""
-        return f"flashgen paper {self.name}"
+        return f"python examples/papers {self.name}"
 
 
 _exactly = partial(Claim, chapter="Attention in tiles, exactly")
@@ -60,7 +60,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Q, K and V are split into blocks, loaded from slow HBM to fast SRAM, and the "
         "output is computed with respect to those blocks.",
         source=f"{FA1}, section 3.1",
-        shows="flashgen.paper.tiles:block_matmul",
+        shows="examples.papers.tiles:block_matmul",
     ),
     _exactly(
         name="tile-softmax",
@@ -70,7 +70,7 @@ CLAIMS: tuple[Claim, ...] = (
         "tile by tile without correction.",
         sentence="Softmax couples columns of K, so a large softmax is decomposed with scaling.",
         source=f"{FA1}, section 3.1, Tiling",
-        shows="flashgen.paper.tiles:tile_softmax",
+        shows="examples.papers.tiles:tile_softmax",
     ),
     _exactly(
         name="online-softmax",
@@ -81,7 +81,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="A running maximum and a running sum, rescaled whenever the maximum grows, give "
         "the exact softmax tile by tile; and results over parts of the keys merge exactly.",
         source=f"{FA1}, section 3.1; {FA2}, section 2.3",
-        shows="flashgen.paper.softmax:online",
+        shows="examples.papers.softmax:online",
     ),
     _exactly(
         name="scan",
@@ -92,7 +92,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="The state (m, l, O) of two parts of the keys is merged by rescaling; the merge "
         "is associative.",
         source=f"{FA1}, section 3.1, algebraic aggregation; {FA2}, section 2.3.1",
-        shows="flashgen.paper.scan:scan",
+        shows="examples.papers.scan:scan",
     ),
     _exactly(
         name="algorithms",
@@ -103,7 +103,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Algorithm 1 of FlashAttention and Algorithm 1 of FlashAttention-2 compute exact "
         "attention: no approximation, only rounding.",
         source=f"{FA1}, Algorithm 1 and Theorem 1; {FA2}, Algorithm 1",
-        shows="flashgen.paper.softmax:algorithms",
+        shows="examples.papers.softmax:algorithms",
     ),
     _exactly(
         name="backward",
@@ -114,7 +114,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="dV = P^T dO, dP = dO V^T, D = rowsum(dO * O), dS = P * (dP - D), dQ = dS K and "
         "dK = dS^T Q, where dQ and dK are multiplied by the softmax scale.",
         source=f"{FA1}, Appendix B.2 and Algorithm 4; {FA2}, Algorithm 2",
-        shows="flashgen.paper.gradients:backward",
+        shows="examples.papers.gradients:backward",
     ),
     _exactly(
         name="dropout",
@@ -125,7 +125,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="The backward makes dropout's mask again from the state of the random generator, "
         "so no mask of N^2 elements is stored.",
         source=f"{FA1}, section 3.1 and Appendix B",
-        shows="flashgen.paper.dropout:remade",
+        shows="examples.papers.dropout:remade",
     ),
     _bytes(
         name="memories",
@@ -136,7 +136,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="On an A100, 40 to 80 GB of HBM have 1.5 to 2.0 TB/s, and 192 KB of SRAM in each "
         "of 108 SMs about 19 TB/s together.",
         source=f"{FA1}, Figure 1 and section 2.1",
-        shows="flashgen.paper.memories:hierarchy",
+        shows="examples.papers.memories:hierarchy",
         of_gpu=True,
     ),
     _bytes(
@@ -148,7 +148,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="For GPT-2 medium, forward and backward, standard attention moves 40.3 GB through "
         "HBM and FlashAttention 4.4 GB.",
         source=f"{FA1}, Figure 2, left: batch 64, 16 heads, N 1,024, d 64, on an A100",
-        shows="flashgen.paper.traffic:figure_2",
+        shows="examples.papers.traffic:figure_2",
     ),
     _bytes(
         name="accesses",
@@ -158,7 +158,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Standard attention needs accesses in O(N d + N^2); FlashAttention reads tiles "
         "into SRAM once and never writes a matrix of N^2 elements.",
         source=f"{FA1}, Theorem 2",
-        shows="flashgen.paper.traffic:accesses",
+        shows="examples.papers.traffic:accesses",
     ),
     _bytes(
         name="sram",
@@ -167,7 +167,7 @@ CLAIMS: tuple[Claim, ...] = (
         "times. The paper's theorem says how bytes fall with the size M of the fast memory.",
         sentence="FlashAttention needs accesses in O(N^2 d^2 / M), where M is the size of SRAM.",
         source=f"{FA1}, Theorem 2",
-        shows="flashgen.paper.traffic:sram",
+        shows="examples.papers.traffic:sram",
     ),
     _bytes(
         name="block-size",
@@ -178,7 +178,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="A larger block of keys, B_c, means fewer passes over Q and O, and fewer accesses."
         " FlashAttention-2 walks keys inside, so its accesses depend on B_r instead.",
         source=f"{FA1}, Figure 2, middle; {FA2}, section 3.1",
-        shows="flashgen.paper.traffic:block_size",
+        shows="examples.papers.traffic:block_size",
     ),
     _bytes(
         name="memory",
@@ -189,7 +189,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="FlashAttention needs O(N) memory beyond inputs and output, standard attention "
         "O(N^2).",
         source=f"{FA1}, Theorem 1",
-        shows="flashgen.paper.traffic:memory",
+        shows="examples.papers.traffic:memory",
     ),
     _work(
         name="flops",
@@ -200,7 +200,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="FlashAttention computes in O(N^2 d) operations, as standard attention does; with "
         "a causal mask about half of the blocks are skipped.",
         source=f"{FA1}, Theorem 1; {FA2}, section 3.1.1, Causal masking",
-        shows="flashgen.paper.operations:flops",
+        shows="examples.papers.operations:flops",
     ),
     _work(
         name="non-matmul",
@@ -211,7 +211,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="The algorithm is tweaked to reduce the number of operations that are not matrix "
         "products.",
         source=f"{FA2}, section 3.1",
-        shows="flashgen.paper.operations:other",
+        shows="examples.papers.operations:other",
         of_gpu=True,
     ),
     _work(
@@ -223,7 +223,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Attention is parallelized over the sequence too, besides batch and heads, which "
         "raises occupancy when the sequence is long and the batch small.",
         source=f"{FA2}, section 3.2",
-        shows="flashgen.paper.parallel:over_sequence",
+        shows="examples.papers.parallel:over_sequence",
         of_gpu=True,
     ),
     _work(
@@ -235,7 +235,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Q is split across 4 warps in place of K and V, so that warps need not "
         "communicate, and fewer bytes pass through shared memory.",
         source=f"{FA2}, section 3.3 and Figure 3",
-        shows="flashgen.paper.parallel:over_warps",
+        shows="examples.papers.parallel:over_warps",
         process="compiled",
     ),
     _work(
@@ -247,7 +247,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="A query of one token has one tile of rows; splitting its keys over programs "
         "gives parallel work for few more bytes, and the parts merge exactly.",
         source=f"{FA2}, section 3.2, parallelism over the sequence; here over keys",
-        shows="flashgen.paper.traffic:decode",
+        shows="examples.papers.traffic:decode",
     ),
     _time(
         name="plateau",
@@ -257,7 +257,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="As B_c grows, run time falls with the accesses, until beyond 256 other costs "
         "such as arithmetic dominate.",
         source=f"{FA1}, Figure 2, middle",
-        shows="flashgen.paper.timing:plateau",
+        shows="examples.papers.timing:plateau",
         process="compiled",
     ),
     _time(
@@ -268,7 +268,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="Algorithm 1 takes B_c = ceil(M / 4d), so that a block of each of Q, K, V and O "
         "fits in SRAM.",
         source=f"{FA1}, Algorithm 1, line 1",
-        shows="flashgen.paper.timing:block_rule",
+        shows="examples.papers.timing:block_rule",
         process="compiled",
     ),
     _time(
@@ -280,7 +280,7 @@ CLAIMS: tuple[Claim, ...] = (
         sentence="GPT-2 trains up to 3.5 times as fast as with Hugging Face, and 1.7 times as fast "
         "as with Megatron-LM.",
         source=f"{FA1}, Table 2 and Figure 2, left",
-        shows="flashgen.paper.gpt2:training",
+        shows="examples.papers.gpt2:training",
         process="compiled",
     ),
 )

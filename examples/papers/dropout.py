@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from examples.papers import forms, runs
+from examples.papers.charts import Cell, Matrix
+from examples.papers.counter import Counter, Traffic
+from examples.papers.finding import Finding, charted, check, drawn, line, powers
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
-from flashgen.paper import forms, runs
-from flashgen.paper.counter import Counter, Traffic
-from flashgen.paper.finding import Finding, charted, check, drawn, line, powers
-from flashgen.report.charts import Cell, Matrix, Scale
+from flashgen.report.charts import Scale
 from flashgen.spec.features import Features
 
 N = 64

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from examples.papers import forms, runs
+from examples.papers import standard as standard_attention
+from examples.papers.finding import Check, Finding, charted, check, line, tabled
+from examples.papers.operations import LANES
 from flashgen.estimate.machines import MACHINES
-from flashgen.paper import forms, runs
-from flashgen.paper import standard as standard_attention
-from flashgen.paper.finding import Check, Finding, charted, check, line, tabled
-from flashgen.paper.operations import LANES
 from flashgen.report.charts import Scale
 from flashgen.spec.data_sheets import DATA_SHEETS, SOURCES
 from flashgen.spec.gpu import TARGETS, Gpu, product_of, slug_of
@@ -118,7 +118,7 @@ def hierarchy(gpu: Gpu) -> Finding:
             f"Counted at one head, N {N:,}, d {D}, forward: standard attention does {standard:.0f} "
             f"operations for each byte it requests from HBM, FlashAttention-2 with {BR} rows in a "
             f"tile {tiled:.0f}. Of the latter's bytes L2 serves most, which many programs read.",
-            "Another GPU: flashgen paper memories --target SLUG; flashgen targets lists them.",
+            "Another GPU: python examples/papers memories --target SLUG (flashgen targets).",
         ),
     )
 

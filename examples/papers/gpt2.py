@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from examples.papers import forms, runs
+from examples.papers.finding import Figure, Finding, Row, check, tabled
+from examples.papers.memories import PAPERS_GPU
 from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
-from flashgen.paper import forms, runs
-from flashgen.paper.finding import Figure, Finding, Row, check, tabled
-from flashgen.paper.memories import PAPERS_GPU
 from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import Direction

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from examples.papers.counter import Counter
 from flashgen.kernels.launch import Kernel, bind
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import Rendered, digest_of, in_place, render
-from flashgen.paper.counter import Counter
 from flashgen.reference.attention import judge
 from flashgen.runtime.eager.attention import attention
 from flashgen.spec.attention import AttentionSpec

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from flashgen.paper import runs
-from flashgen.paper.finding import EXACT, Finding, charted, check, line, tabled
-from flashgen.paper.scan import merging_error
+from examples.papers import runs
+from examples.papers.finding import EXACT, Finding, charted, check, line, tabled
+from examples.papers.scan import merging_error
 from flashgen.reference.attention import FLOORS_ACCEPTED, judge, max_abs
 from flashgen.report.charts import Limit, Scale
 from flashgen.spec.config import Schedule

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashgen.paper.counter import Counter
+from examples.papers.counter import Counter
 
 BM = 64
 """Rows that a program holds at a time."""
