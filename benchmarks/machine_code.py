@@ -1,7 +1,7 @@
 """Machine code for Hopper beside FlashAttention-3's own binaries. CPU only; runs no kernel.
 
-    make duel             fetch the wheels, compile, write results/machine_code.{json,md}
-    python benchmarks/machine_code.py --check       whether these results name what ships
+    python benchmarks/machine_code.py             fetch, compile, write results/machine_code.*
+    python benchmarks/machine_code.py --check     whether these results name what ships
 
 FlashAttention-3's kernels come from wheels (peer_kernels.py). Ours are compiled here for sm_90:
 those that the H100's table serves at the greatest lengths, its entries ("plain") and its list
@@ -351,7 +351,7 @@ def markdown(cells: Sequence[Sequence[Row]]) -> str:
     lines = [
         "# Machine code beside FlashAttention-3's",
         "",
-        "Written by `make duel`; benchmarks/machine_code.py says what the columns mean.",
+        "Written by `benchmarks/machine_code.py`, which says what the columns mean.",
         "Compiled for an H100, run on nothing.",
         "",
         f"Ours: Triton {triton.__version__}. Wheels:",
@@ -373,7 +373,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     if asked.check:
         old = outdated(json.loads(asked.out.with_suffix(".json").read_text()))
-        print("\n".join([*old, "run make duel"]) if old else "the results name what ships")
+        print("\n".join([*old, "run this again"]) if old else "the results name what ships")
         return int(bool(old))
     cells = [compare(kernel, asked.folder) for kernel in KERNELS]
     record = {

@@ -1,6 +1,6 @@
 """Machine code for a B200 beside FlashAttention-4's. CPU only; runs no kernel.
 
-    make duel           fetch and compile FlashAttention-4, write results/machine_code_sm100.*
+    python benchmarks/machine_code_sm100.py                 fetch, compile, write results
     python benchmarks/machine_code_sm100.py --check         whether they name what ships now
     python benchmarks/machine_code_sm100.py --keep-peer     only ours anew: no download
 
@@ -470,7 +470,7 @@ def markdown(rows: Sequence[Row], versions: str) -> str:
     lines = [
         "# Machine code for sm_100 beside FlashAttention-4's",
         "",
-        "Written by `make duel`; benchmarks/machine_code_sm100.py says what the columns mean.",
+        "Written by `benchmarks/machine_code_sm100.py`, which says what the columns mean.",
         "Compiled, run on nothing.",
         "",
         f"Ours: Triton {versions}, sm_100. Theirs, sm_100a: {', '.join(PACKAGES[:2])}.",
@@ -513,7 +513,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     if asked.check:
         old = outdated(json.loads(asked.out.with_suffix(".json").read_text()), gpu=B200)
-        print("\n".join([*old, "run make duel"]) if old else "the results name what ships")
+        print("\n".join([*old, "run this again"]) if old else "the results name what ships")
         return int(bool(old))
     peers: dict[tuple[str, int, Mask], Row] = {}
     if asked.keep_peer:

@@ -2,7 +2,7 @@
 
 Each carries the text of its page, as a comment of the PNG. tests/docs_output.py compares it with
 today's, which needs no browser. Colours and layout are not compared: to take a screenshot again,
-delete it and run make docs-output.
+delete it and run make -f tests/sessions.mk docs-output.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_the_page_ends_with_that_line() -> None:
 
 def test_the_committed_results_name_what_ships() -> None:
     record = json.loads(machine_code.RESULT.with_suffix(".json").read_text())
-    assert machine_code.outdated(record) == [], "make duel"
+    assert machine_code.outdated(record) == [], "make -f tests/sessions.mk duel"
     served = next(each for each in record["rows"] if each["ships"])
     served["configs"] = "another"
     (line,) = machine_code.outdated(record)

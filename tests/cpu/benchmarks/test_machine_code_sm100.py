@@ -217,7 +217,7 @@ def test_the_packages_are_installed_once_and_not_into_this_environment(
 
 def test_the_committed_results_name_what_ships() -> None:
     record = json.loads(duel.RESULT.with_suffix(".json").read_text())
-    assert duel.outdated(record, gpu=duel.B200) == [], "make duel"
+    assert duel.outdated(record, gpu=duel.B200) == [], "make -f tests/sessions.mk duel"
     assert tuple(record["packages"]) == duel.PACKAGES
     rows = [Row(**each) for each in record["rows"]]
     page = duel.RESULT.with_suffix(".md").read_text()

@@ -106,7 +106,7 @@ def test_environment_is_read_in_one_place() -> None:
 
 
 def test_every_slow_test_says_why() -> None:
-    """`make slow` lists the reasons."""
+    """`make -f tests/sessions.mk slow` lists the reasons."""
     bare = re.compile(r"mark\.slow(?!\()|mark\.slow\(\s*\)")
     found = [
         str(path.relative_to(ROOT))

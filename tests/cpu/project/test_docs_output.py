@@ -1,4 +1,4 @@
-"""The outputs and pictures in README and docs/ are what the programs make today: make docs-output."""
+"""The outputs and pictures in README and docs/ are what the programs make today: make -f tests/sessions.mk docs-output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_an_output_is_what_the_program_prints_today(output: Output, folder: Path) -> None:
     made = docs_output.normal(docs_output.make(output, folder))
-    assert made == docs_output.normal(output.text), "run make docs-output"
+    assert made == docs_output.normal(output.text), "run make -f tests/sessions.mk docs-output"
 
 
 def test_counts_are_of_what_ships() -> None:
@@ -56,7 +56,10 @@ def test_a_count_is_rewritten_and_checked(
     page.write_text("It knows <!-- count of: GPUs -->3 GPUs.\n")
     monkeypatch.setattr(docs_output, "PAGES", [page])
     assert docs_output.main(["--check"]) == 1
-    assert "page.md: a count is out of date: run make docs-output" in capsys.readouterr().err
+    assert (
+        "page.md: a count is out of date: run make -f tests/sessions.mk docs-output"
+        in capsys.readouterr().err
+    )
     assert docs_output.main([]) == 0
     assert page.read_text() == f"It knows <!-- count of: GPUs -->{len(TARGETS)} GPUs.\n"
     assert docs_output.main(["--check"]) == 0
@@ -103,7 +106,10 @@ def test_a_check_says_what_differs_and_rewrites_nothing(
     assert docs_output.main(["--check"]) == 0
     page.write_text(text.replace("\none\n", "\ntwo\n"))
     assert docs_output.main(["--check"]) == 1
-    assert "page.md:1 is out of date: run make docs-output" in capsys.readouterr().err
+    assert (
+        "page.md:1 is out of date: run make -f tests/sessions.mk docs-output"
+        in capsys.readouterr().err
+    )
     assert "two" in page.read_text()
 
 
