@@ -19,7 +19,7 @@ after n evaluations, so observations soon outweigh it. The prior of a point is 1
 rank), with ranks from 0 to 1. Once the order has proved wrong, it does not count, and other
 valleys are searched, too.
 
-docs/lab-notes.md says what an ablation found of the constants.
+docs/notes/2026-11-29-search-constants.md says what an ablation found of the constants.
 """
 
 from __future__ import annotations

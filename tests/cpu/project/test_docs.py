@@ -160,7 +160,10 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_within_the_repository_lead_somewhere() -> None:
     broken = []
-    results = (ROOT / "benchmarks" / "results").glob("*.md")
+    results = [
+        *(ROOT / "benchmarks" / "results").glob("*.md"),
+        *(ROOT / "docs" / "notes").glob("*.md"),
+    ]
     for page in [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *results]:
         for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text()):
             path, _, anchor = target.partition("#")

@@ -134,7 +134,7 @@ SPILL_ON_RDNA_3 = frozenset(
     }
 )
 """Specs whose defaults serve on an RX 7900 XTX: all tiles that were compiled for it spill more than a
-hundredth of a main loop (docs/lab-notes.md#amd-by-facts)."""
+hundredth of a main loop (docs/notes/2026-11-27-amd.md)."""
 
 
 @cache
