@@ -17,8 +17,7 @@ sessions:
 	@echo 'facts           what the compiler makes of the kernels that ship; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'duel            our machine code beside that of FlashAttention-3 and FlashAttention-4; 250 MB'
-	@echo 'docs-output     run the commands whose output README and docs show, and rewrite it;'
-	@echo '                a screenshot is taken again where its text has changed: needs Chromium'
+	@echo 'docs-output     run the commands whose output README and docs show, and rewrite it'
 	@echo 'clean           remove the environment and what was built'
 
 slow: $(FOR_ALL)

@@ -7,12 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from flashgen.errors import FlashgenError
 from flashgen.spec.gpu import TARGETS
-from tests import docs_output, screenshots
+from tests import docs_output
 from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
 from tests.docs_output import Output
 from tests.svg_file import standalone
@@ -111,35 +109,6 @@ def test_a_check_says_what_differs_and_rewrites_nothing(
         in capsys.readouterr().err
     )
     assert "two" in page.read_text()
-
-
-def test_a_screenshot_is_taken_again_only_if_the_text_of_its_page_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page, shot, text = tmp_path / "page.md", tmp_path / "made-390.png", tmp_path / "text"
-    command = f"cat {text} > made.html"
-    page.write_text(f"<!-- picture of: {command} -->\n![a page](made-390.png)\n")
-    taken = []
-
-    def take(html: Path, file: Path) -> None:
-        taken.append(file.name)
-        info = PngInfo()
-        info.add_itxt("Comment", screenshots.text_of(html.read_text()))
-        Image.new("RGB", (1, 1)).save(file, pnginfo=info)
-
-    monkeypatch.setattr(docs_output, "PAGES", [page])
-    monkeypatch.setattr(screenshots, "take", take)
-    text.write_text("<p>1,226.9 us</p>")
-    assert docs_output.main([]) == 0
-    text.write_text("<b>1,226.9 us</b>")
-    assert docs_output.main([]) == 0
-    assert taken == [shot.name]
-    text.write_text("<p>1,369.7 us</p>")
-    assert docs_output.main(["--check"]) == 1
-    assert "page.md:1 is out of date" in capsys.readouterr().err
-    assert docs_output.main([]) == 0
-    assert docs_output.main(["--check"]) == 0
-    assert taken == [shot.name] * 2
 
 
 def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:
