@@ -529,10 +529,7 @@ def test_five_configs_at_least_count_as_fast(configs: int, share: float) -> None
     assert fastest_share(configs) == share
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(1.0, 10.0), (3.0, 7.0), (120.0, 125.0), (0.004, 90000.0), (1.0, 1e9), (361.57, 2643.1), (9.9, 99.1), (5.0, 5.01)],
-)  # fmt: skip
+@pytest.mark.parametrize(("low", "high"), [(3.0, 7.0), (0.004, 90000.0), (361.57, 2643.1)])
 @pytest.mark.parametrize("log", [True, False])
 def test_ticks_are_few_and_round(low: float, high: float, log: bool) -> None:
     line = Line(name="made up", points=((1.0, low), (2.0, high)))
