@@ -112,8 +112,7 @@ def test_the_picture_of_the_page(dispatcher: Dispatcher) -> None:
     ]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("causal", [True, "top_left"])
+@pytest.mark.parametrize(("causal", "compiled"), alternating([True, "top_left"], [False, True]))
 def test_attention_is_that_of_the_mask(dispatcher: Dispatcher, causal: Any, compiled: bool) -> None:
     """Forward and all gradients beside torch's own, of the same mask."""
     torch.manual_seed(1)
