@@ -34,7 +34,6 @@ setup(
     package_dir=MAPPED,
     package_data={
         "flashgen": ["py.typed"],
-        "flashgen.paper": ["*.jinja"],
         "flashgen.report": ["*.jinja"],
         "flashgen._generated": ["*.txt"],
         "flashgen._templates": ["*.jinja"],

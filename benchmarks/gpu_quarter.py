@@ -30,26 +30,17 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.quarter.experiments import (
-    EXPERIMENTS,
-    HELD_OUT,
-    HELD_OUT_EACH,
-    Experiment,
-    Item,
-    drawn,
-    kernels,
-)
-from benchmarks.quarter.lines import Line, append, page, read
+from benchmarks.quarter.experiments import EXPERIMENTS, Experiment, Item, kernels
+from benchmarks.quarter.lines import append, page, read
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.evaluate.build import cpu_count
-from flashgen.evaluate.evaluator import Evaluator
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
@@ -207,23 +198,6 @@ def ahead(asked: argparse.Namespace) -> int:
     return 0
 
 
-def freeze(evaluator: Evaluator) -> Iterator[Line]:
-    """Lines of HELD_OUT: as many random kernels of each kind that have an estimate."""
-    left = dict.fromkeys(("forward", "backward", "decode"), HELD_OUT_EACH)
-    for item in drawn(evaluator.gpu):
-        kind = item.spec.direction.partition("_")[0]
-        if not left[kind]:
-            continue
-        (o,) = evaluator.evaluate("timed", item.spec, item.problem, item.configs)
-        if o.timing:
-            left[kind] -= 1
-            line = {"gpu": o.gpu, "spec": o.spec.name, "problem": o.problem.label}
-            line |= {"config": o.config.label, "digest": o.digest, "triton": o.triton}
-            yield line | {"estimate": asdict(o.timing)}
-        if not any(left.values()):
-            return
-
-
 def prepare(asked: argparse.Namespace) -> int:
     """Compile and estimate, for each target, what run launches there."""
     from flashgen.evaluate import offline
@@ -235,18 +209,13 @@ def prepare(asked: argparse.Namespace) -> int:
     os.environ["TRITON_CACHE_DIR"] = str((asked.out / "triton").resolve())
     gpus, facts = [known_target(slug) for slug in asked.target], asked.out / "facts.jsonl"
     facts.unlink(missing_ok=True)
-    frozen = []
     for gpu in gpus:
         with offline.OfflineEvaluator(gpu, asked.out / "state", asked.jobs) as evaluator:
-            frozen += freeze(evaluator) if asked.freeze else ()
-            for item in items_of(asked, gpu) if not asked.freeze else ():
+            for item in items_of(asked, gpu):
                 for stage in ("timed", *["check"] * asked.execute):
                     configs = item.configs if item.problem else ()
                     for o in evaluator.evaluate(stage, item.spec, item.problem, configs):
                         append(facts, o.to_json())
-    if asked.freeze:
-        HELD_OUT.write_text("".join(json.dumps(line) + "\n" for line in frozen))
-        return 0
     pairs = dict.fromkeys(pair for gpu in gpus for pair in pairs_of(asked, gpu))
     cache, aot = asked.out / "triton", asked.out / "aot"
     made = list(package(Table(gpu=gpus[0]), pairs, aot, jobs=asked.jobs, cache=cache))
@@ -273,7 +242,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="of run: small, and measures nothing")
     parser.add_argument("--target", nargs="+", default=TARGETS, help="of prepare: slugs of GPUs")
     parser.add_argument("--execute", action="store_true", help="of prepare: on this CPU, an hour")
-    parser.add_argument("--freeze", action="store_true", help="of prepare: the held-out estimates")
     parser.add_argument("--jobs", type=int, help="of prepare")
     parser.add_argument("--ahead", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
 """Machine code for a B200 beside FlashAttention-4's. CPU only; runs no kernel.
 
-    make duel           fetch and compile FlashAttention-4, write results/machine_code_sm100.*
+    python benchmarks/machine_code_sm100.py                 fetch, compile, write results
     python benchmarks/machine_code_sm100.py --check         whether they name what ships now
     python benchmarks/machine_code_sm100.py --keep-peer     only ours anew: no download
 
@@ -43,7 +43,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import triton
 
-from benchmarks.machine_code import FOLDER, Kernels, labels, outdated, shipped, spec_of
+from benchmarks.machine_code import FOLDER, Kernels, labels, ours, outdated, spec_of
 from benchmarks.peer_kernels import entry_points, listing_in
 from flashgen.compile.compiler import cache_file, compile_kernel
 from flashgen.compile.loops import Body, loops, main_bodies
@@ -418,16 +418,6 @@ def tensor_columns(ptx: str) -> int:
     return max(found, default=0)
 
 
-def ours(cell: tuple[str, int, Mask]) -> list[tuple[str, Kernels, bool]]:
-    """Our kernels of a cell, named, each with whether this Triton's calls are served by it."""
-    plain, here = shipped(*cell, gpu=B200), shipped(*cell, triton.__version__, gpu=B200)
-    found = [("plain", plain, plain == here)]
-    if here != plain:
-        found.append(("blackwell", here, True))
-    found.append((FUSED, fused(*cell), False))
-    return [each for each in found if each[1]]
-
-
 def fused(direction: str, head_dim: int, mask: Mask) -> Kernels:
     """The fused backward of schedule blackwell that a search tries first; [] where it has none."""
     spec = spec_of("backward_fused", head_dim, mask)
@@ -444,7 +434,8 @@ def kept_peers(record: dict[str, Any]) -> dict[tuple[str, int, Mask], Row]:
 def compare(cell: tuple[str, int, Mask], folder: Path, kept: Row | None = None) -> list[Row]:
     """The lines of a cell, the peer's first, which is `kept` or compiled."""
     rows = [kept or row_of(peer_parts(cell, folder), cell, "FlashAttention-4")]
-    for name, kernels, ships in ours(cell):
+    every = [*ours(*cell, gpu=B200), (FUSED, fused(*cell), False)]
+    for name, kernels, ships in filter(lambda each: each[1], every):
         parts = [our_part(spec, config, folder / "compiled") for spec, config in kernels]
         more = {"configs": labels(kernels), "ships": ships}
         rows.append(row_of(parts, cell, f"flashgen, {name}", **more))
@@ -479,7 +470,7 @@ def markdown(rows: Sequence[Row], versions: str) -> str:
     lines = [
         "# Machine code for sm_100 beside FlashAttention-4's",
         "",
-        "Written by `make duel`; benchmarks/machine_code_sm100.py says what the columns mean.",
+        "Written by `benchmarks/machine_code_sm100.py`, which says what the columns mean.",
         "Compiled, run on nothing.",
         "",
         f"Ours: Triton {versions}, sm_100. Theirs, sm_100a: {', '.join(PACKAGES[:2])}.",
@@ -522,7 +513,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     if asked.check:
         old = outdated(json.loads(asked.out.with_suffix(".json").read_text()), gpu=B200)
-        print("\n".join([*old, "run make duel"]) if old else "the results name what ships")
+        print("\n".join([*old, "run this again"]) if old else "the results name what ships")
         return int(bool(old))
     peers: dict[tuple[str, int, Mask], Row] = {}
     if asked.keep_peer:

@@ -1,12 +1,10 @@
 """Landscapes: recorded times of all points of a space, to test a search on.
 
-Four kinds of file, each gzipped or not:
+Two kinds of file, each gzipped or not:
 
-  - A log of flashgen (.jsonl), or what benchmarks/landscape.py wrote (.json): a landscape for each
-    spec and problem, and for each GPU, Triton, protocol and source. What was compiled and
-    never timed is no point of it.
-  - A cache of Kernel Tuner, finished or not (.json).
-  - The results of KTT (.json).
+  - A log of flashgen (.jsonl), or a JSON file of its outcomes: a landscape for each spec and
+    problem, and for each GPU, Triton, protocol and source. What was compiled and never timed is no
+    point of it.
   - T4, the results format of the auto-tuning community, which its hub of brute-forced spaces keeps
     (.json). `dump` writes it.
 """
@@ -41,9 +39,6 @@ NEVER = 1e20
 TRUST: dict[Stage, int] = {"rough": 0, "final": 1, "timed": 2}
 """Which of a config's times counts, where a log has several: what most configs have, under one
 procedure."""
-
-NAMED_BY = ("device_name", "kernel_name", "problem_size")
-"""What a cache of Kernel Tuner is named by."""
 
 UNKNOWN = (Status.NO_ESTIMATE, Status.UNSTEADY, Status.QUARANTINED)
 """Outcomes that say neither how long a config takes nor that it fails."""
@@ -86,13 +81,13 @@ class Landscape:
 def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Landscape]:
     """The landscapes of a file. notice is called with what is left out of a log.
 
-    Raises InvalidArgument if there is no such file, FlashgenError if it has none of the four
-    formats, is damaged, or holds no time.
+    Raises InvalidArgument if there is no such file, FlashgenError if it has neither
+    format, is damaged, or holds no time.
     """
     if path.suffix == ".jsonl":
         return _some(from_outcomes(outcomes_of(path, notice)), path)
     try:
-        record = _parsed(unpacked_content_of(path))
+        record = parsed(unpacked_content_of(path).decode(), finite=False)
     except FileNotFoundError:
         raise InvalidArgument(f"{path}: there is no such file of a landscape") from None
     except OSError as error:
@@ -107,8 +102,7 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
         raise FlashgenError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FlashgenError(
-            f"{path} must be a cache of Kernel Tuner, results of KTT or results in the T4 format: "
-            f"{type(error).__name__}: {error}"
+            f"{path} must be results in the T4 format: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -202,17 +196,6 @@ def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelCon
     )
 
 
-def _parsed(content: bytes) -> Any:
-    """The JSON of a file. A cache that Kernel Tuner has not finished lacks its last two braces."""
-    text = content.decode()
-    try:
-        return parsed(text, finite=False)
-    except ValueError:
-        with contextlib.suppress(ValueError):
-            return parsed(text.rstrip().rstrip(",") + "}}", finite=False)
-        raise
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     """One record of a file."""
@@ -224,17 +207,9 @@ class _Row:
 
 
 def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
-    """The landscape of a cache or of results. Of duplicate configs the last counts."""
+    """The landscape of T4 results. Of duplicate configs the last counts."""
     about: Mapping[str, Any] = record.get("flashgen", {})
-    if "Results" in record:
-        about = {"name": str(record.get("Metadata", {}).get("Device", name))}
-        rows = [_of_ktt(result, record) for result in record["Results"]]
-    elif "cache" in record:
-        names = record["tune_params_keys"]
-        rows = [_cached(entry, names) for entry in record["cache"].values()]
-        name = " ".join(word for key in NAMED_BY if (word := str(record.get(key, ""))))
-    else:
-        rows = [_measured(result) for result in record["results"]]
+    rows = [_measured(result) for result in record["results"]]
     kept = {json.dumps(row.point, sort_keys=True): row for row in rows}
     guesses = tuple(row.guess for row in kept.values())
     return Landscape(
@@ -247,21 +222,6 @@ def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
         guesses=guesses if any(guesses) else None,
         likely_first=about.get("likely_first", False),
     )
-
-
-def _cached(entry: Mapping[str, Any], names: Sequence[str]) -> _Row:
-    """A record of a cache. Its time is one in milliseconds, or the name of a failure."""
-    return _Row(point={name: entry[name] for name in names}, time=_time(entry["time"]), unit="ms")
-
-
-def _of_ktt(result: Mapping[str, Any], record: Mapping[str, Any]) -> _Row:
-    """A result of KTT. Its time is the sum over its kernels; what is not Ok failed."""
-    point = {each["Name"]: each["Value"] for each in result["Configuration"]}
-    time = None
-    if str(result["Status"]).lower() == "ok":
-        time = _time(sum(each["Duration"] for each in result["ComputationResults"]))
-    unit = str(record.get("Metadata", {}).get("TimeUnit", "")).lower()
-    return _Row(point=point, time=time, unit=unit)
 
 
 def _measured(result: Mapping[str, Any]) -> _Row:

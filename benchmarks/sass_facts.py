@@ -5,8 +5,8 @@
                                                a changed table; texts and Triton have not
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
         --kernel 'bwd_*_bf16_d64_*'            compare only the lines of these kernels, as CI does
-    make facts TRITON=3.8.0                    write that of another Triton
-    make facts TRITON=3.8.0 FACTS=--check      or compare it
+    make -f tests/sessions.mk facts TRITON=3.8.0    write that of another Triton
+                                                    (FACTS=--check: compare)
 
 Compilers change: a new ptxas may undo a schedule, or spill, and no test of results would notice.
 Every kernel of the tables is compiled for their architecture, and some of schedule hopper besides.

@@ -1,13 +1,20 @@
-"""A race of samplers with the same start: auto, and TPE, GPSampler and CMA-ES of Optuna.
+"""A race of samplers on recorded landscapes: auto, and Optuna's. CPU only; a replay.
 
-    python benchmarks/search_race.py [--public FOLDER] [--seeds 30] [--contender NAME] [--out NAME]
+    python benchmarks/search_race.py [FILE ...] [--seeds 30] [--contender NAME] [--out NAME]
 
-All contenders search the same legal points, first the same seeds: those of the landscape or, where
-it has none, SEEDS random points, which are others in each search. Only auto knows that the order of
-flashgen's own spaces means something. The landscapes are those of search_efficiency.py and of
-made_landscapes.py, what of search_peers.PUBLIC is in FOLDER, and the searches of an H200 that the
-repository has, which are small. Each search of 80 evaluations is kept in NAME.runs.jsonl when it is
-done, so a run that was cut off goes on. NAME.md is written when all are done.
+Each contender searches each landscape once per seed, for 80 evaluations. All search the same legal
+points, and first the same seeds: those of the landscape or, where it has none, SEEDS random points,
+which are others in each search; with --cold all start without. Only auto knows that the order of
+flashgen's own spaces means something. Optuna's samplers hear of failures as of a value.
+
+FILE is anything that benchmarks/recorded.py reads. Without one, the landscapes are two of an A100
+that others measured (tests/data/published_timings.yaml), the searches of an H200 that the
+repository has, which are small, and those of landscapes/: of our kernels, with ESTIMATES for times,
+and made ones.
+
+Regret is how much slower the best config so far is than the best of the landscape. The output is
+its median over seeds in per cent, with a 95 % band by the percentile bootstrap. Each search is in
+NAME.runs.jsonl when it is done, so a run that was cut off goes on. NAME.md is written at the end.
 """
 
 from __future__ import annotations
@@ -17,44 +24,145 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import hashlib
+import json
+import math
 import sys
-from dataclasses import replace
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
-import made_landscapes
 import numpy as np
-import search_efficiency
-from search_peers import public
-from search_runs import Runs
-from search_scores import Curve, summary, summary_table
+import optuna
+import yaml
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from benchmarks.recorded import Landscape, from_outcomes
+from benchmarks.recorded import Landscape, dump, from_outcomes, read, replay
+from flashgen.errors import FlashgenError
+from flashgen.search import Method
 from flashgen.search.history import outcomes_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.space import seed_configs, tuned_default
 
-AT = (10, 20, 40, 80)
+AT = (5, 10, 20, 40, 80)
+"""After how many evaluations the tables have a column."""
 SEEDS = 8
 LEAST_POINTS = 40
+"""Of a search of the H200, to be a landscape."""
+RESAMPLES = 2000
+LEAST, MOST = 1e-3, 10.0
+"""What regrets are clipped to before a geometric mean."""
+PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
+LANDSCAPES = ROOT / "benchmarks" / "landscapes"
 H200 = ROOT / "benchmarks" / "results" / "nvidia_h200" / "tuning.jsonl.gz"
-CONTENDERS = tuple(
-    replace(each, warm=True, name=each.name if each.warm else f"{each.name}, warm")
-    for each in search_efficiency.CONTENDERS
-    if each.name in ("auto", "tpe, warm", "gp", "cmaes")
-)
+CONTENDERS = {
+    "auto": "auto",
+    "tpe": "benchmarks.search_race:Tpe",
+    "gp": "benchmarks.search_race:Gp",
+    "cmaes": "benchmarks.search_race:Cmaes",
+    "random": "random",
+}
+"""Names, and what Method calls the sampler."""
+
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 
-def landscapes(folder: Path | None) -> tuple[list[Landscape], list[str]]:
-    """All landscapes, and a sentence for each of the public ones that is not in the folder."""
-    found, skipped = public(folder)
-    timed = [
-        each
-        for each in from_outcomes(outcomes_of(H200, print))
-        if len(each.points) >= LEAST_POINTS and each.source == "measured"
-    ]
-    return [*search_efficiency.shipped(), *timed, *found, *made_landscapes.landscapes()], skipped
+class _Informed(BaseSampler):
+    """Adds a trial for each that failed: pruned, or with the worst value so far."""
+
+    prunes = False
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """As BaseSampler.after_trial."""
+        super().after_trial(study, trial, state, values)
+        if state != TrialState.FAIL:
+            return
+        known = [each.values[0] for each in study.get_trials(deepcopy=False) if each.values]
+        if self.prunes or known:
+            state = TrialState.PRUNED if self.prunes else TrialState.COMPLETE
+            value = None if self.prunes else max(known)
+            distributions = trial.distributions
+            study.add_trial(
+                create_trial(
+                    state=state, value=value, params=trial.params, distributions=distributions
+                )
+            )
+
+
+class Tpe(_Informed, TPESampler):
+    """TPE of all parameters together, which takes pruned trials for worse than all others."""
+
+    prunes = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(multivariate=True, constant_liar=True, seed=seed)
+
+
+class Gp(_Informed, GPSampler):
+    """A Gaussian process. It takes a tenth of a second for each proposal and repeats itself."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed)
+
+
+class Cmaes(_Informed, CmaEsSampler):
+    """CMA-ES. It draws what is no number at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed, warn_independent_sampling=False)
+
+
+def published() -> list[Landscape]:
+    """The measured landscapes that ship, with those of our seeds that are points of theirs."""
+    found = []
+    names = ("br", "bc", "num_warps", "num_stages")
+    a100 = TARGETS["nvidia_a100_sxm4_40gb"]
+    for record in yaml.safe_load(PUBLISHED.read_text())["landscapes"]:
+        dim, rows = record["d"], {tuple(row[:4]): row[4] for row in record["rows_ms"]}
+        spec = AttentionSpec(dtype="float16", head_dim=dim, head_dim_v=dim, mask="causal")
+        seeds = (tuned_default(spec, a100), *seed_configs(spec, a100))
+        tiles = dict.fromkeys(tuple(getattr(seed, name) for name in names) for seed in seeds)
+        points = tuple(dict(zip(names, tile, strict=True)) for tile in rows)
+        found.append(
+            Landscape(
+                name=record["id"], source="measured", unit="ms", points=points,
+                times=tuple(rows.values()),
+                seeds=tuple(list(rows).index(tile) for tile in tiles if tile in rows),
+            )
+        )  # fmt: skip
+    return found
+
+
+def of_folder(source: str) -> list[Landscape]:
+    """Those of landscapes/ that are estimated, or made."""
+    pattern = "made_*.json.gz" if source == "made" else "[!m]*.json*"
+    return [each for path in sorted(LANDSCAPES.glob(pattern)) for each in read(path)]
+
+
+def shipped() -> list[Landscape]:
+    """All of attention that ship, but for the searches of an H200."""
+    return published() + of_folder("estimated")
+
+
+def measured() -> list[Landscape]:
+    """Of the searches of an H200 those with enough points."""
+    found = from_outcomes(outcomes_of(H200, print))
+    return [e for e in found if len(e.points) >= LEAST_POINTS and e.source == "measured"]
+
+
+def cold(landscape: Landscape) -> Landscape:
+    """The landscape without seeds, guesses and a meaning of its order."""
+    return replace(landscape, seeds=(), guesses=None, likely_first=False)
 
 
 def started(landscape: Landscape, seed: int) -> Landscape:
@@ -65,60 +173,156 @@ def started(landscape: Landscape, seed: int) -> Landscape:
     return replace(landscape, seeds=tuple(map(int, drawn)))
 
 
+class Runs:
+    """Regrets of searches by key, a line of JSON each; a line that was cut off is left out. Without
+    a path nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._known = path, dict[tuple[str, ...], tuple[float, ...]]()
+        if path is not None and path.exists():
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            for line in whole.splitlines():
+                key, regrets = json.loads(line)
+                self._known[tuple(key)] = tuple(regrets)
+            if whole != text:
+                path.write_text(whole)
+
+    def get(self, key: tuple[str, ...]) -> tuple[float, ...] | None:
+        """The regrets of a search that is done."""
+        return self._known.get(key)
+
+    def add(self, key: tuple[str, ...], regrets: tuple[float, ...]) -> None:
+        """Keep the regrets of a search."""
+        self._known[key] = regrets
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                print(json.dumps([key, regrets]), file=file)
+
+
+def digest(*parts: bytes) -> str:
+    """Changes with what is hashed."""
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+
+
 def regrets_of(
-    landscape: Landscape, contender: search_efficiency.Contender, seeds: int, runs: Runs
+    landscape: Landscape, contender: str, seeds: int, runs: Runs, *, warm: bool = True
 ) -> list[tuple[float, ...]]:
     """The regrets of its searches, those of `runs` and new ones."""
-    digest, mine = search_efficiency.digest_of(landscape), contender.name == "auto"
-    by = search_efficiency.digest_of_search() if mine else version("optuna")
+    by = version("optuna")
+    if contender == "auto":  # with the code of flashgen's search
+        code = sorted((ROOT / "flashgen" / "search").glob("*.py"))
+        by = digest(*(path.read_bytes() for path in code))
+    of = digest(dump(landscape).encode())
     found = []
     for seed in range(seeds):
-        key = digest, contender.name, by, str(SEEDS), str(seed)
+        key = of, contender, by, str(warm), str(SEEDS), str(seed)
         regrets = runs.get(key)
         if regrets is None:
-            method = search_efficiency.Method(sampler=str(contender.sampler), seed=seed)
-            some = search_efficiency.replay(started(landscape, seed), method, AT[-1])
+            searched = started(landscape, seed) if warm else cold(landscape)
+            method = Method(sampler=CONTENDERS[contender], seed=seed)
+            some = replay(searched, method, AT[-1], warm=warm)
             regrets = some + some[-1:] * (AT[-1] - len(some))
             runs.add(key, regrets)
         found.append(regrets)
     return found
 
 
-def table(found: list[Curve]) -> str:
-    """Markdown: medians in per cent, a row a contender."""
-    return search_efficiency.table(found, AT)
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Regrets of one contender after AT: their median, and its band."""
+
+    contender: str
+    median: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def curve_of(name: str, regrets: Sequence[Sequence[float]]) -> Curve:
+    """The curve of these regrets (runs x evaluations), with a band of 95 %."""
+    runs = np.array(regrets)[:, [after - 1 for after in AT]]
+    draws = np.random.default_rng(0).integers(len(runs), size=(RESAMPLES, len(runs)))
+    medians = np.median(runs[draws], axis=1)
+    low, high = np.quantile(medians, (0.025, 0.975), axis=0, method="nearest")
+    median = np.median(runs, axis=0)
+    return Curve(
+        contender=name, median=tuple(median.tolist()), low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+    )  # fmt: skip
+
+
+def per_cent(regret: float) -> str:
+    """A regret as a table shows it; nothing ran yet where it is infinite."""
+    return f"{100 * regret:.1f}" if math.isfinite(regret) else "-"
+
+
+def title(landscape: Landscape) -> str:
+    """What it is, in a line."""
+    failed = sum(time is None for time in landscape.times)
+    source = landscape.source.upper() if landscape.source == "estimated" else landscape.source
+    return (
+        f"{landscape.name}: {source}, {len(landscape.points)} points, {failed} failing, "
+        f"{len(landscape.seeds)} seeds"
+    )
+
+
+def table(found: Sequence[Curve]) -> Iterator[str]:
+    """Markdown: a row a contender."""
+    yield f"| median regret, % | {' | '.join(f'after {after}' for after in AT)} |"
+    yield "|---" * (len(AT) + 1) + "|"
+    for curve in found:
+        figures = zip(curve.median, curve.low, curve.high, strict=True)
+        cells = (f"{per_cent(m)} [{per_cent(low)}, {per_cent(high)}]" for m, low, high in figures)
+        yield f"| {curve.contender} | {' | '.join(cells)} |"
+
+
+def summary(done: Sequence[Sequence[Curve]]) -> Iterator[str]:
+    """Markdown: of each contender the geometric means of its medians over all landscapes, and its
+    worst after all evaluations.
+    """
+    after = " | ".join(f"after {after}" for after in AT)
+    yield f"| geometric mean of median regrets, % | {after} | worst after {AT[-1]} |"
+    yield "|---" * (len(AT) + 2) + "|"
+    for name in dict.fromkeys(curve.contender for curves in done for curve in curves):
+        mine = [curve.median for curves in done for curve in curves if curve.contender == name]
+        means = np.exp(np.log(np.clip(np.array(mine), LEAST, MOST)).mean(axis=0)).tolist()
+        worst = max(median[-1] for median in mine)
+        yield f"| {name} | {' | '.join(map(per_cent, [*means, worst]))} |"
 
 
 def main() -> None:
     """Search, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--public", type=Path, metavar="FOLDER")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--seeds", type=int, default=30, help="searches of each contender")
-    names = [each.name for each in CONTENDERS]
-    parser.add_argument("--contender", action="append", choices=names, help="all unless given")
+    parser.add_argument("--cold", action="store_true", help="without seeds")
+    parser.add_argument("--contender", action="append", choices=CONTENDERS, help="all unless given")
     parser.add_argument("--out", type=Path, default=Path("search_race"), metavar="NAME")
     asked = parser.parse_args()
-    every, skipped = landscapes(asked.public)
-    runs = Runs(asked.out.with_suffix(".runs.jsonl"))
-    chosen = [each for each in CONTENDERS if each.name in (asked.contender or names)]
+    try:
+        every = [each for path in asked.files for each in read(path, print)]
+    except FlashgenError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    every = every or [*shipped(), *measured(), *of_folder("made")]
+    runs, done = Runs(asked.out.with_suffix(".runs.jsonl")), []
     lines = [
-        f"Optuna {version('optuna')}, {asked.seeds} searches each: median regret in per cent, and "
-        "its 95 % band by bootstrap.",
-        *(f"skipped: {each}" for each in skipped),
+        f"Optuna {version('optuna')}, {asked.seeds} searches each"
+        f"{', without seeds' if asked.cold else ''}: median regret in per cent, and its 95 % band."
     ]
-    done = []
     for landscape in every:
-        curves = [
-            search_efficiency.curve_of(
-                each.name, landscape, np.array(regrets_of(landscape, each, asked.seeds, runs))
-            )
-            for each in chosen
-        ]
+        curves = []
+        for name in asked.contender or CONTENDERS:
+            found = regrets_of(landscape, name, asked.seeds, runs, warm=not asked.cold)
+            curves.append(curve_of(name, found))
         done.append(curves)
-        lines += ["", search_efficiency.title(landscape), "", table(curves)]
-        print("\n".join(lines[-3:]), flush=True)
-    lines += ["", f"All {len(every)} landscapes:", "", summary_table(summary(done, AT), AT)]
-    print("\n".join(lines[-3:]))
+        new = ["", title(landscape), "", *table(curves)]
+        print("\n".join(new), flush=True)
+        lines += new
+    lines += ["", f"All {len(every)} landscapes:", "", *summary(done)]
+    print("\n".join(lines[-3 - len(done[0]) :]))
     asked.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 

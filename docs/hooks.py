@@ -29,7 +29,6 @@ COPIED = (
     "examples/tour.ipynb",
     f"{RESULTS}/engine_kernels.md",
     f"{RESULTS}/machine_code.md",
-    f"{RESULTS}/machine_code.svg",
     f"{RESULTS}/nvidia_h200/README.md",
     f"{RESULTS}/nvidia_h200/measured.svg",
     f"{RESULTS}/machine_code_sm100.md",
@@ -57,6 +56,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as the site has the files. `no-run` after a fence's language is for tests alone."""
+    markdown = re.sub(r"\[([^\]]*)\]\((?:docs/)?notes\b[^)]*\)", r"\1", markdown)  # not there
     markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
     if "/" not in page.file.src_uri:
         markdown = re.sub(r"\]\(\.\./", "](", markdown)

@@ -35,13 +35,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run nothing; list the slow tests with their reasons",
     )
-    parser.addoption(
-        "--passed",
-        type=Path,
-        metavar="FILE",
-        help="leave out the tests that FILE names, and add those that pass: a run that is cut off "
-        "resumes. FILE.failed gets the traceback of each failure when it happens",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,8 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="flashgen-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
     os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ[CACHE]) / "triton")
-    if (file := config.getoption("--passed")) is not None:
-        config.pluginmanager.register(Passed(file, getattr(config, "workerinput", None)))
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -72,49 +63,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         print(f"{count:5}  {': '.join(why)}")
     print(f"{found.total():5}  in all")
     return True
-
-
-class Passed:
-    """--passed FILE: one line per test that has passed, and in FILE.failed the text of each failure.
-    Both are written when a test ends.
-    """
-
-    def __init__(self, path: Path, worker: dict[str, Any] | None) -> None:
-        self.path, self.failed = path, path.with_name(path.name + ".failed")
-        self.writes = worker is None  # with xdist, the process that hears of all tests
-        # A worker that replaces a lost one must collect what the others did, whatever passed since.
-        if worker is not None:
-            self.known = set(worker["passed"])
-        else:
-            self.known = set(path.read_text().splitlines()) if path.exists() else set()
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["passed"] = sorted(self.known)
-
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        before = [item for item in items if item.nodeid in self.known]
-        items[:] = [item for item in items if item.nodeid not in self.known]
-        config.hook.pytest_deselected(items=before)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not self.writes:
-            return
-        if report.when == "call" and report.passed:
-            with self.path.open("a") as file:
-                print(report.nodeid, file=file)
-        elif report.failed:  # xdist reports a lost worker like this, too
-            with self.failed.open("a") as file:
-                print(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n", file=file)
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.known:
-            session.exitstatus = pytest.ExitCode.OK
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        terminalreporter.write_line(f"passed in earlier runs: {len(self.known)}")
 
 
 def pytest_unconfigure() -> None:

@@ -1,6 +1,6 @@
 """Writes the outputs and pictures that README and docs/ show.
 
-    make docs-output                      all pages
+    make -f tests/sessions.mk docs-output                      all pages
     python -m tests.docs_output PAGE.md   one page
     python -m tests.docs_output --check   fail if one that takes seconds is not what is committed
 
@@ -9,11 +9,10 @@ A comment in front of a block or picture says where it comes from:
     <!-- output of: COMMAND -->            the block, or the table, is the output of a command
     <!-- output of the python above -->    the block is what the last python block prints
     <!-- count of: GPUs -->                the number that follows it in the same line: counts() has all
-    <!-- picture of: COMMAND -->           an .svg is the first chart of report.html; NAME-WIDTH.png is
-                                           the first screen of NAME.html (tests/screenshots.py)
+    <!-- picture of: COMMAND -->           the .svg is the first chart of report.html
 
 All commands of a run share one folder, in which `flashgen` is this checkout's, and $CLONE names it. A
-command that stands twice runs once. Only a screenshot whose text has changed needs Chromium.
+command that stands twice runs once.
 tests/cpu/project/test_docs_output.py compares all of them.
 """
 
@@ -31,10 +30,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
 from flashgen.spec.gpu import TARGETS
-from tests import screenshots
+from tests.svg_file import standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,7 +43,7 @@ MARKER = re.compile(
 )
 BLOCK = re.compile(r"```text\n(.*?)```\n|((?:\|[^\n]*\n)+)", re.DOTALL)
 COUNT = re.compile(r"(<!-- count of: (\w+) -->)(\d+)")
-PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+\.(?:svg|png))\)")
+PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+\.svg)\)")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VARYING = (
     (re.compile(r"\b\d+:\d\d:\d\d\b"), "H:MM:SS"),
@@ -53,7 +51,7 @@ VARYING = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[\d:]+(?:Z|\+00:00)"), "DATE"),
 )
 TIMEOUT_S = 3000
-SLOW = ("flashgen tune", "flashgen paper", "transformers_sweep")
+SLOW = ("flashgen tune", "examples.papers", "transformers_sweep")
 """Commands that take minutes: tests alone compare what they print."""
 
 
@@ -76,19 +74,7 @@ class Output:
         """What is committed; "" if there is no file yet."""
         if self.file is None:
             return self.page.read_text()[self.start : self.end]
-        if not self.file.exists():
-            return ""
-        return screenshots.shown(self.file) if self.is_screenshot else self.file.read_text()
-
-    @property
-    def is_screenshot(self) -> bool:
-        """Whether a browser makes it."""
-        return self.file is not None and self.file.suffix == ".png"
-
-    def html(self, folder: Path) -> Path:
-        """The page that the command wrote, of which this is a picture."""
-        name = self.file.stem.rpartition("-")[0] if self.file and self.is_screenshot else "report"
-        return next(folder.rglob(f"{name}.html"))
+        return self.file.read_text() if self.file.exists() else ""
 
 
 def outputs(page: Path) -> Iterator[Output]:
@@ -128,10 +114,8 @@ def make(output: Output, folder: Path) -> str:
         printed = _run(output.source, folder)
     except FlashgenError as error:
         raise FlashgenError(f"{output}: {error}") from None
-    if output.is_screenshot:
-        return screenshots.text_of(output.html(folder).read_text())
     if output.file is not None:
-        return chart_of(output.html(folder).read_text())
+        return chart_of(next(folder.rglob("report.html")).read_text())
     return "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
 
 
@@ -151,13 +135,11 @@ def _run(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def write(output: Output, text: str, folder: Path) -> None:
-    """Put today's text of an output in its place, or take a screenshot again."""
+def write(output: Output, text: str) -> None:
+    """Put today's text of an output in its place."""
     if output.file is None:
         page = output.page.read_text()
         output.page.write_text(page[: output.start] + text + page[output.end :])
-    elif output.is_screenshot:
-        screenshots.take(output.html(folder), output.file)
     else:
         output.file.write_text(text)
 
@@ -218,7 +200,7 @@ def main(arguments: Sequence[str]) -> int:
         for page in pages:
             if (text := counted(page.read_text(), counts())) != page.read_text():
                 differ = differ or check
-                print(f"{page.name}: a count {'is out of date: run make docs-output' if check else 'has changed'}",
+                print(f"{page.name}: a count {'is out of date: run make -f tests/sessions.mk docs-output' if check else 'has changed'}",
                       file=sys.stderr if check else sys.stdout)  # fmt: skip
                 if not check:
                     page.write_text(text)
@@ -232,10 +214,13 @@ def main(arguments: Sequence[str]) -> int:
                     continue
                 if check:
                     differ = True
-                    print(f"{output} is out of date: run make docs-output", file=sys.stderr)
+                    print(
+                        f"{output} is out of date: run make -f tests/sessions.mk docs-output",
+                        file=sys.stderr,
+                    )
                     continue
                 print(f"{output} has changed")
-                write(output, text, Path(name))
+                write(output, text)
     return int(differ)
 
 

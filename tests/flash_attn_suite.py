@@ -1,6 +1,6 @@
 """FlashAttention-2's own test suite, run against flashgen.runtime.flash_attn.
 
-    make test-flash-attn
+    make -f tests/sessions.mk test-flash-attn
     python -m tests.flash_attn_suite SDIST [--cases 20] [--seed 0] [pytest's options]
 
 SDIST is the source distribution that pip downloads. Its test file is taken as it is, but for the

@@ -367,17 +367,6 @@ LANDSCAPES: tuple[dict[str, Any], ...] = (
             for a in (1, 0.5)
         ],
     },
-    {
-        "device_name": "A100", "kernel_name": "k", "problem_size": [1, 2], "tune_params_keys": ["x", "y"],
-        "cache": {"1,2": {"x": 1, "y": 2, "time": 0.5}, "3,4": {"x": 3, "y": 4, "time": "CompilationFailedConfig"}},
-    },
-    {
-        "Metadata": {"Device": "RTX 3090", "TimeUnit": "Microseconds"},
-        "Results": [
-            {"Status": "Ok", "Configuration": [{"Name": "x", "Value": x}], "ComputationResults": [{"Duration": 1.5}]}
-            for x in (16, 32)
-        ],
-    },
     {"outcomes": [OUTCOME.to_json()]},
 )  # fmt: skip
 

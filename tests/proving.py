@@ -21,9 +21,19 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
 
 
 def sampled(names: Iterable[str]) -> list[Any]:
-    """The names of mutants, of which make test has every other one."""
-    slow = pytest.mark.slow("make test has every other mutant")
-    return [pytest.param(name, marks=slow if place % 2 else ()) for place, name in enumerate(names)]
+    """The names of mutants, of which make test has every fourth."""
+    slow = pytest.mark.slow("make test has every fourth mutant")
+    return [pytest.param(name, marks=slow if place % 4 else ()) for place, name in enumerate(names)]
+
+
+def alternating(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """The pairs of two lists, of which make test has every other one, as on a chessboard."""
+    slow, others = pytest.mark.slow("make test has every other pair of these"), list(second)
+    return [
+        pytest.param(one, other, marks=slow if (n + m) % 2 else ())
+        for n, one in enumerate(first)
+        for m, other in enumerate(others)
+    ]
 
 
 def mutant_passes(

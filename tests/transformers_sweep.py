@@ -1,6 +1,6 @@
 """Every model type of the installed transformers, tiny, with our two names and with "eager".
 
-    python -m tests.transformers_sweep                      the list that docs/lab-notes.md shows
+    python -m tests.transformers_sweep                      the list that docs/integrations.md shows
     python -m tests.transformers_sweep --types llama t5     what became of these
     python -m tests.transformers_sweep --ways               the table that docs/integrations.md shows
     python -m tests.transformers_sweep --out FILE           appends each result to FILE, and leaves out
@@ -472,7 +472,7 @@ def model_types() -> list[str]:
 
 
 def table(results: Iterable[Result]) -> str:
-    """The list of docs/lab-notes.md."""
+    """The list of docs/integrations.md."""
     import transformers
 
     by_type: dict[str, list[Result]] = defaultdict(list)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -39,7 +38,8 @@ OWN_SCHEDULES = ("hopper", "blackwell", "ampere")
 MOST_BYTES = 12e9
 """Of a cache: 80 GB hold the three copies that exist while its pages are made."""
 HELD_OUT = Path(__file__).parents[1] / "results" / "held_out.jsonl"
-HELD_OUT_SEED, HELD_OUT_EACH = 20261128, 20
+"""Random legal configs of random specs and lengths, and what was estimated of them on 28 November
+2026, before anything ran: 20 each of forward, backward and decode for an H100 and for an H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,24 +273,6 @@ def held_out(gpu: Gpu) -> dict[Item, dict[str, Any]]:
             )
             found[item] = line
     return found
-
-
-def drawn(gpu: Gpu) -> Iterator[Item]:
-    """Random legal configs of random specs and lengths without an end: forward, backward, decode in
-    turn.
-    """
-    numbers = random.Random(HELD_OUT_SEED)
-    forward = dense(64, 96, 128, 256)
-    forward += [replace(spec, dtype="float16") for spec in forward]
-    decode = [spec_of(f"decode_bf16_d{d}{paged}") for d in (64, 128) for paged in ("", "_paged")]
-    while True:
-        way = numbers.choice(("backward_dkv", "backward_dq", "backward_fused"))
-        backward = numbers.choice(forward).for_direction(way)  # type: ignore[arg-type]
-        for spec in (numbers.choice(forward), backward, numbers.choice(decode)):
-            schedule = numbers.choice(sorted({c.schedule for c in legal(spec, gpu)} - {"auto"}))
-            configs = [config for config in legal(spec, gpu) if config.schedule == schedule]
-            problem = workload(spec, numbers.choice((1024, 4096, 16384)))
-            yield Item(kind="rough", spec=spec, problem=problem, configs=(numbers.choice(configs),))
 
 
 def _last(gpu: Gpu, lines: Lines) -> Iterator[Item]:

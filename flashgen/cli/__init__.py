@@ -78,7 +78,6 @@ for _command in (
     build.aot,
     bench.bench,
     tables.export,
-    prove.paper,
     explain.doctor,
 ):
     app.command(short_help=_summary(_command))(_command)

@@ -1,5 +1,5 @@
-"""flashgen verify, sanitize, calibrate and paper: check tables again, execute kernels on the CPU,
-compare estimates with measurements, show the claims of the FlashAttention papers.
+"""flashgen verify, sanitize and calibrate: check tables again, execute kernels on the CPU, compare
+estimates with measurements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from flashgen import paths
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
 from flashgen.errors import InvalidArgument, ToolchainError, printable
 from flashgen.files import temporary_folder
-from flashgen.spec.gpu import known_target
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
@@ -250,35 +249,3 @@ def _table_and_evaluator(
 
     here = device_gpu(0, instead="flashgen verify --target nvidia_h200")
     return named_table(here.slug, out, evidence=True), GpuEvaluator(here, 0, cache, jobs)
-
-
-def paper(
-    claim: Annotated[
-        list[str] | None, typer.Argument(help="Claims to show, by name; all if none is given.")
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="A known GPU by slug, for the claims about memories and programs.")
-    ] = "nvidia_a100_sxm4_40gb",
-    out: Annotated[Path, typer.Option(help="The page to write, an .html file.")] = Path(
-        "paper.html"
-    ),
-) -> None:
-    """Show the claims of the FlashAttention papers on this machine, without a GPU, as one page."""
-    from flashgen.paper.claims import named
-    from flashgen.paper.page import check_file, show, write_page
-
-    check_file(out)
-    shown = []
-    for one in show(named(claim or []), known_target(target)):
-        shown.append(one)
-        held = one.verdict.upper() if one.finding and not one.holds else one.verdict
-        print(f"{one.claim.name:15} {held:17} {one.claim.title}", flush=True)
-        for check in one.finding.checks if one.finding else ():
-            if not check.holds:
-                print(printable(f"  fails: {check.text}"))
-        if one.why:
-            print(printable(f"  {one.why}"))
-    write_page(shown, out)
-    print(f"Written: {out}")
-    if not all(one.holds for one in shown):
-        raise typer.Exit(1)

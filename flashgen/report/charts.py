@@ -35,8 +35,6 @@ PANEL_INCHES, PANELS_A_ROW = 5.0, 3
 LEGEND_INCHES = 1.4
 """Below a panel of draw(): a dozen families in two columns."""
 WIDTH, HEIGHT = 340, 220
-LONGEST_OF_TWO = 24
-"""Characters of a line's name that fit half the width."""
 
 INK, SOFT, GRID, BEST, WINNER = "#1b1f24", "#57606a", "#d0d7de", "#0072b1", "#d55e01"
 COLOURS = (
@@ -63,18 +61,6 @@ LOOKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """Points (x, y) that belong together. closed: computed by a closed form, so they are drawn as
-    a dashed line without marks; scattered: marks without a line.
-    """
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    closed: bool = False
-    scattered: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scale:
     """An axis: its name with the unit. low: where a linear one begins; at: the values that have a
     tick, if not round numbers.
@@ -92,117 +78,6 @@ class Limit:
 
     y: float
     name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """Lines over two axes. caption: what to see."""
-
-    title: str
-    caption: str
-    x: Scale
-    y: Scale
-    lines: tuple[Line, ...]
-    limits: tuple[Limit, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.lines) > len(COLOURS):
-            raise InvalidArgument(
-                f"a chart has at most {len(COLOURS)} lines, each with a colour and a marker of its "
-                f"own: {self.title!r} has {len(self.lines)}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """An element of a matrix: its text, a colour of COLOURS by number, and how strong, 0 to 1."""
-
-    text: str
-    colour: int = 0
-    shade: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """Cells by row under a name. tile: rows and columns between the thick lines, if any."""
-
-    name: str
-    cells: tuple[tuple[Cell, ...], ...]
-    tile: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matrices:
-    """Matrices of one size, side by side in `across` columns. caption: what to see."""
-
-    title: str
-    caption: str
-    matrices: tuple[Matrix, ...]
-    across: int = 3
-
-
-def matrices(picture: Matrices) -> Markup:
-    """The SVG of matrices, with the number in each cell."""
-    rows, columns = len(picture.matrices[0].cells), len(picture.matrices[0].cells[0])
-    width = WIDTH / picture.across
-    height = (width - 12) * rows / columns + 22
-
-    def draw(*panels: Axes) -> None:
-        for axes, matrix in zip(panels, picture.matrices, strict=True):
-            _matrix(axes, matrix)
-
-    label = f"{picture.title}: {', '.join(matrix.name for matrix in picture.matrices)}"
-    size = WIDTH, round(height * -(-len(picture.matrices) // picture.across))
-    return _svg(draw, label, size, count=len(picture.matrices), across=picture.across)
-
-
-def _matrix(axes: Axes, matrix: Matrix) -> None:
-    from matplotlib.patches import Rectangle
-
-    rows, columns = len(matrix.cells), len(matrix.cells[0])
-    for row, cells in enumerate(matrix.cells):
-        for column, cell in enumerate(cells):
-            if cell.shade:
-                fill, strength = COLOURS[cell.colour], 0.1 + 0.4 * cell.shade
-                axes.add_patch(Rectangle((column, row), 1, 1, lw=0, fc=fill, alpha=strength))
-            axes.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=10)
-    tile = matrix.tile or (rows, columns)
-    for row in range(rows + 1):
-        width = 1.2 if row % tile[0] == 0 else 0.3
-        axes.plot((0, columns), (row, row), color=SOFT, linewidth=width)
-    for column in range(columns + 1):
-        width = 1.2 if column % tile[1] == 0 else 0.3
-        axes.plot((column, column), (0, rows), color=SOFT, linewidth=width)
-    axes.set(xlim=(-0.1, columns + 0.1), ylim=(rows + 0.1, -0.1), aspect="equal")
-    axes.set_axis_off()
-    axes.set_title(matrix.name, fontsize="medium", color=SOFT)
-
-
-def lines(chart: Chart) -> Markup:
-    """The SVG of a chart, with its legend. On a logarithmic axis all points are above 0."""
-    names = ", ".join(line.name for line in chart.lines)
-    label = f"{chart.title}: {chart.y.name} over {chart.x.name}; {names}"
-
-    def draw(axes: Axes) -> None:
-        for number, line in enumerate(chart.lines):
-            colour, marker = COLOURS[number % 8], MARKERS[number % 9]
-            if not line.scattered:
-                dashes, label_ = ("--", line.name) if line.closed else ("-", None)
-                axes.plot(*zip(*line.points, strict=True), dashes, color=colour, label=label_)
-            if not line.closed:
-                titles = [
-                    f"{line.name}: {chart.x.name} {x:g}, {chart.y.name} {y:.4g}"
-                    for x, y in line.points
-                ]
-                _marks(axes, line.points, colour, marker, titles, label=line.name)
-        for limit in chart.limits:
-            _limit(axes, limit, "--")
-        _scale(axes, "x", chart.x)
-        _scale(axes, "y", chart.y)
-
-    columns = 1 if max(len(line.name) for line in chart.lines) > LONGEST_OF_TWO else 2
-    rows = -(-len(chart.lines) // columns)
-    return _svg(draw, label, (WIDTH, HEIGHT + 14 * rows), columns=columns)
 
 
 def history(
@@ -225,7 +100,7 @@ def history(
         ):
             titles = [f"{n}: {each.config.label}, {rounded(each.us)} us" for n, each in some]
             points = [(n, each.us) for n, each in some]
-            _marks(axes, points, colour, marker, titles)
+            marks(axes, points, colour, marker, titles)
         for n, point in wins:
             axes.annotate(
                 f"{rounded(point.us)} us", (n, point.us), (0, -12), textcoords="offset points",
@@ -235,18 +110,18 @@ def history(
             # At the right: early configs and the first steps of the best lie at the left. Above
             # and below: two names never meet.
             below = limit.y < max(each.y for each in limits)
-            _limit(axes, limit, dashes, at_right=True, below=below)
+            draw_limit(axes, limit, dashes, at_right=True, below=below)
         axes.set_xlim(0.5, end)
-        _scale(axes, "x", Scale(name="configs, in their order", log=False, low=0.5))
-        _scale(axes, "y", Scale(name="us"))
+        draw_scale(axes, "x", Scale(name="configs, in their order", log=False, low=0.5))
+        draw_scale(axes, "y", Scale(name="us"))
 
-    return _svg(draw, label, (WIDTH, HEIGHT))
+    return svg(draw, label, (WIDTH, HEIGHT))
 
 
 def scatter(pairs: Sequence[Pair], label: str) -> Markup:
     """The SVG of measured over estimated times. There is at least one pair."""
     families = len({pair.family for pair in pairs})
-    return _svg(
+    return svg(
         lambda axes: _panel(axes, pairs), label, (WIDTH, WIDTH + 14 * (families + 3)), columns=1
     )
 
@@ -333,7 +208,7 @@ def _plain(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _scale(axes: Axes, name: str, scale: Scale) -> None:
+def draw_scale(axes: Axes, name: str, scale: Scale) -> None:
     """Name an axis whose points are drawn, and give it few round ticks."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
@@ -357,7 +232,7 @@ def _scale(axes: Axes, name: str, scale: Scale) -> None:
     _plain(axis)
 
 
-def _marks(
+def marks(
     axes: Axes,
     points: Sequence[tuple[float, float]],
     colour: str,
@@ -374,9 +249,10 @@ def _marks(
         )  # fmt: skip
 
 
-def _limit(
+def draw_limit(
     axes: Axes, limit: Limit, dashes: str, *, at_right: bool = False, below: bool = False
 ) -> None:
+    """A horizontal line with its name."""
     axes.axhline(limit.y, color=SOFT, linestyle=dashes, linewidth=1.0)
     axes.annotate(
         limit.name, (1.0 if at_right else 0.0, limit.y), (0, -2 if below else 2),
@@ -407,7 +283,7 @@ def _panel(axes: Axes, pairs: Sequence[Pair]) -> None:
             for pair in mine
         ]
         label = f"{family} ({len(mine)})"
-        _marks(axes, points, *LOOKS[family], titles, alpha=0.7, label=label)
+        marks(axes, points, *LOOKS[family], titles, alpha=0.7, label=label)
     axes.set_xlabel("estimated, us")
     axes.set_ylabel("measured, us")
     axes.set_axisbelow(True)
@@ -439,7 +315,7 @@ _STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def _svg(
+def svg(
     draw: Callable[..., None],
     label: str,
     points: tuple[int, int],

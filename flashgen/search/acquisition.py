@@ -14,7 +14,8 @@ alternative is better everywhere:
 If the order of the space means something (likely_first), it is a prior, applied as in Hvarfner et
 al., piBO (ICLR 2022): the expected improvement is multiplied by the prior 1 / (1 + TRUST * rank),
 with ranks from 0 to 1, to the power TRUST / n after n evaluations. Once the order has proved wrong,
-it does not count. docs/lab-notes.md says what an ablation found of the constants.
+it does not count. docs/notes/2026-11-29-search-constants.md says what an
+ablation found of the constants.
 """
 
 from __future__ import annotations

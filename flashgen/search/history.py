@@ -20,7 +20,7 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
     An incomplete last record, torn by a kill or still being written, is left out.
 
     Args:
-        path: the log, or a file of benchmarks/landscape.py (.json); either may be gzipped.
+        path: the log, or a JSON file of outcomes; either may be gzipped.
         notice: is called with a sentence on what is left out.
 
     Returns:
@@ -80,9 +80,9 @@ def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
     except ValueError as error:
         raise FlashgenError(
             f"{path} is no file of outcomes ({error}): name one that "
-            "benchmarks/landscape.py wrote, or a log of flashgen tune"
+            "has them, or a log of flashgen tune"
         ) from None
     raise FlashgenError(
-        f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a file "
-        "of benchmarks/landscape.py"
+        f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a JSON "
+        "file of outcomes"
     )

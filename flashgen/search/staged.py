@@ -43,7 +43,7 @@ FINALISTS = 4
 
 FINALISTS_LENT = 2
 """The same where only what tables hold is tried, three configs in the mean. With them a
-simulation had twenty specs measured in ten minutes (docs/lab-notes.md)."""
+simulation had twenty specs measured in ten minutes (docs/notes)."""
 
 
 def search(

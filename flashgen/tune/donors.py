@@ -206,7 +206,7 @@ def _lending(entry: Entry, *, on_gpu: bool) -> tuple[KernelConfig, ...]:
 def _in_other_order(config: KernelConfig) -> KernelConfig:
     """The config in another order of tiles. With a window the order balances little, but it takes
     registers: 136 and 128 a thread, so three and four blocks on an SM of an L4
-    (docs/lab-notes.md#tables-by-transfer).
+    (docs/notes/2026-11-28-transfer.md).
     """
     return replace(config, order="longest_first" if config.order == "plain" else "plain")
 

@@ -41,7 +41,7 @@ first of blackwell has the most keys and stages that fit."""
 NEAR = 0.04
 """Kernels whose estimated times are this near are told apart by the instructions they issue. On
 an H200 the estimates of schedule hopper were wrong by 4 % in the median. It took 0.98 of them, and
-s_ahead 1.03 (docs/lab-notes.md)."""
+s_ahead 1.03 (docs/notes)."""
 
 
 def in_bfloat16(spec: AttentionSpec) -> AttentionSpec:

@@ -1,4 +1,4 @@
-"""The tests of this folder need the recording driver: make test-driver sets its environment."""
+"""The tests of this folder need the recording driver: make -f tests/sessions.mk test-driver sets its environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.driver.events import Fault, Recording, Unmodelled
 
 HERE = Path(__file__).parent
-REASON = "needs the recording driver: make test-driver"
+REASON = "needs the recording driver: make -f tests/sessions.mk test-driver"
 
 
 def pytest_configure() -> None:

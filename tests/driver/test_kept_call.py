@@ -89,9 +89,11 @@ def in_turn(*factors: tuple[Any, ...]) -> list[tuple[tuple[int, ...], tuple[Any,
 
 
 SLOW_HEADS = pytest.mark.slow(
-    "make test-driver-short has each head dim, and each choice of what else is passed"
+    "make -f tests/sessions.mk test-driver-short has each head dim, and each choice of what else is passed"
 )
-SLOW = pytest.mark.slow("make test-driver-short has every pair of dtype, mask and head dim")
+SLOW = pytest.mark.slow(
+    "make -f tests/sessions.mk test-driver-short has every pair of dtype, mask and head dim"
+)
 
 
 @pytest.mark.parametrize(

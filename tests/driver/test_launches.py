@@ -66,7 +66,7 @@ def boxes(config: KernelConfig) -> set[int]:
 
 
 SLOW = pytest.mark.slow(
-    "make test-driver-short has each schedule, load and order of a direction once"
+    "make -f tests/sessions.mk test-driver-short has each schedule, load and order of a direction once"
 )
 
 

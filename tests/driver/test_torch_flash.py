@@ -77,7 +77,7 @@ def test_an_invariant_registration_runs_kernels_of_a_class(recording: Recording)
 
 
 SLOW = pytest.mark.slow(
-    "compiles for seconds; make test-driver-short has a sample, and forwards alone"
+    "compiles for seconds; make -f tests/sessions.mk test-driver-short has a sample, and forwards alone"
 )
 FORWARD_IS_QUICK = [
     ((2, 2, 64, 256), {"is_causal": True}),

@@ -12,7 +12,7 @@ from triton import knobs
 
 from tests.driver.events import Launch, Recording
 
-pytest.importorskip("vllm", reason="needs vLLM's source: make test-engines")
+pytest.importorskip("vllm", reason="needs vLLM's source: make -f tests/sessions.mk test-engines")
 
 from tests.engines import vllm_engine as own
 

@@ -1,1 +1,1 @@
-"""The plugins of inference engines with those engines' own classes: make test-engines."""
+"""The plugins of inference engines with those engines' own classes: make -f tests/sessions.mk test-engines."""

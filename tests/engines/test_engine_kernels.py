@@ -14,8 +14,10 @@ import torch
 
 from tests.engine_examples import FOLDER, engines, launches
 
-pytest.importorskip("vllm", reason="needs vLLM's source: make test-engines")
-pytest.importorskip("sglang", reason="needs SGLang's source: make test-engines")
+pytest.importorskip("vllm", reason="needs vLLM's source: make -f tests/sessions.mk test-engines")
+pytest.importorskip(
+    "sglang", reason="needs SGLang's source: make -f tests/sessions.mk test-engines"
+)
 
 LLAMA = {"heads": 32, "kv_heads": 8, "dim": 128}
 OTHERS = {

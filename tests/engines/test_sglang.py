@@ -20,7 +20,9 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from tests.paged_steps import expected
 
-pytest.importorskip("sglang", reason="needs SGLang's source: make test-engines")
+pytest.importorskip(
+    "sglang", reason="needs SGLang's source: make -f tests/sessions.mk test-engines"
+)
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):

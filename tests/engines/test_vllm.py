@@ -17,7 +17,7 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from tests.paged_steps import expected
 
-pytest.importorskip("vllm", reason="needs vLLM's source: make test-engines")
+pytest.importorskip("vllm", reason="needs vLLM's source: make -f tests/sessions.mk test-engines")
 
 from tests.engines import vllm_engine as own
 

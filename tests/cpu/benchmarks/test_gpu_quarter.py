@@ -35,7 +35,7 @@ os._exit([0, 9, 0][number]) if number else time.sleep(60)
 
 def asked(out: Path, **more: Any) -> Namespace:
     given = {"out": out, "prepared": out, "tiny": True, "only": None, "jobs": 1, "execute": False}
-    given |= {"seconds": 60.0, "until": 1e6, "ahead": False, "freeze": False}
+    given |= {"seconds": 60.0, "until": 1e6, "ahead": False}
     return Namespace(**given | more)
 
 

@@ -169,16 +169,15 @@ def test_the_fused_backward_is_compared_where_tensor_memory_has_it() -> None:
     found = {dim: duel.fused("backward", dim, "causal") for dim in (64, 128, 256)}
     assert [[config.num_stages for _, config in found[dim]] for dim in found] == [[4], [2], []]
     assert duel.fused("forward", 64, "causal") == []
-    ours = duel.ours(("backward", 64, "none"))
-    assert [name for name, *_ in ours] == ["plain", "blackwell", duel.FUSED]
-    assert [ships for *_, ships in ours] == [False, True, False]
+    ours = duel.ours("backward", 64, "none", gpu=duel.B200)
+    assert [(name, ships) for name, _, ships in ours] == [("plain", False), ("blackwell", True)]
 
 
 def test_the_peers_lines_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(64), row(48, configs="a", ships=True)]
     kept = duel.kept_peers({"rows": [asdict(each) for each in rows]})
     assert kept == {("forward", 64, "none"): rows[0]}
-    monkeypatch.setattr(duel, "ours", lambda cell: [])
+    monkeypatch.setattr(duel, "ours", lambda *cell, gpu: [])
     assert duel.compare(CELL, Path("nowhere"), kept[CELL]) == rows[:1]
 
 
@@ -218,7 +217,7 @@ def test_the_packages_are_installed_once_and_not_into_this_environment(
 
 def test_the_committed_results_name_what_ships() -> None:
     record = json.loads(duel.RESULT.with_suffix(".json").read_text())
-    assert duel.outdated(record, gpu=duel.B200) == [], "make duel"
+    assert duel.outdated(record, gpu=duel.B200) == [], "make -f tests/sessions.mk duel"
     assert tuple(record["packages"]) == duel.PACKAGES
     rows = [Row(**each) for each in record["rows"]]
     page = duel.RESULT.with_suffix(".md").read_text()

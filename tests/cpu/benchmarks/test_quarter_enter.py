@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from tests.makers import make_spec
 from tests.tables import H200
 
 RESULTS = Path(gpu_quarter.__file__).parent / "results"
+RECORD = json.loads((RESULTS / "nvidia_h200" / "bench.json").read_text())
 SPEC = make_spec(head_dim=96, mask="causal")
 WAY = experiments.ways(SPEC, H200)[0]
 OK: lines.Line = {"experiment": "forward", "status": "ok", "seconds": 1.0}
@@ -83,7 +85,7 @@ def test_the_folder_has_the_lines_a_page_and_the_picture(
 ) -> None:
     written = SimpleNamespace(write=lambda *_: None, tables_for=lambda _: {})
     monkeypatch.setattr(enter, "emit", written)  # it takes seconds
-    case = json.loads((RESULTS / H200.slug / "bench.json").read_text())["cases"][0]
+    case = RECORD["cases"][0]
     file = tmp_path / "quarter.jsonl"
     for line in (
         about(),
@@ -106,3 +108,45 @@ def test_a_tiny_run_is_not_entered(tmp_path: Path) -> None:
     lines.append(tmp_path / "tiny.jsonl", about(tiny=True))
     with pytest.raises(FlashgenError, match="1 tiny"):
         enter.enter([tmp_path / "tiny.jsonl"], tmp_path)
+
+
+def a_case(*lines: tuple[str, str, float | None]) -> dict[str, Any]:
+    return {"lines": [{"name": n, "status": s, "tflops": t} for n, s, t in lines]}
+
+
+def test_a_bar_is_the_fastest_of_those_that_were_right() -> None:
+    found = enter.rates(
+        a_case(
+            ("flashgen", "ok", 500.0), ("ladder: hopper", "ok", 600.0),
+            ("ladder: hopper, grouped", "ok", 650.0), ("ladder: hopper, persistent", "ok", 700.0),
+            ("SDPA cuDNN", "wrong", 900.0), ("SDPA flash", "left out", None),
+        )
+    )  # fmt: skip
+    assert found == {"flashgen, schedule hopper": 650.0, "flashgen, plain kernels": 500.0}
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_page_has_the_figures_of_the_record(number: int) -> None:
+    rows = re.findall(
+        r"^\| ((?:for|back)ward, d.*) \|$", (RESULTS / H200.slug / "README.md").read_text(), re.M
+    )
+    measured = [case for case in RECORD["cases"] if case["direction"] != "decode"]
+    assert len(rows) == len(measured) == 6
+    found = enter.rates(measured[number])
+    words = [f"{found[bar]:.0f}" for bar in enter.BARS if bar in found]
+    assert re.findall(r"\b\d{3}\b", rows[number].split("|", 1)[1]) == words
+
+
+def test_readme_states_the_ratios_of_the_record() -> None:
+    forward, backward, fused = [], [], []
+    for each in RECORD["cases"]:
+        found = enter.rates(each)
+        if "flashgen, schedule hopper" in found:
+            ratio = found["flashgen, schedule hopper"] / found["cuDNN (torch)"]
+            (forward if each["direction"] == "forward" else backward).append(ratio)
+        if "the same, fused" in found:
+            fused.append(found["the same, fused"] / found["cuDNN (torch)"])
+    text = " ".join((RESULTS.parents[1] / "README.md").read_text().split())
+    assert f"are {min(forward):.2f} to {max(forward):.2f} times as fast as cuDNN" in text
+    assert f"reach {min(backward):.2f} to {max(backward):.2f} of its speed" in text
+    assert f"reaches {min(fused):.2f} to {max(fused):.2f}" in text

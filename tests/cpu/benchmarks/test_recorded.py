@@ -1,4 +1,4 @@
-"""benchmarks/recorded.py: logs of flashgen, caches of Kernel Tuner and T4 results, read, written and searched."""
+"""benchmarks/recorded.py: logs of flashgen and T4 results, read, written and searched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -165,56 +165,6 @@ class TestT4:
         assert str(caught.value) == (
             f"{path}: a correct result must have a measurement named time: {{'x': 16}} has energy"
         )
-
-
-def cache(times: dict[str, Any]) -> dict[str, Any]:
-    """A finished cache of Kernel Tuner. times: those of "x,y"."""
-    entries = {
-        key: {
-            "x": int(key.split(",")[0]),
-            "y": int(key.split(",")[1]),
-            "time": time,
-            "times": [time],
-            "compile_time": 918.6,
-        }
-        for key, time in times.items()
-    }
-    return {
-        "schema_version": "1.0.0",
-        "device_name": "NVIDIA A100",
-        "kernel_name": "gemm",
-        "problem_size": [4096, 2048],
-        "tune_params_keys": ["x", "y"],
-        "tune_params": {"x": [16, 32], "y": [1, 2]},
-        "objective": "time",
-        "cache": entries,
-    }
-
-
-TIMES = {"16,1": 3.875, "16,2": "CompilationFailedConfig", "32,1": 1e20, "32,2": 2.5}
-CACHED = Landscape(
-    name="NVIDIA A100 gemm [4096, 2048]",
-    source="recorded",
-    unit="ms",
-    points=({"x": 16, "y": 1}, {"x": 16, "y": 2}, {"x": 32, "y": 1}, {"x": 32, "y": 2}),
-    times=(3.875, None, None, 2.5),
-)
-
-
-class TestKernelTuner:
-    def test_a_finished_cache(self, tmp_path: Path) -> None:
-        assert one(write(tmp_path, json.dumps(cache(TIMES), indent=0))) == CACHED
-
-    @pytest.mark.parametrize("end", ["", ",", ",\n"])
-    def test_one_that_is_not_finished(self, end: str, tmp_path: Path) -> None:
-        text = json.dumps(cache(TIMES))
-        assert text.endswith("}}}")
-        assert one(write(tmp_path, text[:-2] + end)) == CACHED
-
-    def test_a_name_may_be_missing(self, tmp_path: Path) -> None:
-        record = cache(TIMES)
-        del record["kernel_name"], record["problem_size"]
-        assert one(write(tmp_path, json.dumps(record))).name == "NVIDIA A100"
 
 
 SPEC = make_spec("bfloat16", 64)
@@ -379,33 +329,6 @@ class TestLog:
         assert str(caught.value) == f"{path}: a log must hold the time of a config: it holds none"
 
 
-class TestKtt:
-    RECORD: ClassVar[dict[str, Any]] = {
-        "Metadata": {"Device": "NVIDIA GeForce RTX 3090", "TimeUnit": "Microseconds"},
-        "Results": [
-            {
-                "KernelName": "Convolution",
-                "Status": status,
-                "Configuration": [{"Name": "x", "Value": x}, {"Name": "way", "Value": "a"}],
-                "ComputationResults": [{"Duration": each} for each in durations],
-            }
-            for x, status, durations in [
-                (16, "Ok", [40.0, 2.5]),
-                (32, "DeviceLimitsExceeded", []),
-                (64, "ComputationFailed", [1.0]),
-            ]
-        ],
-    }
-
-    def test_it_is_read(self, tmp_path: Path) -> None:
-        """A config of several kernels takes the sum of their times."""
-        (found,) = read(write(tmp_path, json.dumps(self.RECORD)))
-        assert found.name == "NVIDIA GeForce RTX 3090"
-        assert found.points == tuple({"x": x, "way": "a"} for x in (16, 32, 64))
-        assert found.times == (42.5, None, None)
-        assert (found.unit, found.source, found.likely_first) == ("microseconds", "recorded", False)
-
-
 class TestDamage:
     @staticmethod
     def sentence(path: Path, error: type[FlashgenError] = FlashgenError) -> str:
@@ -429,7 +352,7 @@ class TestDamage:
             b"",
             b"no JSON",
             b"\xff\xfe\x00",
-            json.dumps(cache(TIMES)).encode()[:-40],  # torn in the middle of a record
+            dump(MADE).encode()[:-40],  # torn in the middle of a record
             b"\x1f\x8b",
             gzip.compress(dump(MADE).encode(), mtime=0)[:-30],
             gzip.compress(dump(MADE).encode(), mtime=0)[:20] + bytes(200),
@@ -452,31 +375,22 @@ class TestDamage:
             {"results": [{}]},
             {"results": [[]]},
             {"results": [{"configuration": {"x": 1}, "measurements": [{}]}]},
-            {"cache": {}},
-            {"cache": {"1": {}}, "tune_params_keys": ["x"]},
-            {"cache": {"1": {"x": 1}}, "tune_params_keys": ["x"]},
             {"flashgen": [], "results": []},
-            {"Results": [{}]},
-            {"Results": [{"Configuration": [], "Status": "Ok"}]},
         ],
         ids=str,
     )
     def test_json_of_something_else(self, record: Any, tmp_path: Path) -> None:
         path = write(tmp_path, json.dumps(record))
-        assert (
-            "must be a cache of Kernel Tuner, results of KTT or results in the T4 format"
-            in self.sentence(path)
-        )
+        assert "must be results in the T4 format" in self.sentence(path)
 
     def test_no_results(self, tmp_path: Path) -> None:
         path = write(tmp_path, json.dumps({"results": []}))
         assert "must have a point at least" in self.sentence(path)
 
     def test_no_time(self, tmp_path: Path) -> None:
-        path = write(tmp_path, json.dumps(cache(dict.fromkeys(TIMES, "TimeoutConfig"))))
-        assert self.sentence(path).endswith(
-            "a landscape needs a point with a time: NVIDIA A100 gemm [4096, 2048] has none"
-        )
+        failed = {"configuration": {"x": 1}, "invalidity": "runtime"}
+        path = write(tmp_path, json.dumps({"results": [failed]}), "A100.json")
+        assert self.sentence(path).endswith("needs a point with a time: A100 has none")
 
     def test_a_seed_that_is_no_point(self, tmp_path: Path) -> None:
         text = dump(MADE).replace('"seeds": [3, 0]', '"seeds": [3, 9]')

@@ -54,6 +54,7 @@ def test_another_product_or_tile_is_named(config: str, what: str) -> None:
     assert what in reason
 
 
+@pytest.mark.slow("four seconds of compilation")
 def test_a_row_in_the_lanes_of_several_warps_is_named() -> None:
     one_warp, four = kernels(
         (DECODE, "br16_bc64_w1_s2_fa2_ptr"), (DECODE, "br16_bc64_w4_s2_fa2_ptr")
@@ -125,6 +126,7 @@ def test_how_many_loops_follow_one_another_does_not_make_a_chain_longer() -> Non
     assert arithmetic_of(LOOPS.replace("$L__BB0_3:\n", "")).chains == {2}
 
 
+@pytest.mark.slow("seven seconds of compilation")
 def test_products_with_the_padding_of_a_head_dim_count() -> None:
     """Head dim 192 is served by a kernel of its own and by one that pads it to 256."""
     spec = spec_of("fwd_bf16_d192v128_causal_invariant")

@@ -71,6 +71,7 @@ def test_instructions_of_each_role(
     assert sum(i.is_spill for i in found["correction"].steady) <= 2
 
 
+@pytest.mark.slow("eight seconds of compilation; the results of the duel are of what ships")
 def test_head_dim_128_is_below_flash_attention_4(tmp_path: Path) -> None:
     found = _roles((128, 128), "causal", blackwell(stages=4), tmp_path)
     per_score = (len(found["softmax"].steady) + len(found["correction"].steady)) / 128

@@ -129,6 +129,7 @@ def test_every_default_fits_every_architecture() -> None:
     assert_all_fit(jobs_of((16, 32, 64, 128, 256), kinds, ARCHS))
 
 
+@pytest.mark.slow("seven seconds of compilation")
 def test_the_first_seed_of_hopper_fits() -> None:
     jobs: list[Job] = []
     for paged in (False, True):

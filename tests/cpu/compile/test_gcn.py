@@ -36,6 +36,7 @@ GPUS = {
         "amd_radeon_rx_9070_xt",
     )
 }
+SLOW = pytest.mark.slow("make test compiles for one of them")
 TEXT = """
 	.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
 kernel:
@@ -92,7 +93,10 @@ def test_a_text_without_a_kernel_is_refused(text: str) -> None:
         gcn.parse(text)
 
 
-@pytest.mark.parametrize("arch", GPUS)
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param(arch, marks=() if arch == "gfx942" else SLOW) for arch in GPUS],
+)
 def test_products_and_exp2_of_a_tile(arch: str) -> None:
     """All warps together multiply a tile once, and take exp2 of each score and of each row's
     growth.
@@ -109,6 +113,7 @@ def test_products_and_exp2_of_a_tile(arch: str) -> None:
     assert 0 < compiled.issued[0] < config.num_warps * compiled.loop.instructions
 
 
+@pytest.mark.slow("six seconds of compilation")
 def test_a_kernel_that_spills_in_its_loop_is_refused() -> None:
     spec, config = make_spec("bfloat16", head_dim=128), make_config(64, 64, num_stages=1)
     compiled = compile_one(spec, config, "gfx1100")

@@ -60,11 +60,11 @@ def shown(
 
 
 SHOWN = [
-    shown("backward_dkv", 128, "causal"),
     shown("backward_dq", 128, "causal"),
     *(
         pytest.param(*pair, marks=pytest.mark.slow("make test proves a sample of it"))
         for pair in (
+            shown("backward_dkv", 128, "causal"),
             shown("backward_fused", 128, "causal"),
             shown("backward_fused", 256, "causal"),
             shown("backward_dkv", 128, "none"),

@@ -110,6 +110,7 @@ def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int
     assert min(loop.exp2_under_matrix or 0 for loop in masked) >= (0.4 if head_dim == 256 else 0.6)
 
 
+@pytest.mark.slow("three seconds of compilation")
 def test_loads_are_wide_for_every_head_dim() -> None:
     """Rows of 40 elements are 80 bytes apart: wide loads, if Triton is told so."""
     spec, config = make_spec("bfloat16", 40, "causal"), make_config(64, 64)
@@ -122,6 +123,7 @@ def test_loads_are_wide_for_every_head_dim() -> None:
 LARGE = pytest.mark.slow("make test has one for an L4")
 
 
+@pytest.mark.slow("seven seconds of compilation")
 @pytest.mark.parametrize(
     ("gpu", "config"),
     [
@@ -267,6 +269,7 @@ def test_s_ahead_of_the_backward_puts_exp2_under_a_product(mask: str, step: int)
             assert min(shares) >= BACKWARD_OVERLAP
 
 
+@pytest.mark.slow("four seconds of compilation")
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 def test_a_backward_that_loses_the_overlap_has_a_shortcoming() -> None:
     spec = make_spec("bfloat16", 128, "causal").for_direction("backward_dkv")
@@ -334,6 +337,7 @@ def test_windows_caps_and_sinks_fit_everywhere() -> None:
     assert_backward_fits(score_jobs((64, 128), archs))
 
 
+@pytest.mark.slow("three seconds of compilation")
 def test_a_window_keeps_dk_and_dv_of_hopper_from_spilling() -> None:
     """Head dim 128 takes nearly all registers: why the window has one loop there, and not three."""
     spec = make_spec("bfloat16", 128, "causal", window=True).for_direction("backward_dkv")
@@ -356,6 +360,7 @@ def products_of_philox(spec: AttentionSpec, config: KernelConfig) -> int:
     return sum(op.startswith(("IMAD.HI.U32", "IMAD.WIDE.U32")) for op in opcodes)
 
 
+@pytest.mark.slow("six seconds of compilation")
 @pytest.mark.parametrize("direction", each(["backward_dkv", "backward_dq"], 2))
 def test_a_draw_serves_more_than_one_element(direction: Any) -> None:
     """20 long products a draw; 32 elements a thread, in one loop (dK, dV) or two. The compiler
@@ -373,7 +378,10 @@ def test_a_draw_serves_more_than_one_element(direction: Any) -> None:
 
 @pytest.mark.parametrize(
     ("direction", "tile", "dim", "stages"),
-    [("backward_dkv", (64, 128), 64, 3), ("backward_dq", (128, 64), 128, 2)],
+    [
+        pytest.param("backward_dkv", (64, 128), 64, 3, marks=pytest.mark.slow("make test has dQ")),
+        ("backward_dq", (128, 64), 128, 2),
+    ],
 )
 def test_shared_bound_of_backward_kernels_is_a_bound(
     direction: Any, tile: tuple[int, int], dim: int, stages: int
@@ -402,6 +410,7 @@ BOUNDED: dict[str, tuple[AttentionSpec, KernelConfig, Gpu]] = {
 }
 
 
+@pytest.mark.slow("seven seconds of compilation")
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize("name", each(BOUNDED, 2))
 def test_the_shared_bound_holds(name: str) -> None:

@@ -170,6 +170,7 @@ class TestBlocksOfAnEstimate:
         assert dealt_out(tiles, 100) == tiles  # a program a tile at most
 
 
+@pytest.mark.slow("three seconds of compilation")
 def test_a_persistent_program_pays_the_start_of_a_block_once_and_the_rest_by_tile() -> None:
     spec, config = make_spec("bfloat16", 128), make_config(128, 64, num_warps=8)
     replayed = cached_replay(compile_one(spec, config, "sm_90"), H200, cache())

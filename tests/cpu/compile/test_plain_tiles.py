@@ -78,6 +78,7 @@ def assert_fits(spec: AttentionSpec, config: KernelConfig, slug: str) -> None:
 GEMMA = make_spec("bfloat16", 256, "causal", window=True, softcap=True)
 
 
+@pytest.mark.slow("five seconds of compilation")
 def test_the_layer_of_gemma_2_takes_the_plain_tile() -> None:
     rungs = ladder(SERVED, H200.slug, H200, GEMMA, 8192).rungs
     assert [rung.rung for rung in rungs] == ["plain_tile", "default"]

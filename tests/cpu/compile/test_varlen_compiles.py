@@ -41,6 +41,7 @@ def assert_fits(spec: AttentionSpec, arch: str) -> None:
         assert judge(built, spec, config, gpu) == (Status.OK, ""), (built.name, arch)
 
 
+@pytest.mark.slow("four seconds of compilation")
 @pytest.mark.parametrize(
     ("kind", "arch"),
     each(

@@ -38,7 +38,7 @@ def test_it_calls_explains_and_renders_as_committed(tmp_path: Path) -> None:
     assert said == told, "run python -m tests.notebook"
 
 
-@pytest.mark.slow(reason="a tuning run of four configs, and two claims of the papers")
+@pytest.mark.slow(reason="a tuning run of four configs")
 def test_all_cells_run_and_say_what_is_committed(tmp_path: Path) -> None:
     program = (
         "import json, pathlib; from tests import notebook; "

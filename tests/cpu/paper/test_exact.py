@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from flashgen.paper import gpt2, gradients, memories, parallel, scan, tiles
-from flashgen.paper.finding import Check, Finding
+from examples.papers import gpt2, gradients, memories, parallel, scan, tiles
+from examples.papers.finding import Check, Finding
 from flashgen.spec.data_sheets import DATA_SHEETS, SOURCES
 from flashgen.spec.gpu import TARGETS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen.paper import forms
+from examples.papers import forms
 
 HEADS, N, D = 1024, 1024, 64
 

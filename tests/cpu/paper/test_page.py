@@ -1,4 +1,4 @@
-"""flashgen paper: its page is whole and self-contained, and says what fails."""
+"""python examples/papers: its page is whole and self-contained, and says what fails."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.papers import timing
+from examples.papers.charts import Cell, Chart, Line, Matrices, Matrix
+from examples.papers.claims import CLAIMS, named
+from examples.papers.finding import MEANINGS, Check, Figure, Find, Finding, Row, Table, find
+from examples.papers.page import Shown, page, write_page
 from flashgen.errors import InvalidArgument
-from flashgen.paper import timing
-from flashgen.paper.claims import CLAIMS, named
-from flashgen.paper.finding import MEANINGS, Check, Figure, Find, Finding, Row, Table, find
-from flashgen.paper.page import Shown, page, write_page
-from flashgen.report.charts import Cell, Chart, Line, Matrices, Matrix, Scale
+from flashgen.report.charts import Scale
 from flashgen.spec.records import record_of
 from tests.programs import ROOT
 
@@ -116,8 +117,8 @@ def test_a_chart_has_at_most_eight_lines_each_with_colour_and_marker_of_its_own(
 
 def test_a_task_is_typed_and_refuses_what_is_none() -> None:
     with pytest.raises(InvalidArgument, match="the task lacks the key 'gpu'"):
-        find({"shows": "flashgen.paper.tiles:tile_softmax"})
-    found = find(asdict(Find(shows="flashgen.paper.tiles:tile_softmax", gpu=None)))
+        find({"shows": "examples.papers.tiles:tile_softmax"})
+    found = find(asdict(Find(shows="examples.papers.tiles:tile_softmax", gpu=None)))
     assert record_of(Finding, found).holds
 
 

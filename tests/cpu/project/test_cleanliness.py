@@ -52,8 +52,8 @@ def test_no_file_is_huge() -> None:
 
 
 OUTPUT = re.compile(r"--(?:out|json|plot|record)[ =]\"?([a-z][\w./*-]*)")
-BY_DEFAULT = """paper.html report.html calibration.png gemm.json engine_kernels.json transfer
-search_efficiency.json search_efficiency.md vllm-prefill-nvidia_l4.patch""".split()
+BY_DEFAULT = """paper.html report.html calibration.png gemm.json engine_kernels.json
+search_race.runs.jsonl search_race.md vllm-prefill-nvidia_l4.patch""".split()
 TABLES = "configs/"
 """Tables are reviewed and committed: `flashgen table merge` writes one."""
 
@@ -106,7 +106,7 @@ def test_environment_is_read_in_one_place() -> None:
 
 
 def test_every_slow_test_says_why() -> None:
-    """`make slow` lists the reasons."""
+    """`make -f tests/sessions.mk slow` lists the reasons."""
     bare = re.compile(r"mark\.slow(?!\()|mark\.slow\(\s*\)")
     found = [
         str(path.relative_to(ROOT))

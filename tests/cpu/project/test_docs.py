@@ -95,7 +95,14 @@ def test_every_block_says_what_it_is() -> None:
     assert any(block.runs for block in BASH)
 
 
-@pytest.mark.parametrize("page", [page for page, blocks in PYTHON.items() if blocks])
+SLOW = pytest.mark.slow("starts programs; make test has those of the first pages")
+FIRST = ("README.md", "using-attention.md", "tuning.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=() if p in FIRST else SLOW) for p, blocks in PYTHON.items() if blocks],
+)
 def test_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     # Line numbers are those of the page, so that a traceback points into it.
     program = ""
@@ -107,7 +114,11 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("block", [block for block in BASH if block.runs], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(b, marks=() if b.page in FIRST else SLOW) for b in BASH if b.runs],
+    ids=str,
+)
 def test_bash_block_runs(block: Block, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -160,7 +171,10 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_within_the_repository_lead_somewhere() -> None:
     broken = []
-    results = (ROOT / "benchmarks" / "results").glob("*.md")
+    results = [
+        *(ROOT / "benchmarks" / "results").glob("*.md"),
+        *(ROOT / "docs" / "notes").glob("*.md"),
+    ]
     for page in [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *results]:
         for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text()):
             path, _, anchor = target.partition("#")

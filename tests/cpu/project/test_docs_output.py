@@ -1,4 +1,4 @@
-"""The outputs and pictures in README and docs/ are what the programs make today: make docs-output."""
+"""The outputs and pictures in README and docs/ are what the programs make today: make -f tests/sessions.mk docs-output."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from benchmarks.svg_file import standalone
 from flashgen.errors import FlashgenError
 from flashgen.spec.gpu import TARGETS
-from tests import docs_output, screenshots
+from tests import docs_output
 from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
 from tests.docs_output import Output
+from tests.svg_file import standalone
 from tests.tables import SHIPPED
 
 OUTPUTS = [output for page in docs_output.PAGES for output in docs_output.outputs(page)]
@@ -32,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_an_output_is_what_the_program_prints_today(output: Output, folder: Path) -> None:
     made = docs_output.normal(docs_output.make(output, folder))
-    assert made == docs_output.normal(output.text), "run make docs-output"
+    assert made == docs_output.normal(output.text), "run make -f tests/sessions.mk docs-output"
 
 
 def test_counts_are_of_what_ships() -> None:
@@ -56,7 +54,10 @@ def test_a_count_is_rewritten_and_checked(
     page.write_text("It knows <!-- count of: GPUs -->3 GPUs.\n")
     monkeypatch.setattr(docs_output, "PAGES", [page])
     assert docs_output.main(["--check"]) == 1
-    assert "page.md: a count is out of date: run make docs-output" in capsys.readouterr().err
+    assert (
+        "page.md: a count is out of date: run make -f tests/sessions.mk docs-output"
+        in capsys.readouterr().err
+    )
     assert docs_output.main([]) == 0
     assert page.read_text() == f"It knows <!-- count of: GPUs -->{len(TARGETS)} GPUs.\n"
     assert docs_output.main(["--check"]) == 0
@@ -103,37 +104,11 @@ def test_a_check_says_what_differs_and_rewrites_nothing(
     assert docs_output.main(["--check"]) == 0
     page.write_text(text.replace("\none\n", "\ntwo\n"))
     assert docs_output.main(["--check"]) == 1
-    assert "page.md:1 is out of date: run make docs-output" in capsys.readouterr().err
+    assert (
+        "page.md:1 is out of date: run make -f tests/sessions.mk docs-output"
+        in capsys.readouterr().err
+    )
     assert "two" in page.read_text()
-
-
-def test_a_screenshot_is_taken_again_only_if_the_text_of_its_page_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page, shot, text = tmp_path / "page.md", tmp_path / "made-390.png", tmp_path / "text"
-    command = f"cat {text} > made.html"
-    page.write_text(f"<!-- picture of: {command} -->\n![a page](made-390.png)\n")
-    taken = []
-
-    def take(html: Path, file: Path) -> None:
-        taken.append(file.name)
-        info = PngInfo()
-        info.add_itxt("Comment", screenshots.text_of(html.read_text()))
-        Image.new("RGB", (1, 1)).save(file, pnginfo=info)
-
-    monkeypatch.setattr(docs_output, "PAGES", [page])
-    monkeypatch.setattr(screenshots, "take", take)
-    text.write_text("<p>1,226.9 us</p>")
-    assert docs_output.main([]) == 0
-    text.write_text("<b>1,226.9 us</b>")
-    assert docs_output.main([]) == 0
-    assert taken == [shot.name]
-    text.write_text("<p>1,369.7 us</p>")
-    assert docs_output.main(["--check"]) == 1
-    assert "page.md:1 is out of date" in capsys.readouterr().err
-    assert docs_output.main([]) == 0
-    assert docs_output.main(["--check"]) == 0
-    assert taken == [shot.name] * 2
 
 
 def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:

@@ -44,10 +44,6 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
         "a sampler that the user names",
         ("importlib.import_module(module)",),
     ),
-    "paper/finding.py": (
-        "the claim that the parent of a child process names",
-        ("importlib.import_module(module)",),
-    ),
     "runtime/folders.py": (
         "a generated package, from its folder",
         (

@@ -20,7 +20,11 @@ FORMS = {
     for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml")
 }
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+SESSIONS = "-f tests/sessions.mk "
+TARGETS, SESSION_TARGETS = (
+    set(re.findall(r"^([a-z][a-z-]*):", (ROOT / name).read_text(), re.MULTILINE))
+    for name in ("Makefile", "tests/sessions.mk")
+)
 
 
 def steps(workflow: Any) -> list[dict[str, Any]]:
@@ -33,9 +37,9 @@ def test_workflows_run_targets_that_exist_and_write_nothing(path: Path) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert True in workflow  # "on", as YAML 1.1 has it
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
-    named = re.findall(r"\bmake ([a-z-]+)", path.read_text())
+    named = re.findall(rf"\bmake ({SESSIONS})?([a-z][a-z-]*)", path.read_text())
     assert named
-    assert set(named) <= TARGETS
+    assert all(name in (SESSION_TARGETS if session else TARGETS) for session, name in named)
     assert all(("uses" in step) != ("run" in step) for step in steps(workflow))
 
 

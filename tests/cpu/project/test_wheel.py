@@ -46,7 +46,6 @@ table.save(one, paths.table_file(pathlib.Path(sys.argv[1]), "nvidia_l4"))
 """
 NEEDING = {
     "tune --target nvidia_l4 --head-dim 24 --no-causal --seq 512 --trials 2 --out out": "Written: ",
-    "paper online-softmax": "Written: ",
 }
 """Commands of the extras offline and tune."""
 
@@ -165,9 +164,8 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         "held = table.load(paths.shipped_table('nvidia_l4'))\n"
         "specs = {entry.spec: entry.config for entry in held.entries}\n"
         "assert len({render(*pair).template for pair in specs.items()}) >= 4\n"
-        "for page in ('report', 'paper'):\n"
-        "    folder = paths.Path(flashgen.__file__).parent / page\n"
-        "    assert environment(folder).get_template(f'{page}.html.jinja')\n"
+        "folder = paths.Path(flashgen.__file__).parent / 'report'\n"
+        "assert environment(folder).get_template('report.html.jinja')\n"
         "q = torch.randn(1, 2, 5, 64)\n"
         "assert attention(q, q, q, causal=True).shape == q.shape\n"
         "assert sdpa.scaled_dot_product_attention(q, q, q).shape == q.shape\n"

@@ -258,8 +258,8 @@ def test_a_landscape_of_others_is_no_log(run, tmp_path: Path, packed: bool) -> N
     code, _, errors = run(file)
     assert code == 1
     assert errors == (
-        f"flashgen: {file} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a file of "
-        "benchmarks/landscape.py\n"
+        f"flashgen: {file} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a JSON file of "
+        "outcomes\n"
     )
 
 

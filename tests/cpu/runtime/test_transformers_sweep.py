@@ -1,4 +1,4 @@
-"""A dozen model types of the sweep over all; the list in docs/lab-notes.md is what the sweep prints,
+"""A dozen model types of the sweep over all; the list in docs/integrations.md is what the sweep prints,
 and tests/cpu/project/test_docs_output.py compares it.
 """
 

@@ -135,7 +135,7 @@ SPILL_ON_RDNA_3 = frozenset(
     }
 )
 """Specs whose defaults serve on an RX 7900 XTX: all tiles that were compiled for it spill more than a
-hundredth of a main loop (docs/lab-notes.md#amd-by-facts)."""
+hundredth of a main loop (docs/notes/2026-11-27-amd.md)."""
 
 
 @cache
@@ -507,7 +507,7 @@ def test_compiled_facts_of_every_shipped_kernel(
         # Of a few texts Triton makes one of two machine codes, at random in each process.
         words = [sys.executable, sass_facts.__file__, "--check", "--kernel", compiled.name]
         again = (subprocess.run(words, capture_output=True).returncode == 0 for _ in range(6))
-        assert any(again), f"run make facts, and see why it is now: {line}"
+        assert any(again), f"run make -f tests/sessions.mk facts, and see why it is now: {line}"
 
 
 def test_names_of_committed_kernels_are_short() -> None:

@@ -30,7 +30,7 @@ from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import prove
+from tests.proving import alternating, prove
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
@@ -67,22 +67,19 @@ def case(heads: tuple[int, int], seq: tuple[int, int], **options: str) -> CheckC
     return CheckCase(problem=problem, **options)
 
 
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("direction", GRADIENTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "mask"), alternating(DTYPES, MASKS))
 def test_every_dtype(dtype: str, direction: Any, mask: str, seed: int) -> None:
     prove(spec_of(dtype, (32, 32), mask, direction), make_config(32, 16), seed)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("direction", [*GRADIENTS, "backward_fused"])
+@pytest.mark.parametrize(("direction", "mask"), alternating([*GRADIENTS, "backward_fused"], MASKS))
 def test_descriptors(direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("bfloat16", 40, mask, head_dim_v=24).for_direction(direction)
     prove(spec, make_config(16, 32, loads="descriptor"), seed)
 
 
-@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("loads", "mask"), alternating(["pointer", "descriptor"], MASKS))
 @pytest.mark.parametrize("direction", [*GRADIENTS, "backward_fused"])
 def test_s_ahead(direction: Any, mask: str, loads: str, seed: int) -> None:
     spec = make_spec("bfloat16", 40, mask, head_dim_v=24).for_direction(direction)
@@ -136,11 +133,11 @@ VARIED = [
 ]
 
 
-@pytest.mark.parametrize("direction", GRADIENTS)
-@pytest.mark.parametrize(("dtype", "dims", "mask", "given"), VARIED, ids=str)
+@pytest.mark.parametrize(("direction", "varied"), alternating(GRADIENTS, VARIED), ids=str)
 def test_head_dims(
-    dtype: str, dims: tuple[int, int], mask: str, given: CheckCase, direction: Any, seed: int
+    direction: Any, varied: tuple[str, tuple[int, int], str, CheckCase], seed: int
 ) -> None:
+    dtype, dims, mask, given = varied
     prove(spec_of(dtype, dims, mask, direction), make_config(32, 16), seed, [given])
 
 

@@ -23,7 +23,7 @@ from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
-from tests.proving import mutant_passes, prove, sampled
+from tests.proving import alternating, mutant_passes, prove, sampled
 from tests.serving import leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -40,8 +40,7 @@ def case(seq_q: int, seq_k: int, batch: int = 1, heads: int = 1, kv_heads: int =
 RAGGED = case(133, 263, batch=2)
 
 
-@pytest.mark.parametrize("kind", range(4))
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("direction", "kind"), alternating(DIRECTIONS, range(4)))
 def test_each_kind(direction: Any, kind: int, seed: int) -> None:
     """Prefixes, documents, causal documents, random blocks, by what the seed says."""
     spec = make_spec("bfloat16", 16, block_mask=True).for_direction(direction)

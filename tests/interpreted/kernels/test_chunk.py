@@ -25,7 +25,7 @@ from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import mutant_passes, prove, sampled
+from tests.proving import alternating, mutant_passes, prove, sampled
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -53,9 +53,10 @@ def seen(length: int, chunk: int, starts: Tensor) -> Tensor:
 
 # Kernels, as tuning checks them
 
+OTHERS = pytest.mark.slow("make test has every other one")
 
-@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
+
+@pytest.mark.parametrize(("direction", "loads"), alternating(DIRECTIONS, ["pointer", "descriptor"]))
 def test_every_direction(direction: Any, loads: Any, seed: int) -> None:
     """Seven seeds in a row draw chunks of every size, before the first key and behind the last."""
     spec, config = of(direction), make_config(32, 16, loads=loads)
@@ -67,15 +68,15 @@ def test_every_direction(direction: Any, loads: Any, seed: int) -> None:
 @pytest.mark.parametrize(
     ("direction", "features"),
     [
-        ("forward", {"varlen": True}),
+        pytest.param("forward", {"varlen": True}, marks=OTHERS),
         ("forward", {"varlen": True, "paged": True}),
         ("backward_dkv", {"varlen": True, "alibi": True}),
-        ("backward_dq", {"varlen": True, "dropout": True}),
+        pytest.param("backward_dq", {"varlen": True, "dropout": True}, marks=OTHERS),
         ("backward_fused", {"varlen": True}),
-        ("backward_dbias", {"bias": "additive"}),
-        ("decode", {}),
+        pytest.param("backward_dbias", {"bias": "additive"}, marks=OTHERS),
+        pytest.param("decode", {}, marks=OTHERS),
         ("decode", {"paged": True, "sink": True}),
-        ("decode", {"leftpad": True, "indexed": True, "softcap": True}),
+        pytest.param("decode", {"leftpad": True, "indexed": True, "softcap": True}, marks=OTHERS),
         ("decode", {"paged": True, "kv_dtype": "int8", "kv_scales": "page"}),
     ],
     ids=str,
@@ -111,8 +112,7 @@ def test_the_picture_of_the_page(dispatcher: Dispatcher) -> None:
     ]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("causal", [True, "top_left"])
+@pytest.mark.parametrize(("causal", "compiled"), alternating([True, "top_left"], [False, True]))
 def test_attention_is_that_of_the_mask(dispatcher: Dispatcher, causal: Any, compiled: bool) -> None:
     """Forward and all gradients beside torch's own, of the same mask."""
     torch.manual_seed(1)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder
 
+from examples.papers import dropout, forms, gradients, runs, scan, softmax, tiles
+from examples.papers import standard as standard_attention
+from examples.papers.counter import Counter
 from flashgen.kernels import interpreter
-from flashgen.paper import dropout, forms, gradients, runs, scan, softmax, tiles
-from flashgen.paper import standard as standard_attention
-from flashgen.paper.counter import Counter
 
 SHAPES = (
     (128, 64, 64, 32),

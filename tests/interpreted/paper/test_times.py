@@ -1,4 +1,4 @@
-"""What flashgen paper times where there is a GPU, on the interpreter with a stopwatch that makes up times."""
+"""What python examples/papers times where there is a GPU, on the interpreter with a stopwatch that makes up times."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from examples.papers import timing
 from flashgen.errors import ToolchainError
-from flashgen.paper import timing
 from flashgen.spec.gpu import TARGETS
 
 

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from tests import edges
+from tests.proving import alternating
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", edges.EDGES)
+@pytest.mark.parametrize(
+    ("name", "dtype"), alternating(edges.EDGES, [torch.float32, torch.bfloat16]), ids=str
+)
 def test_a_kernel(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch)
     edges.check(name, dtype, 40)
