@@ -50,8 +50,8 @@ from benchmarks.quarter.lines import Line, append, page, read
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import Evaluator
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
 
 SECONDS, ITEM_S, SETUP_S, TINY_S = 590.0, 40.0, 90.0, 600.0

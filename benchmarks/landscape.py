@@ -44,13 +44,13 @@ from flashgen.evaluate.evaluator import Evaluator, triton_version
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.report.calibrate import LEGEND, by_gpu, calibrations, pairs_of, table_lines
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
+from flashgen.schedules.space import legal_configs
 from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
-from flashgen.spec.space import legal_configs
 
 HEAD_DIMS, MASKS = (64, 128, 256), ("none", "causal")
 CONFIGS, SEQ, PASSES = 80, 8192, 3

@@ -71,11 +71,11 @@ from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.report import charts
 from flashgen.report.charts import Chart, Limit, Line, Scale
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_configs
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_configs
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction, Mask
 from flashgen.table.table import load

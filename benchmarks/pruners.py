@@ -23,9 +23,9 @@ sys.path.insert(0, str(ROOT))
 import optuna
 from optuna.pruners import BasePruner, WilcoxonPruner
 
+from flashgen.schedules.outcome import Outcome
 from flashgen.search.history import outcomes_of
 from flashgen.search.study import Drop
-from flashgen.spec.outcome import Outcome
 
 LOG = ROOT / "benchmarks" / "results" / "nvidia_h200" / "tuning.jsonl.gz"
 TIE = 1.01

@@ -57,10 +57,10 @@ import yaml
 import flashgen
 from benchmarks.recorded import Landscape, read, replay
 from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.schedules.space import seed_configs, tuned_default
 from flashgen.search import Method
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.space import seed_configs, tuned_default
 
 sys.path.insert(0, str(Path(__file__).parent))
 import made_landscapes

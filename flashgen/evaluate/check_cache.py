@@ -22,12 +22,12 @@ from flashgen.reference import cases as reference_cases
 from flashgen.reference.attention import Comparison
 from flashgen.reference.cases import CheckCase, Scores, Trial
 from flashgen.runtime.eager import cache as eager_cache
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.numeric_class import SEGMENT
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.cache import Cache
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import Features
 from flashgen.spec.from_call import check_scale
-from flashgen.spec.numeric_class import SEGMENT
 from flashgen.spec.problem import Problem
 
 

@@ -17,14 +17,14 @@ from flashgen.errors import InvalidArgument
 from flashgen.evaluate.measure import Run
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import PER_HEAD, Features, Fp8
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences, from_bounds
 from flashgen.spec.problem import TUNED_DOCUMENT, Problem, sequences_of, tuned_limits
-from flashgen.spec.space import tuned_default
 from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:

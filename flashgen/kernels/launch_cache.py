@@ -26,9 +26,9 @@ from flashgen.kernels.arguments import (
 )
 from flashgen.kernels.launch_forward import Launch, lse_of_no_key
 from flashgen.kernels.plan import KernelCall, Plan
+from flashgen.schedules.grid_rules import splits_of, streamed
+from flashgen.schedules.numeric_class import segments
 from flashgen.spec.features import PLAIN, Features
-from flashgen.spec.grid_rules import splits_of, streamed
-from flashgen.spec.numeric_class import segments
 from flashgen.spec.problem import Problem
 
 if TYPE_CHECKING:

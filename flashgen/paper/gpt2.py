@@ -10,7 +10,7 @@ from flashgen.files import temporary_folder
 from flashgen.paper import forms, runs
 from flashgen.paper.finding import Figure, Finding, Row, check, tabled
 from flashgen.paper.memories import PAPERS_GPU
-from flashgen.spec.outcome import Timing
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import Direction
 

@@ -13,9 +13,9 @@ from flashgen.paper.finding import Check, Figure, Finding, charted, check, line,
 from flashgen.paper.memories import PAPERS_GPU
 from flashgen.paper.traffic import BR, HEADS, D, N, gigabytes
 from flashgen.report.charts import Limit, Line, Scale
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import bucket_of
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from flashgen.runtime.kept_decode import Decoded, KeptDecode, decode_key, is_cop
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
+from flashgen.schedules.defaults import WIDEST_DECODE
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.cache import Cache
-from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.features import (
     PLAIN,
     Features,

@@ -15,11 +15,11 @@ from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
+from flashgen.schedules.config import kernel_name
+from flashgen.schedules.numeric_class import class_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import kernel_name
 from flashgen.spec.features import named_tensors, tensors_of
 from flashgen.spec.from_call import check_scale
-from flashgen.spec.numeric_class import class_name
 from flashgen.spec.vocabulary import Direction
 
 

@@ -25,6 +25,7 @@ from flashgen.runtime.call import Call, check_tensors
 from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.schedules.grid_rules import MOST_SPLITS
 from flashgen.spec.features import (
     NO_LIMITS,
     UNBOUNDED,
@@ -33,7 +34,6 @@ from flashgen.spec.features import (
     window_of,
 )
 from flashgen.spec.from_call import check_scale
-from flashgen.spec.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 
 folders.current()  # torch.compile cannot trace its first call, which takes a lock

@@ -21,11 +21,11 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.kernels.render import render
 from flashgen.report.calibrate import pairs_of
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
+from flashgen.schedules.space import legal_configs
 from flashgen.search.history import outcomes_of
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage, Status
-from flashgen.spec.space import legal_configs
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_spec
 from tests.replayed import ReplayEvaluator

@@ -10,14 +10,15 @@ import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import BACKWARD_OVERLAP, judge, shortcomings
+from flashgen.compile.compiler import judge, shortcomings
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec, featured_specs
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.textbook import BACKWARD_OVERLAP
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec, featured_specs
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
 from tests.compiled import Job, compile_all, compile_one, cubin_of
 from tests.executed import each
 from tests.makers import make_config, make_spec

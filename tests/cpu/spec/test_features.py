@@ -15,8 +15,8 @@ from flashgen.kernels.arguments import feature_arguments
 from flashgen.kernels.launch_cache import Append
 from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.kv_cache import append
+from flashgen.schedules.config import LONGEST_NAME, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import LONGEST_NAME, kernel_name
 from flashgen.spec.features import (
     PER_HEAD,
     PLAIN,

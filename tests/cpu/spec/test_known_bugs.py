@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen.spec.known_bugs import warnings_of
+from flashgen.schedules.known_bugs import warnings_of
 
 
 @pytest.mark.parametrize(

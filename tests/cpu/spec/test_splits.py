@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from flashgen.kernels.launch_cache import Decode
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import Features
-from flashgen.spec.grid_rules import (
+from flashgen.schedules.grid_rules import (
     MOST_SPLITS,
     START_TILES,
     WORTH_SPLITTING,
     split_count,
     splits_of,
 )
+from flashgen.spec.cache import Cache
+from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
 from tests.makers import make_config
 

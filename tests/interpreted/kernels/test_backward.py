@@ -22,9 +22,9 @@ from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager.visibility import keep_mask
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem

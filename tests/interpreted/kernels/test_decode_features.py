@@ -28,9 +28,9 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases

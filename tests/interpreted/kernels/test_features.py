@@ -23,9 +23,9 @@ from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager.visibility import random_words
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem

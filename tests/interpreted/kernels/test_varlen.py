@@ -24,8 +24,8 @@ from flashgen.reference import cases as reference_cases
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.features import Features
 from flashgen.spec.packed import from_bounds
 from tests.makers import make_config, make_spec

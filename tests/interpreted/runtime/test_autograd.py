@@ -27,8 +27,8 @@ from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.call import Call
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.eager import attention as eager
+from flashgen.schedules.defaults import default_config
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.spec.vocabulary import Direction
