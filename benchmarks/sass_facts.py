@@ -191,7 +191,9 @@ def line(built: Compiled, kernel: Kernel) -> str:
     under = overlap(built, config) if loop and loop.exp2_under_matrix is not None else None
     spills = sum(each.spills for each in built.loops)
     its = SCHEDULES[config.schedule]
-    least = its.least_overlap(spec.direction) if gpu.arch == H200.arch else 0.0  # of wgmma alone
+    least = (
+        its.least_overlap.get(spec.direction, 0.0) if gpu.arch == H200.arch else 0.0
+    )  # of wgmma alone
     broken = [
         *(["trap"] * built.only_traps),
         *(["too large"] * _too_large(built, gpu)),

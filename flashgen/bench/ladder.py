@@ -74,7 +74,7 @@ class Step:
 
     def candidates(self, spec: AttentionSpec) -> Iterator[KernelConfig]:
         """Known good tiles, restricted to this step."""
-        for br, bc, warps, stages in SCHEDULES[self.schedule].tiles(spec.direction):
+        for br, bc, warps, stages in SCHEDULES[self.schedule].tiles[spec.direction]:
             yield KernelConfig(
                 br=br,
                 bc=bc,

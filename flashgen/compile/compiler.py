@@ -250,7 +250,7 @@ def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) 
     wrong programs. It ranks kernels of which no time is known.
     """
     its = SCHEDULES[config.schedule]
-    least = its.least_overlap(spec.direction) if compiled.arch == "sm_90" else 0.0
+    least = its.least_overlap.get(spec.direction, 0.0) if compiled.arch == "sm_90" else 0.0
     slow = (compiled.spill_share > 0) + (overlap(compiled, config) < least)
     return slow + may_be_wrong(compiled.arch, config)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, eq=False)
 class Decode(KernelCall["Parts"]):
     """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
-    of the same dtype, the softmax scale. splits None: as many as spec/grid_rules.py gives for `sms`
+    of the same dtype, the softmax scale. splits None: as many as grid_rules.py gives for `sms`
     SMs. features: those that the spec names; the last dimension of a bias is the cache's capacity.
     """
 

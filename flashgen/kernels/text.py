@@ -25,7 +25,7 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others. in_parts: products in parts, as spec/whole_rows.py says, which are tuples there.
+    others. in_parts: products in parts, as whole_rows.py says, which are tuples there.
     shared_keys: two warpgroups own the same keys, and each half of the columns of what is
     summed.
     """

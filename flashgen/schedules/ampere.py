@@ -5,19 +5,20 @@ stage.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
-from flashgen.schedules.base import MMA_SYNC, Bytes, CommonFields, Loads, Schedule, Tile
+from flashgen.schedules.base import MMA_SYNC, Bytes, CommonFields, Loads, Schedule
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import Direction
 
 NUM_WARPS = (4, 8)
 WIDEST = 256
 """The largest head dim: beyond, a warp's rows of O fill its registers."""
 
-AMPERE_TILES = ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8), (64, 32, 4))
-"""br, bc, num_warps. Compiled with Triton 3.7.1 for sm_80 and sm_89, each spills little or nothing
-at some head dim; none was measured."""
+AMPERE_TILES = (
+    (128, 64, 8, 1), (64, 64, 4, 1), (128, 128, 8, 1), (128, 32, 8, 1), (64, 32, 4, 1),
+)  # fmt: skip
+"""Compiled with Triton 3.7.1 for sm_80 and sm_89, each spills little or nothing at some head dim;
+none was measured."""
 
 
 class Ampere(Schedule[CommonFields]):
@@ -25,23 +26,13 @@ class Ampere(Schedule[CommonFields]):
 
     name = "ampere"
     gluon = True
+    own_text = in_class = ("forward",)
     in_parts = True
+    archs, made = MMA_SYNC, "for mma.sync"
     loads: Loads = "pointer"
-
-    def template(self, direction: Direction) -> str:
-        """One of its own."""
-        return "attention_fwd_ampere.py.jinja"
-
-    def in_class(self, direction: Direction) -> bool:
-        """Its forward does."""
-        return direction == "forward"
-
-    def tiles(self, direction: Direction) -> tuple[Tile, ...]:
-        """Of one stage."""
-        return tuple((*tile, 1) for tile in AMPERE_TILES)
+    tiles: ClassVar = {"forward": AMPERE_TILES}
 
     def why_not(self, spec: AttentionSpec, config: CommonFields) -> str | None:
-        """Variants that its kernel does not have."""
         if (spec.direction, config.loads) != ("forward", "pointer"):
             return (
                 "schedule ampere needs direction forward and pointer loads: "
@@ -70,29 +61,12 @@ class Ampere(Schedule[CommonFields]):
             )
         return None
 
-    def why_not_on(self, config: CommonFields, gpu: Gpu) -> str | None:
-        """Other matrix instructions."""
-        if gpu.arch in MMA_SYNC:
-            return None
-        return f"schedule ampere is made for mma.sync: {gpu.slug} is {gpu.arch}"
-
-    def shared_bytes(
-        self,
-        spec: AttentionSpec,
-        config: CommonFields,
-        tiles: Bytes,
-        *,
-        reads_shared: bool,
-        gpu: Gpu,
-    ) -> int:
-        """Q, and one place for each of K and V."""
+    def shared_bytes(self, spec: AttentionSpec, config: CommonFields, tiles: Bytes) -> int:
         of_keys = config.bc * (spec.head_dim + spec.head_dim_v)
         return (config.br * spec.head_dim + of_keys) * spec.element_bytes
 
     def twin(self, spec: AttentionSpec, config: CommonFields) -> CommonFields:
-        """A tile of 64 rows that fits with every head dim, or is that of an invariant spec's
-        class.
-        """
+        # A tile of 64 rows that fits with every head dim, or is that of an invariant spec's class.
         bc = config.bc if spec.invariant else min(config.bc, 32)
         rows = spec.invariant and spec.head_dim_v > 64
         return replace(

@@ -86,7 +86,8 @@ class CommonFields:
 
 class Bytes(NamedTuple):
     """Bytes of the tiles of a program, padded: q and do have br rows, k and v bc. It holds some of
-    them, and walks two, a tile of each at a time.
+    them, and walks two, a tile of each at a time. shared: products read their operands in shared
+    memory. chained: AMD's order of two products at 4 stages.
     """
 
     q: int
@@ -95,6 +96,8 @@ class Bytes(NamedTuple):
     do: int
     held: int
     walked: tuple[int, int]
+    shared: bool
+    chained: bool
 
 
 TEMPLATES: dict[Direction, str] = {
@@ -117,68 +120,52 @@ class Schedule(Generic[Fields]):
     """One way to compute attention. In methods, config is one of this schedule."""
 
     name: str
-    gluon = False
-    """Its text is Gluon, which Triton's interpreter does not run."""
+    gluon = False  # its text is Gluon, which Triton's interpreter does not run
     roles = False
     """Its warps have roles, by its text or by Triton, whose versions make different programs."""
-    every_feature = False
-    """It has every feature, in pages, too."""
-    orders = False
-    """Its forward has all orders, and persistent grids."""
-    closes_sums = True
-    """Its texts may close partial sums, as invariant specs need it."""
+    every_feature = False  # it has every feature, in pages, too
+    directions: tuple[Direction, ...] = ("forward",)  # what it computes
+    own_text: tuple[Direction, ...] = ()  # directions of which it has a template of its own
+    in_class: tuple[Direction, ...] = ()
+    """Directions in which it sums in the order of the numeric class of an invariant spec."""
+    orders = False  # its forward has all orders, and persistent grids
+    closes_sums = True  # its texts may close partial sums, as invariant specs need it
     state_in_memory = False
     """O and its sums pass through memory, as a program walks all rows of a head."""
-    in_parts = False
-    """All its products are in parts of 64 columns."""
-    ahead = False
-    """S of a tile is computed before P of the last one is multiplied."""
-    last_apart = False
-    """And its forward's last tile comes behind the loops, unless it is invariant."""
+    in_parts = False  # all its products are in parts of 64 columns
+    ahead = False  # S of a tile is computed before P of the last one is multiplied
+    last_apart = False  # and its forward's last tile comes behind the loops, unless it is invariant
     mask_first: tuple[Direction, ...] = ()
     """Directions whose loop over tiles with a mask is listed before that over the others."""
-    unestimated = ""
-    """Why its time has no estimate."""
-    admitted = 0
-    """How many likely configs of a spec a table may list as executed."""
-    loads: Loads = "descriptor"
-    """Those of its own tiles."""
+    unestimated = ""  # why its time has no estimate
+    admitted = 0  # how many likely configs of a spec a table may list as executed
+    archs: tuple[str, ...] = ()
+    """The only architectures that have its instructions; none where all do."""
+    made = ""  # of or for what it is made, where only these have it
+    accumulates_in_tensor_memory = False  # where the GPU has it
+    least_overlap: ClassVar[Mapping[Direction, float]] = {}
+    """The share of exp2 that it is made to issue under wgmma on sm_90, by direction."""
+    loads: Loads = "descriptor"  # those of its own tiles
+    tiles: ClassVar[Mapping[Direction, tuple[Tile, ...]]] = {}
+    """The likely ones, the likeliest first."""
+    ways: ClassVar[Mapping[Direction, tuple[Choice, ...]]] = {}
+    """The choices of its own fields, with each tile; the first with every order."""
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """What fields may be, where that differs from CommonFields."""
-    notes: ClassVar[Mapping[str, str]] = {}
-    """What an error says beside these values."""
-
-    def has(self, direction: Direction) -> bool:
-        """Whether it computes a direction."""
-        return direction == "forward"
+    notes: ClassVar[Mapping[str, str]] = {}  # what an error says beside these values
 
     def template(self, direction: Direction) -> str:
         """The file of templates/ that it is rendered from."""
-        return TEMPLATES[direction]
-
-    def in_class(self, direction: Direction) -> bool:
-        """Whether it sums in the order of the numeric class of an invariant spec."""
-        return False
+        own = f"_{self.name}.py" if direction in self.own_text else ".py"
+        return TEMPLATES[direction].replace(".py", own)
 
     def shared_keys(self, spec: AttentionSpec) -> bool:
         """Whether two warpgroups own the same keys, and each half of what is summed."""
         return False
 
-    # What is tried.
-
-    def tiles(self, direction: Direction) -> tuple[Tile, ...]:
-        """Its own tiles, the likely ones first; none where it takes those of the textbook."""
-        return ()
-
-    def ways(self, direction: Direction) -> tuple[Choice, ...]:
-        """The choices of its own fields, with each tile; the first with every order."""
-        return ({},)
-
     def worth_trying(self, spec: AttentionSpec, config: Fields, gpu: Gpu) -> bool:
         """Whether it may bring something there."""
         return True
-
-    # What is legal.
 
     def why_not(self, spec: AttentionSpec, config: Fields) -> str | None:
         """Why its text has no such variant, whatever the GPU."""
@@ -186,18 +173,18 @@ class Schedule(Generic[Fields]):
 
     def why_not_on(self, config: Fields, gpu: Gpu) -> str | None:
         """Why a GPU cannot run it."""
-        return None
+        if not self.archs or gpu.arch in self.archs:
+            return None
+        return f"schedule {self.name} is made {self.made}: {gpu.slug} is {gpu.arch}"
 
-    def shared_bytes(
-        self, spec: AttentionSpec, config: Fields, tiles: Bytes, *, reads_shared: bool, gpu: Gpu
-    ) -> int:
-        """A lower bound of its shared memory. reads_shared: products read their operands there.
+    def shared_bytes(self, spec: AttentionSpec, config: Fields, tiles: Bytes) -> int:
+        """A lower bound of its shared memory.
 
         A pipelined loop of n stages keeps n tiles of what it walks where products read them in
-        shared memory. Elsewhere it keeps n - 1, but for AMD's order of two chained products at 4
-        stages, which keeps one. Of a block mask the lists are a load ahead of the tiles, and leave
-        them no more than 2 stages. Of fp8 V is turned over on its way to wgmma, and where pointers
-        load it there is one tile of that. Seen in kernels compiled with Triton 3.7.1.
+        shared memory. Elsewhere it keeps n - 1, but for AMD's order of two chained products, which
+        keeps one. Of a block mask the lists are a load ahead of the tiles, and leave them no more
+        than 2 stages. Of fp8 V is turned over on its way to wgmma, and where pointers load it there
+        is one tile of that. Seen in kernels compiled with Triton 3.7.1.
         """
         walked = tiles.walked
         if self.state_in_memory or config.num_stages == 1 or spec.direction == "backward_dbias":
@@ -205,9 +192,8 @@ class Schedule(Generic[Fields]):
         if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
             return max(walked)
         stages = min(config.num_stages, 2) if spec.block_mask else config.num_stages
-        if not reads_shared:
-            chained = not gpu.is_nvidia and config.num_stages == 4
-            return (1 if chained else stages - 1) * sum(walked)
+        if not tiles.shared:
+            return (1 if tiles.chained else stages - 1) * sum(walked)
         if spec.fp8 and config.loads == "pointer":
             return tiles.held + stages * tiles.k + tiles.v
         # O of a tile is stored from a separate buffer while Q of the next is loaded.
@@ -223,7 +209,7 @@ class Schedule(Generic[Fields]):
         """Registers of a thread that accumulates, of those that a GPU leaves it; None where
         accumulators lie elsewhere.
         """
-        return limit
+        return None if self.accumulates_in_tensor_memory and gpu.arch in TENSOR_MEMORY else limit
 
     def accumulators(self, spec: AttentionSpec, config: Fields) -> tuple[str, int]:
         """What a program holds in registers at once, in words and in float32 elements.
@@ -245,12 +231,6 @@ class Schedule(Generic[Fields]):
         if spec.direction == "backward_dbias":
             return "dBias, P and dP", 3 * scores
         return "dK, dV, P and dP", config.bc * (dim + dim_v) + 2 * scores
-
-    # What is compiled and launched.
-
-    def launched_warps(self, config: Fields) -> int:
-        """num_warps of a launch."""
-        return config.num_warps
 
     def block_warps(self, spec: AttentionSpec, config: Fields) -> int:
         """Warps of a block."""
@@ -292,34 +272,14 @@ class Schedule(Generic[Fields]):
         """
         return shape, ()
 
-    # What it must show.
-
     def batches(self, spec: AttentionSpec, config: Fields) -> int:
         """Batches of wgmma that the text of a tile opens: one a product."""
         return spec.products
-
-    def least_overlap(self, direction: Direction) -> float:
-        """The share of exp2 that it is made to issue under wgmma on sm_90; 0 if it is not."""
-        return 0.0
 
 
 def wide(spec: AttentionSpec) -> bool:
     """Whether a head dim is padded to 256 and more."""
     return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
-
-
-def why_no_roles(spec: AttentionSpec, config: CommonFields) -> str | None:
-    """Variants that no kernel has whose warps have roles, by Triton or by its text."""
-    schedule, dims = f"schedule {config.schedule}", f"{spec.head_dim} and {spec.head_dim_v}"
-    if config.loads != "descriptor":
-        return f"{schedule} needs descriptor loads: got {config.loads}"
-    if spec.element_bytes != 2:
-        return f"{schedule} multiplies 16-bit operands: got {spec.dtype}"
-    if config.num_stages < 2:
-        return f"{schedule} needs num_stages 2 at least: its loads run ahead of its products"
-    if min(spec.head_dim, spec.head_dim_v) < 33:
-        return f"{schedule} has head dims padded to 64 and more: got {dims}"
-    return None
 
 
 def specialized_twin(spec: AttentionSpec, config: Fields, smaller: Choice, own: Choice) -> Fields:

@@ -21,11 +21,9 @@ from flashgen.schedules.base import (
     Tile,
     one_of,
     specialized_twin,
-    why_no_roles,
     wide,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import Direction, padded
 
 EXP2_BY_FMA = (0, 4, 6, 8, 12, 16)
@@ -51,36 +49,24 @@ WIDE_SPLIT = (192, 96)
 FUSED_SPLIT = (152, 64)
 """The same of its fused backward, where the warps that add dQ to memory take what is left."""
 
-BLACKWELL_TILES: dict[str, tuple[Tile, ...]] = {
-    # br, bc, num_warps, num_stages; compiled as those of schedule hopper, and none was measured.
+BLACKWELL_TILES: dict[Direction, tuple[Tile, ...]] = {
+    # Compiled as those of schedule hopper; none was measured.
     "forward": (
-        (256, 128, 8, 4),
-        (256, 128, 8, 3),
-        (256, 128, 8, 2),
-        (128, 128, 4, 2),
-        (128, 64, 4, 4),
-        (256, 64, 8, 4),
-        (128, 64, 4, 3),
+        (256, 128, 8, 4), (256, 128, 8, 3), (256, 128, 8, 2), (128, 128, 4, 2), (128, 64, 4, 4),
+        (256, 64, 8, 4), (128, 64, 4, 3),
     ),
     "backward_dkv": (
-        (128, 128, 8, 4),
-        (128, 128, 8, 3),
-        (128, 128, 8, 2),
-        (64, 128, 8, 3),
-        (64, 128, 8, 2),
+        (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 2),
     ),
     "backward_fused": ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2)),
     "backward_dq": (
-        (128, 128, 8, 4),
-        (128, 128, 8, 3),
-        (128, 128, 8, 2),
-        (128, 64, 8, 3),
-        (128, 64, 8, 2),
+        (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2),
     ),
-}
-_FORWARD_WAYS = ((4, 8), (8, 8), (0, 8), (6, 8), (4, 0))
-_BACKWARD_WAYS = ((0, 0), (4, 0), (8, 0))
-"""exp2_by_fma and rescale_log2 that are tried."""
+}  # fmt: skip
+
+
+def _ways(*pairs: tuple[int, int]) -> tuple[Choice, ...]:
+    return tuple({"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,33 +137,17 @@ class Blackwell(Schedule[BlackwellFields]):
     """tcgen05, whose accumulators are in tensor memory."""
 
     name = "blackwell"
-    gluon = True
-    roles = True
-    orders = True
+    gluon = roles = orders = accumulates_in_tensor_memory = True
+    directions = own_text = AHEAD
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit
-
-    def has(self, direction: Direction) -> bool:
-        """Those with two products a tile or more."""
-        return direction in AHEAD
-
-    def template(self, direction: Direction) -> str:
-        """Of its own."""
-        return super().template(direction).replace(".py", "_blackwell.py")
-
-    def tiles(self, direction: Direction) -> tuple[Tile, ...]:
-        """By direction."""
-        return BLACKWELL_TILES.get(direction, ())
-
-    def ways(self, direction: Direction) -> tuple[Choice, ...]:
-        """How exp2 is computed and O rescaled."""
-        pairs = _FORWARD_WAYS if direction == "forward" else _BACKWARD_WAYS
-        return tuple({"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in pairs)
+    archs, made = TENSOR_MEMORY, "of tcgen05 of sm_100"
+    tiles = BLACKWELL_TILES
+    ways = dict.fromkeys(AHEAD, _ways((0, 0), (4, 0), (8, 0))) | {
+        "forward": _ways((4, 8), (8, 8), (0, 8), (6, 8), (4, 0))
+    }
 
     def why_not(self, spec: AttentionSpec, config: BlackwellFields) -> str | None:
-        """Variants that its kernels do not have."""
-        if (reason := why_no_roles(spec, config)) is not None:
-            return reason
         if spec.direction != "forward":
             return _why_no_gradient(spec, config)
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
@@ -197,24 +167,9 @@ class Blackwell(Schedule[BlackwellFields]):
             return f"schedule blackwell has tiles of 64 or 128 keys: got bc={config.bc}"
         return None
 
-    def why_not_on(self, config: BlackwellFields, gpu: Gpu) -> str | None:
-        """Other matrix instructions."""
-        if gpu.arch in TENSOR_MEMORY:
-            return None
-        return f"schedule blackwell is made of tcgen05 of sm_100: {gpu.slug} is {gpu.arch}"
-
-    def shared_bytes(
-        self,
-        spec: AttentionSpec,
-        config: BlackwellFields,
-        tiles: Bytes,
-        *,
-        reads_shared: bool,
-        gpu: Gpu,
-    ) -> int:
-        """Of the forward one ring, in which K and V take turns; else rings of both."""
+    def shared_bytes(self, spec: AttentionSpec, config: BlackwellFields, tiles: Bytes) -> int:
         stages = config.num_stages
-        if spec.direction == "forward":
+        if spec.direction == "forward":  # one ring, in which K and V take turns
             of_q, of_k = tiles.q, tiles.k
             if (pieces := k_pieces(spec)) > 1:
                 of_q = config.br * 64 * pieces * spec.operand_bytes
@@ -230,27 +185,15 @@ class Blackwell(Schedule[BlackwellFields]):
             return tiles.held + beside + stages * tiles.q + tiles.do
         return tiles.held + beside + stages * sum(tiles.walked)
 
-    def register_limit(self, config: BlackwellFields, gpu: Gpu, limit: int) -> int | None:
-        """None in tensor memory."""
-        return None if gpu.arch in TENSOR_MEMORY else limit
-
-    def launched_warps(self, config: BlackwellFields) -> int:
-        """One warpgroup: the text requests the others."""
-        return WARPGROUP
-
     def block_warps(self, spec: AttentionSpec, config: BlackwellFields) -> int:
-        """Those of softmax; four, two of which multiply or load; and four that rescale O, or add dQ
-        to memory in the fused backward.
-        """
+        # Two of four more multiply or load, and four rescale O, or add dQ to memory.
         alone = halves(config) and spec.direction != "backward_fused"
         return config.num_warps + WARPGROUP * (1 if alone else 2)
 
     def blocks_of_a_tile(self, spec: AttentionSpec) -> int:
-        """Two where a block sums one gradient."""
         return 2 if sums_one(spec) else 1
 
     def twin(self, spec: AttentionSpec, config: BlackwellFields) -> BlackwellFields:
-        """That of plain Triton."""
         if config.loads == "pointer":
             return config
         smaller = {"br": 32, "bc": 32} if spec.direction in BY_KEYS else {"bc": 64}
@@ -259,7 +202,6 @@ class Blackwell(Schedule[BlackwellFields]):
         return specialized_twin(spec, config, smaller, own)
 
     def switches(self, spec: AttentionSpec, config: BlackwellFields) -> dict[str, int | bool]:
-        """Registers of its roles, and how softmax is computed."""
         found: dict[str, int | bool] = {"EXP2_BY_FMA": config.exp2_by_fma}
         if spec.direction != "forward":
             computes, others = HALVES_SPLIT
@@ -277,7 +219,6 @@ class Blackwell(Schedule[BlackwellFields]):
         return found | {"RESCALE_LOG2": config.rescale_log2, "PIECES": k_pieces(spec)}
 
     def block(self, spec: AttentionSpec, config: BlackwellFields, tensor: str) -> tuple[int, int]:
-        """128 rows at most, and Q and K in pieces."""
         rows, dim = super().block(spec, config, tensor)
         if tensor not in ("k", "v", "dk", "dv"):
             rows = min(rows, TENSOR_ROWS)
@@ -286,7 +227,7 @@ class Blackwell(Schedule[BlackwellFields]):
     def added(
         self, shape: tuple[int, int, int, int], rows: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Four columns of all rows of a tile."""
+        # Four columns of all rows of a tile.
         batch, heads, seq_q, head_dim = shape
         tiles, columns = -(-seq_q // rows), padded(head_dim) // 4
         return (batch, heads, tiles, columns, rows, 4), (0, 1, 2, 4, 3, 5)

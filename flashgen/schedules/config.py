@@ -14,7 +14,7 @@ from typing import Any
 from flashgen.errors import InvalidArgument
 from flashgen.schedules.ampere import AMPERE
 from flashgen.schedules.auto import AUTO
-from flashgen.schedules.base import FLAG, LOADS_LABEL, ORDER_LABEL, Schedule
+from flashgen.schedules.base import FLAG, LOADS_LABEL, ORDER_LABEL, WARPGROUP, Schedule
 from flashgen.schedules.blackwell import BLACKWELL, BlackwellFields
 from flashgen.schedules.decode import DecodeFields
 from flashgen.schedules.hopper import HOPPER, HopperFields
@@ -137,11 +137,12 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
     def launch_options(self, spec: AttentionSpec) -> dict[str, int]:
         """The options of Triton besides the arguments of a kernel, for compiling and launching.
 
-        Multiply-add is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by
+        The text of a schedule whose warps have roles requests all but one warpgroup. Multiply-add
+        is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by
         default. The text of an invariant kernel says itself which are fused: a compiler may choose
         by the context.
         """
-        warps, fuses = SCHEDULES[self.schedule].launched_warps(self), not spec.invariant
+        warps, fuses = WARPGROUP if self.specialized else self.num_warps, not spec.invariant
         options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": fuses}
         return options | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
 

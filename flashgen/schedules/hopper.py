@@ -15,13 +15,11 @@ from flashgen.schedules.base import (
     WARPGROUP,
     WARPGROUP_ROWS,
     Bytes,
-    Choice,
     CommonFields,
     Schedule,
     Tile,
     one_of,
     specialized_twin,
-    why_no_roles,
     wide,
 )
 from flashgen.spec.attention import AttentionSpec
@@ -37,36 +35,21 @@ REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
 HOPPER_OVERLAP = 0.90
 """The share of exp2 that every consumer issues under wgmma: it is made for nothing else."""
 
-HOPPER_TILES: dict[str, tuple[Tile, ...]] = {
-    # br, bc, num_warps, num_stages. Compiled with Triton 3.7.1 for sm_90a, each is without spills
-    # in a main loop for some head dim of 64 to 256; none was measured.
+HOPPER_TILES: dict[Direction, tuple[Tile, ...]] = {
+    # Compiled with Triton 3.7.1 for sm_90a, each is without spills in a main loop for some head dim
+    # of 64 to 256; none was measured.
     "forward": (
-        (128, 128, 8, 2),
-        (192, 128, 12, 2),
-        (128, 64, 8, 2),
-        (192, 64, 12, 2),
-        (128, 128, 8, 3),
-        (192, 128, 12, 3),
-        (128, 64, 8, 3),
-        (192, 64, 12, 3),
-        (128, 64, 8, 4),
-        (192, 64, 12, 4),
+        (128, 128, 8, 2), (192, 128, 12, 2), (128, 64, 8, 2), (192, 64, 12, 2), (128, 128, 8, 3),
+        (192, 128, 12, 3), (128, 64, 8, 3), (192, 64, 12, 3), (128, 64, 8, 4), (192, 64, 12, 4),
     ),
     "backward_dq": (
-        (128, 128, 8, 2),
-        (128, 64, 8, 2),
-        (192, 64, 12, 2),
-        (128, 128, 8, 3),
-        (128, 64, 8, 3),
-        (192, 64, 12, 3),
-        (192, 32, 12, 2),
-        (128, 32, 8, 2),
+        (128, 128, 8, 2), (128, 64, 8, 2), (192, 64, 12, 2), (128, 128, 8, 3), (128, 64, 8, 3),
+        (192, 64, 12, 3), (192, 32, 12, 2), (128, 32, 8, 2),
     ),
-    **dict.fromkeys(
-        BY_KEYS,
-        ((64, 128, 8, 2), (128, 128, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4)),
-    ),
-}
+    **dict.fromkeys(BY_KEYS, (
+        (64, 128, 8, 2), (128, 128, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4),
+    )),
+}  # fmt: skip
 _BY_CONSUMERS: dict[str, tuple[str, ...]] = {
     "forward": ("q", "o"),
     "backward_dq": ("q", "do", "dq"),
@@ -113,46 +96,25 @@ class Hopper(Schedule[HopperFields]):
     """wgmma, with warps that load."""
 
     name = "hopper"
-    gluon = True
-    roles = True
-    orders = True
-    ahead = True
+    gluon = roles = orders = ahead = True
+    directions = own_text = AHEAD
+    in_class = ("forward",)
     mask_first = ("forward",)  # one loop that branches over its mask
     admitted = 4  # each tile of 64 and 128 keys for two and three consumers
+    archs, made = ("sm_90",), "of sm_90's wgmma"
+    least_overlap = dict.fromkeys(AHEAD, HOPPER_OVERLAP)
+    tiles = HOPPER_TILES
+    ways: ClassVar = {"backward_fused": ({"next_s": False}, {"next_s": True})}
     values: ClassVar = {"br": SIDES, "bc": SIDES, "num_warps": NUM_WARPS}
     notes: ClassVar = {
         "num_warps": " in schedule hopper, those that compute (earlier: 4, of a warpgroup)"
     }
 
-    def has(self, direction: Direction) -> bool:
-        """Those with two products a tile or more."""
-        return direction in AHEAD
-
-    def template(self, direction: Direction) -> str:
-        """Of its own."""
-        return super().template(direction).replace(".py", "_hopper.py")
-
-    def in_class(self, direction: Direction) -> bool:
-        """Its forward does."""
-        return direction == "forward"
-
     def shared_keys(self, spec: AttentionSpec) -> bool:
-        """Above head dim 128: dK and dV of 64 keys do not fit one consumer."""
+        # dK and dV of 64 keys do not fit one consumer.
         return spec.direction in BY_KEYS and wide(spec)
 
-    def tiles(self, direction: Direction) -> tuple[Tile, ...]:
-        """By direction."""
-        return HOPPER_TILES.get(direction, ())
-
-    def ways(self, direction: Direction) -> tuple[Choice, ...]:
-        """Both orders of a fused backward."""
-        fused = direction == "backward_fused"
-        return ({"next_s": False}, {"next_s": True}) if fused else ({},)
-
     def why_not(self, spec: AttentionSpec, config: HopperFields) -> str | None:
-        """Variants that its kernels do not have."""
-        if (reason := why_no_roles(spec, config)) is not None:
-            return reason
         by_keys = spec.direction in BY_KEYS
         side, owned, walked = ("br", config.br, config.bc)
         if by_keys:
@@ -190,22 +152,7 @@ class Hopper(Schedule[HopperFields]):
             )
         return None
 
-    def why_not_on(self, config: HopperFields, gpu: Gpu) -> str | None:
-        """Other matrix instructions."""
-        if gpu.arch == "sm_90":
-            return None
-        return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
-
-    def shared_bytes(
-        self,
-        spec: AttentionSpec,
-        config: HopperFields,
-        tiles: Bytes,
-        *,
-        reads_shared: bool,
-        gpu: Gpu,
-    ) -> int:
-        """A ring of num_stages places."""
+    def shared_bytes(self, spec: AttentionSpec, config: HopperFields, tiles: Bytes) -> int:
         if spec.direction == "backward_dq" and wide(spec):  # V has one place
             return tiles.held + config.num_stages * tiles.k + tiles.v
         beside = tiles.do if spec.direction == "forward" and o_apart(spec, config) else 0
@@ -219,77 +166,56 @@ class Hopper(Schedule[HopperFields]):
         return tiles.held + beside + config.num_stages * sum(tiles.walked)
 
     def register_limit(self, config: HopperFields, gpu: Gpu, limit: int) -> int | None:
-        """A consumer's."""
         return REGISTER_SPLIT[self.consumers(config)][0]
 
     def accumulators(self, spec: AttentionSpec, config: HopperFields) -> tuple[str, int]:
-        """S of a tile is written while P of the one before, rounded, is being multiplied."""
         scores = config.br * config.bc
         if spec.direction == "forward":
+            # S of a tile is written while P of the one before, rounded, is being multiplied.
             return "O, S and P", config.br * padded(spec.head_dim_v) + scores + scores // 2
         if spec.direction == "backward_fused" and wide(spec):  # S and dP are over by then
             dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
             return "dK, dV and dQ", config.bc * (dim + dim_v) + config.br * dim
         return super().accumulators(spec, config)
 
-    def launched_warps(self, config: HopperFields) -> int:
-        """One warpgroup: the text requests the others."""
-        return WARPGROUP
-
     def block_warps(self, spec: AttentionSpec, config: HopperFields) -> int:
-        """Those that compute, and four of which one loads: registers are handed over by whole
-        warpgroups.
-        """
+        # One of four more loads: registers are handed over by whole warpgroups.
         return config.num_warps + WARPGROUP
 
     def consumers(self, config: HopperFields) -> int:
-        """A loop each."""
         return config.num_warps // WARPGROUP
 
     def twin(self, spec: AttentionSpec, config: HopperFields) -> HopperFields:
-        """That of plain Triton."""
         if config.loads == "pointer":
             return config
         smaller = {"bc": 32} if spec.direction == "backward_dq" else {}
         return specialized_twin(spec, config, smaller, {"next_s": False})
 
     def switches(self, spec: AttentionSpec, config: HopperFields) -> dict[str, int | bool]:
-        """Registers of its roles."""
         computes, loads = REGISTER_SPLIT[self.consumers(config)]
         found = {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
         return {**found, "NEXT_S": config.next_s}
 
     def block(self, spec: AttentionSpec, config: HopperFields, tensor: str) -> tuple[int, int]:
-        """A consumer's rows, of what it loads or stores by itself."""
         rows, dim = super().block(spec, config, tensor)
         return WARPGROUP_ROWS if tensor in _BY_CONSUMERS[spec.direction] else rows, dim
 
     def added(
         self, shape: tuple[int, int, int, int], rows: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a tile: the half of the columns, 64 rows, 8 columns; of these the warp, the row, two
-        columns, whether the row is 8 further on, and which of the two. templates/_gluon.py.jinja
-        says why.
-        """
+        # Of a tile: the half of the columns, 64 rows, 8 columns; of these the warp, the row, two
+        # columns, whether the row is 8 further on, and which of the two. templates/_gluon.py.jinja
+        # says why.
         batch, heads, seq_q, head_dim = shape
         tile = (2, rows // 64, padded(head_dim) // 16, 4, 8, 4, 2, 2)
         return (batch, heads, -(-seq_q // rows), *tile), (0, 1, 2, 4, 6, 9, 7, 3, 5, 8, 10)
 
     def batches(self, spec: AttentionSpec, config: HopperFields) -> int:
-        """Up to head dim 128 dQ has dP and its sum in halves, and dK and dV take 64 rows of the
-        tile after another.
-        """
-        if wide(spec):
-            return spec.products
-        if spec.direction == "backward_dq":
-            return spec.products + 2
-        if spec.direction == "backward_dkv":
-            return spec.products * (config.br // WARPGROUP_ROWS)
-        return spec.products
-
-    def least_overlap(self, direction: Direction) -> float:
-        """Of every consumer."""
-        return HOPPER_OVERLAP
+        # Up to head dim 128 dQ has dP and its sum in halves, and dK and dV take 64 rows of the
+        # tile after another.
+        more = 2 if spec.direction == "backward_dq" and not wide(spec) else 0
+        rows = config.br if spec.direction == "backward_dkv" and not wide(spec) else WARPGROUP_ROWS
+        return spec.products * (rows // WARPGROUP_ROWS) + more
 
 
 HOPPER = Hopper()

@@ -40,11 +40,10 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     else:
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
-    tiles = Bytes(q=of_q, k=of_k, v=of_v, do=of_do, held=held, walked=walked)
-    reads_shared = _reads_shared(spec, config, gpu)
-    return SCHEDULES[config.schedule].shared_bytes(
-        spec, config, tiles, reads_shared=reads_shared, gpu=gpu
-    )
+    chained = not gpu.is_nvidia and config.num_stages == 4
+    shared = _reads_shared(spec, config, gpu)
+    tiles = Bytes(of_q, of_k, of_v, of_do, held, walked, shared, chained)
+    return SCHEDULES[config.schedule].shared_bytes(spec, config, tiles)
 
 
 def _reads_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
@@ -290,8 +289,8 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"paged needs schedule fa2: got {config.schedule}"
     if its.every_feature:
         return None
-    if spec.direction != "forward" and not its.has(spec.direction):
-        has = [name for name, schedule in SCHEDULES.items() if schedule.has(spec.direction)]
+    if spec.direction != "forward" and spec.direction not in its.directions:
+        has = [name for name, each in SCHEDULES.items() if spec.direction in each.directions]
         listed = f"schedules {', '.join(has[:-1])} and {has[-1]}" if has[1:] else "schedule fa2"
         return f"direction {spec.direction} has {listed} alone: got {config.schedule}"
     packed = spec.varlen and spec.direction != "forward"
@@ -299,7 +298,22 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         words = (word for word in spec.feature_words if packed or word != "varlen")
         features = " and ".join(words)
         return f"features ({features}) need schedule fa2: got {config.schedule}"
-    return its.why_not(spec, config)
+    reason = _why_no_roles(spec, config) if its.roles else None
+    return reason or its.why_not(spec, config)
+
+
+def _why_no_roles(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Variants that no kernel has whose warps have roles, by Triton or by its text."""
+    schedule, dims = f"schedule {config.schedule}", f"{spec.head_dim} and {spec.head_dim_v}"
+    if config.loads != "descriptor":
+        return f"{schedule} needs descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"{schedule} multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_stages < 2:
+        return f"{schedule} needs num_stages 2 at least: its loads run ahead of its products"
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        return f"{schedule} has head dims padded to 64 and more: got {dims}"
+    return None
 
 
 def _maxnreg(spec: AttentionSpec, config: KernelConfig) -> str | None:

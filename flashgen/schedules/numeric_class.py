@@ -130,8 +130,8 @@ def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"the numeric class of {spec.name} has {what} {', '.join(wanted)}: "
             f"got {', '.join(fixed)}"
         )
-    if not SCHEDULES[config.schedule].in_class(spec.direction):
-        schedules = [name for name, each in SCHEDULES.items() if each.in_class(spec.direction)]
+    if spec.direction not in SCHEDULES[config.schedule].in_class:
+        schedules = [name for name, each in SCHEDULES.items() if spec.direction in each.in_class]
         names = " and ".join((", ".join(schedules[:-1]), schedules[-1]))
         return f"the numeric class of {spec.name} has schedules {names}: got {config.schedule}"
     return None

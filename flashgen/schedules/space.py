@@ -152,7 +152,7 @@ def _own_grid(schedule: Schedule[Any], direction: Direction) -> tuple[KernelConf
     """A schedule in its own tiles, ways and orders, the longest tiles of Q first where causal:
     first a tile a program, then the others.
     """
-    tiles, ways = schedule.tiles(direction), schedule.ways(direction)
+    tiles, ways = schedule.tiles.get(direction, ()), schedule.ways.get(direction, ({},))
     own: list[Choice] = [{"schedule": schedule.name, "loads": schedule.loads}]
     found = _configs(tiles, own, ways, _ordered(reversed(ORDERS)))
     return (*found, *_configs(tiles, own, ways[:1], _GPU_ORDERS)) if schedule.orders else found

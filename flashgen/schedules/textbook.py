@@ -8,6 +8,7 @@ wait for it: the next QK^T in the forward, dO V^T of the same tile in the backwa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
 from flashgen.schedules.base import (
     AHEAD,
@@ -87,61 +88,42 @@ def turned(tiles: Iterable[Tile], direction: Direction) -> tuple[Tile, ...]:
     return tuple((walked, owned, warps, stages) for owned, walked, warps, stages in tiles)
 
 
-class _Textbook(Schedule[CommonFields]):
-    def tiles(self, direction: Direction) -> tuple[Tile, ...]:
-        """Known good ones; a search tries all."""
-        return turned(KNOWN_GOOD, direction)
+_TILES = dict.fromkeys(get_args(Direction), KNOWN_GOOD) | {
+    direction: turned(KNOWN_GOOD, direction) for direction in BY_KEYS
+}
 
 
-class Fa2(_Textbook):
+class Fa2(Schedule[CommonFields]):
     """The textbook order."""
 
     name = "fa2"
     every_feature = True
+    directions = in_class = get_args(Direction)
     orders = True
-
-    def has(self, direction: Direction) -> bool:
-        """All."""
-        return True
-
-    def in_class(self, direction: Direction) -> bool:
-        """It does."""
-        return True
+    tiles = _TILES
 
 
-class Fa1(_Textbook):
+class Fa1(Schedule[CommonFields]):
     """FlashAttention-1's loops: over tiles of keys, and inside over all rows of a head."""
 
     name = "fa1"
+    own_text = ("forward",)
     closes_sums = False
     state_in_memory = True
     unestimated = "the estimator has no model of schedule fa1, which rewrites O in memory"
-
-    def template(self, direction: Direction) -> str:
-        """One of its own."""
-        return "attention_fwd_fa1.py.jinja"
+    tiles = _TILES
 
 
-class SAhead(_Textbook):
+class SAhead(Schedule[CommonFields]):
     """A product is issued before the exp2 that need not wait for it."""
 
     name = "s_ahead"
-    orders = True
-    ahead = True
-    last_apart = True
-
-    def has(self, direction: Direction) -> bool:
-        """Those with two products a tile or more."""
-        return direction in AHEAD
-
-    def template(self, direction: Direction) -> str:
-        """One of its own of the forward; that of the gradients has two orders."""
-        own = direction == "forward"
-        return "attention_fwd_s_ahead.py.jinja" if own else super().template(direction)
-
-    def in_class(self, direction: Direction) -> bool:
-        """It does."""
-        return True
+    directions = AHEAD
+    own_text = ("forward",)  # that of the gradients has two orders
+    in_class = get_args(Direction)
+    orders = ahead = last_apart = True
+    least_overlap = dict.fromkeys(AHEAD, BACKWARD_OVERLAP) | {"forward": LEAST_OVERLAP}
+    tiles = _TILES
 
     def worth_trying(self, spec: AttentionSpec, config: CommonFields, gpu: Gpu) -> bool:
         """By pointer only where there are no descriptors, of packed sequences among them (their
@@ -155,7 +137,6 @@ class SAhead(_Textbook):
         return not tma or config.loads == "descriptor"
 
     def why_not_on(self, config: CommonFields, gpu: Gpu) -> str | None:
-        """Tensor memory."""
         if gpu.arch not in TENSOR_MEMORY:
             return None
         return (
@@ -164,7 +145,7 @@ class SAhead(_Textbook):
         )
 
     def bytes_ahead(self, spec: AttentionSpec, config: CommonFields, tiles: Bytes) -> int:
-        """The next K of a forward, unless the template frees the first K before the loop."""
+        # The template frees the first K before the loop.
         frees = config.bc == 128 and tiles.k == 128 * 128 * spec.kv_bytes
         has = spec.direction == "forward" and config.loads == "descriptor" and not frees
         return tiles.k if has else 0
@@ -183,10 +164,6 @@ class SAhead(_Textbook):
             # Invariant lanes add a row up in one way everywhere.
             "SUMS_A_LANE": not spec.invariant and (few or very_wide),
         }
-
-    def least_overlap(self, direction: Direction) -> float:
-        """Where it was kept."""
-        return LEAST_OVERLAP if direction == "forward" else BACKWARD_OVERLAP
 
 
 FA1, FA2, S_AHEAD = Fa1(), Fa2(), SAhead()

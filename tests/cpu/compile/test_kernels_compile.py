@@ -164,7 +164,7 @@ def backward_default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[
         bias: Any = {"bias": "additive"} if direction == "backward_dbias" else {}
         spec = make_spec(dtype, dim, mask, precision=precision, **bias).for_direction(direction)
         job = spec, default_config(spec), arch
-        known = dim == 256 and (  # spills: flashgen/spec/defaults.py
+        known = dim == 256 and (  # spills: flashgen/schedules/defaults.py
             (direction == "backward_dbias" and arch.startswith("gfx"))
             or (direction == "backward_dq" and dtype == "float32" and arch == "gfx950")
         )

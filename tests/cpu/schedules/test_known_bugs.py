@@ -1,4 +1,4 @@
-"""spec/known_bugs.py: which Triton is known to be wrong where."""
+"""schedules/known_bugs.py: which Triton is known to be wrong where."""
 
 from __future__ import annotations
 
