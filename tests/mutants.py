@@ -197,11 +197,11 @@ MUTANTS: tuple[Mutant, ...] = (
     *of("flashgen/schedules/whole_rows.py", "tests/cpu/schedules/test_config.py tests/cpu/estimate/test_whole_rows.py",
         ("can = gpu.arch in MMA_SYNC and why_no_rows(spec, rows) is None", "can = why_no_rows(spec, rows) is None"),
     ),
-    *of("flashgen/spec/packed.py", "tests/interpreted/kernels/test_varlen.py -k 'seqused_is_clamped or keys_in_pages'",
+    *of("flashgen/inputs/packed.py", "tests/interpreted/kernels/test_varlen.py -k 'seqused_is_clamped or keys_in_pages'",
         ("return cu[:-1] + used.clamp(min=0).minimum(cu.diff())", "return cu[:-1] + used.clamp(min=0)"),
         ("return self.page_size.bit_length() - 1", "return self.page_size.bit_length()"),
     ),
-    *of("flashgen/spec/packed.py", "tests/cpu/runtime/test_varlen.py -k 'used or page'",
+    *of("flashgen/inputs/packed.py", "tests/cpu/runtime/test_varlen.py -k 'used or page'",
         ("if page_size < 1 or page_size & (page_size - 1):", "if page_size < 1:"),
     ),
     # ------------------------------------------------------------------ kernels: arguments and launches

@@ -18,7 +18,6 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.grid_rules import heads_together, splits_of, streamed
 from flashgen.schedules.numeric_class import SEGMENT, segments
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import (
     TUNED_DOCUMENT,
@@ -29,7 +28,7 @@ from flashgen.spec.problem import (
     sequences_of,
     tuned_reach,
 )
-from flashgen.spec.vocabulary import DECODING
+from flashgen.spec.vocabulary import BLOCK, DECODING
 
 
 def grid(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.arguments import (
     Arguments,
     empty_like_layout,
@@ -23,7 +24,6 @@ from flashgen.kernels.arguments import (
 )
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.schedules.config import SCHEDULES
-from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.vocabulary import padded
 
 

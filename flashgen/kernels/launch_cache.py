@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.arguments import (
     LOG2_E,
     Arguments,
@@ -28,11 +29,10 @@ from flashgen.kernels.launch_forward import Launch, lse_of_no_key
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.schedules.grid_rules import splits_of, streamed
 from flashgen.schedules.numeric_class import segments
-from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.problem import Problem
 
 if TYPE_CHECKING:
-    from flashgen.spec.cache import Cache
+    from flashgen.inputs.cache import Cache
 
 
 @dataclass(kw_only=True, eq=False)

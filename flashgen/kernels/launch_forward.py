@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import PLAIN, Features, as_kernels_add
 from flashgen.kernels.arguments import (
     LN_2,
     LOG2_E,
@@ -24,7 +25,6 @@ from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.schedules import grid_rules
 from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features, as_kernels_add
 from flashgen.spec.vocabulary import padded
 
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import Features
 from flashgen.kernels.arguments import Arguments, lies_in_eights
 from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.launch_forward import Forward, prepared
 from flashgen.kernels.plan import Plan
 from flashgen.schedules.config import SCHEDULES
-from flashgen.spec.features import PER_HEAD, Features
+from flashgen.spec.features import PER_HEAD
 
 if TYPE_CHECKING:
     from flashgen.kernels.launch_cache import Combine, Decode, Parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
@@ -12,7 +13,6 @@ from flashgen.paper import forms, runs
 from flashgen.paper.counter import Counter, Traffic
 from flashgen.paper.finding import Finding, charted, check, drawn, line, powers
 from flashgen.report.charts import Cell, Matrix, Scale
-from flashgen.spec.features import Features
 
 N = 64
 """Keys, and the head dim: V and dO are the identity."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flashgen.inputs.cache import Cache
 from flashgen.kernels.launch import Kernel, bind
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_cache import Combine, Decode
@@ -20,7 +21,6 @@ from flashgen.runtime.eager.attention import attention
 from flashgen.schedules.base import TILES, Loads
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
 from flashgen.spec.vocabulary import Direction
 
 GROUP = 4

@@ -13,9 +13,8 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.numeric_class import why_other_class, why_other_products
 from flashgen.schedules.whole_rows import k_parts, o_parts, why_no_rows
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import padded
+from flashgen.spec.vocabulary import BLOCK, padded
 
 REGISTERS_PER_THREAD = {"sm_": 255, "gfx9": 512, "gfx1": 256}
 """The most 32-bit registers a thread can name: of NVIDIA, CDNA and RDNA."""

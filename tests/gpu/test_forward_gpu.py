@@ -12,6 +12,7 @@ import torch
 
 from flashgen.evaluate import check
 from flashgen.evaluate.check_attention import tile_cases
+from flashgen.inputs.from_call import check_scale, diagonal_of
 from flashgen.kernels.descriptors import takes_descriptor
 from flashgen.kernels.launch import device_gpu, launch
 from flashgen.kernels.loader import load_kernel
@@ -24,7 +25,6 @@ from flashgen.schedules.defaults import default_config
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import CheckResult
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 from tests.nasty_cases import nasty_cases

@@ -11,6 +11,7 @@ import torch
 
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.trip_counts import grid
+from flashgen.inputs.features import Features, Fp8
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
 from flashgen.runtime.eager import attention as eager
@@ -18,7 +19,6 @@ from flashgen.runtime.selection import Served, ladder, tune_command
 from flashgen.schedules.defaults import default_config, featured_specs
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.space import legal_configs, seed_configs
-from flashgen.spec.features import Features, Fp8
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, bytes_moved, workload
 from flashgen.table.entry import NO_EVIDENCE

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch_cache import Decode
 from flashgen.schedules.grid_rules import (
     MOST_SPLITS,
@@ -15,8 +17,6 @@ from flashgen.schedules.grid_rules import (
     split_count,
     splits_of,
 )
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
 from tests.makers import make_config
 

@@ -16,9 +16,9 @@ from flashgen.evaluate.inputs import make_features
 from flashgen.runtime.block_mask import BlockMask, dense, document, from_boolean, prefix_lm
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.space import legal_configs
-from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
+from flashgen.spec.vocabulary import BLOCK
 from generated.dispatcher import attention
 from tests.makers import make_config, make_spec
 
