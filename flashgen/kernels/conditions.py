@@ -150,5 +150,7 @@ def on_for(field: str, value: object, unless_causal: bool) -> Condition:
     return lambda s, c: getattr(s, field) == value and not (unless_causal and s.causal)
 
 
-hopper, blackwell, ampere, ahead, fa1 = map(of, (HOPPER, BLACKWELL, AMPERE, S_AHEAD, FA1))
+hopper, blackwell, ampere, ahead, fa1 = (
+    of(HOPPER), of(BLACKWELL), of(AMPERE), of(S_AHEAD), of(FA1),
+)  # fmt: skip
 one_length, tiled = negated(varlen), negated(fa1)

@@ -116,7 +116,7 @@ def run_fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
         return dq.zero_(), dk.zero_(), dv.zero_()
     seq_q, head_dim = call.q.shape[2:]
     its = SCHEDULES[plan.config.schedule]
-    shape, order = its.added(tuple(call.q.shape), plan.config.br)
+    shape, order = its.added(call.q.shape, plan.config.br)
     added = torch.zeros(shape, dtype=torch.float32, device=call.q.device)
     arguments = _arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
     plan.start(call.q, _blocks(plan, call), arguments)

@@ -6,7 +6,7 @@ and config.py lists it; everything else in flashgen asks SCHEDULES[config.schedu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -45,9 +45,9 @@ TENSOR_ROWS, TENSOR_COLUMNS = 128, 512
 FP8_DEPTH = 32
 """Elements that an fp8 matrix instruction sums at least (PTX ISA: mma m16n8k32, wgmma k32)."""
 
-BY_KEYS = ("backward_dkv", "backward_fused")
+BY_KEYS: tuple[Direction, ...] = ("backward_dkv", "backward_fused")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
-AHEAD = ("forward", "backward_dq", *BY_KEYS)
+AHEAD: tuple[Direction, ...] = ("forward", "backward_dq", *BY_KEYS)
 """Directions that have several schedules."""
 
 Tile = tuple[int, int, int, int]
@@ -264,13 +264,11 @@ class Schedule(Generic[Fields]):
         rows = config.bc if tensor in ("k", "v", "dk", "dv") else config.br
         return rows, padded(spec.head_dim if tensor in ("q", "k", "dq", "dk") else spec.head_dim_v)
 
-    def added(
-        self, shape: tuple[int, int, int, int], rows: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def added(self, shape: Sequence[int], rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How dQ (batch, heads, seq, dim) lies in memory while tiles of so many rows are added to
         it, and the order of these dimensions that makes rows of them; none where they are rows.
         """
-        return shape, ()
+        return tuple(shape), ()
 
     def batches(self, spec: AttentionSpec, config: Fields) -> int:
         """Batches of wgmma that the text of a tile opens: one a product."""

@@ -5,6 +5,7 @@ keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flashgen.schedules.base import (
@@ -224,9 +225,7 @@ class Blackwell(Schedule[BlackwellFields]):
             rows = min(rows, TENSOR_ROWS)
         return rows, 64 if tensor in ("q", "k") and k_pieces(spec) > 1 else dim
 
-    def added(
-        self, shape: tuple[int, int, int, int], rows: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def added(self, shape: Sequence[int], rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         # Four columns of all rows of a tile.
         batch, heads, seq_q, head_dim = shape
         tiles, columns = -(-seq_q // rows), padded(head_dim) // 4

@@ -4,6 +4,7 @@ rows, or of 64 keys where programs own keys. They are the consumers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -200,9 +201,7 @@ class Hopper(Schedule[HopperFields]):
         rows, dim = super().block(spec, config, tensor)
         return WARPGROUP_ROWS if tensor in _BY_CONSUMERS[spec.direction] else rows, dim
 
-    def added(
-        self, shape: tuple[int, int, int, int], rows: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def added(self, shape: Sequence[int], rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         # Of a tile: the half of the columns, 64 rows, 8 columns; of these the warp, the row, two
         # columns, whether the row is 8 further on, and which of the two. templates/_gluon.py.jinja
         # says why.

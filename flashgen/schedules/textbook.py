@@ -45,7 +45,7 @@ WAYS: tuple[Choice, ...] = (
 )
 """fa1 is left out."""
 
-KNOWN_GOOD = (
+KNOWN_GOOD: tuple[Tile, ...] = (
     # br, bc, num_warps, num_stages: after what others publish for some GPU or head dim (PyTorch
     # FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates), and the same
     # with fewer stages or rows, for GPUs with less shared memory.
@@ -88,7 +88,7 @@ def turned(tiles: Iterable[Tile], direction: Direction) -> tuple[Tile, ...]:
     return tuple((walked, owned, warps, stages) for owned, walked, warps, stages in tiles)
 
 
-_TILES = dict.fromkeys(get_args(Direction), KNOWN_GOOD) | {
+_TILES: Mapping[Direction, tuple[Tile, ...]] = dict.fromkeys(get_args(Direction), KNOWN_GOOD) | {
     direction: turned(KNOWN_GOOD, direction) for direction in BY_KEYS
 }
 
