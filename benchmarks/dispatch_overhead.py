@@ -64,8 +64,8 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime.call import Call
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.resolver import Resolver, key
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config, default_spec
 
 SHAPE = (1, 1, 16, 64)
 BATCH = 25  # so few that most batches meet no other process; far from filling CUDA's queue

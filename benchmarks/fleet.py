@@ -33,13 +33,13 @@ from flashgen.evaluate.evaluator import Ranks, Request, triton_version
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.crew import Crew
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method, NothingRight, goal_for
 from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.vocabulary import Direction
 from flashgen.tune import driver

@@ -41,8 +41,8 @@ from benchmarks.quarter.experiments import EXPERIMENTS, Experiment, Item, kernel
 from benchmarks.quarter.lines import append, page, read
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.evaluate.build import cpu_count
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
 
 SECONDS, ITEM_S, SETUP_S, TINY_S = 590.0, 40.0, 90.0, 600.0

@@ -44,9 +44,9 @@ from flashgen.compile.sass import Listing, disassemble
 from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_configs
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction, Mask

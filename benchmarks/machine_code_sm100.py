@@ -51,10 +51,11 @@ from flashgen.compile.sass import WARP, Instruction, Listing, disassemble
 from flashgen.errors import ToolchainError
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
+from flashgen.schedules.base import TENSOR_ROWS
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.space import legal_configs
 from flashgen.spec.vocabulary import Mask
 
 B200 = TARGETS["nvidia_b200"]
@@ -301,7 +302,7 @@ def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
         tile=(config.br, config.bc),
         softmax=config.num_warps,
         products=products_of(spec, config),
-        blocks=config.blocks_of_a_tile(spec),
+        blocks=SCHEDULES[config.schedule].blocks_of_a_tile(spec),
     )
     return part_of(listing, shape, **memory)
 
@@ -316,7 +317,7 @@ def products_of(spec: AttentionSpec, config: KernelConfig) -> int:
         "backward_dq": spec.head_dim + spec.head_dim_v + config.bc,  # S, dP, dQ
         "backward_fused": spec.head_dim + spec.head_dim_v + 2 * config.br + config.bc,
     }[spec.direction]
-    return max(config.row_tiles, 1) * depth // 16
+    return max(config.br // TENSOR_ROWS, 1) * depth // 16
 
 
 def row_of(parts: Sequence[Part], cell: tuple[str, int, Mask], whose: str, **more: Any) -> Row:

@@ -23,15 +23,15 @@ from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.files import unpacked_content_of
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
+from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
 from flashgen.search.history import outcomes_of
 from flashgen.search.points import ListedSpace
 from flashgen.search.space import Point
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.records import parsed
-from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 
 NEVER = 1e20
 """What some versions of Kernel Tuner write for the time of a config that failed."""

@@ -15,7 +15,7 @@ flashgen's rules:
 
     spills        loads and stores of spilled registers, in all main loops
     arrives       WARPGROUP.ARRIVE of a tile, at most one a batch of products in the text
-                  (flashgen.spec.config.batches): more, and ptxas has cut them
+                  (Schedule.batches): more, and ptxas has cut them
     exp2 under    share of exp2 that is issued while a wgmma of the same warpgroup runs; a kernel of
                   schedule s_ahead needs LEAST_OVERLAP of it, in the backward
                   BACKWARD_OVERLAP, one of hopper HOPPER_OVERLAP
@@ -53,16 +53,16 @@ from flashgen.compile.compiler import (
     Compiled,
     CompileFailed,
     compile_kernel,
-    least_overlap,
     overlap,
     residents,
 )
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
+from flashgen.schedules.base import TENSOR_COLUMNS, Order
+from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, Order, batches, kernel_name
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask
 from flashgen.table.table import load
 from tests.tables import SHIPPED
@@ -190,12 +190,15 @@ def line(built: Compiled, kernel: Kernel) -> str:
     arrives = max((each.warpgroup_arrives for each in built.loops), default=0)
     under = overlap(built, config) if loop and loop.exp2_under_matrix is not None else None
     spills = sum(each.spills for each in built.loops)
-    least = least_overlap(spec, config) if gpu.arch == H200.arch else 0.0  # mma.sync has none
+    its = SCHEDULES[config.schedule]
+    least = (
+        its.least_overlap.get(spec.direction, 0.0) if gpu.arch == H200.arch else 0.0
+    )  # of wgmma alone
     broken = [
         *(["trap"] * built.only_traps),
         *(["too large"] * _too_large(built, gpu)),
         *(["spills"] * bool(spills)),
-        *(["serialized"] * (bool(built.advisories) or arrives > batches(spec, config))),
+        *(["serialized"] * (bool(built.advisories) or arrives > its.batches(spec, config))),
         *(["no overlap"] * ((under or 0.0) < least)),
     ]
     cells = [

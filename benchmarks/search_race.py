@@ -46,11 +46,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmarks.recorded import Landscape, dump, from_outcomes, read, replay
 from flashgen.errors import FlashgenError
+from flashgen.schedules.space import seed_configs, tuned_default
 from flashgen.search import Method
 from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.space import seed_configs, tuned_default
 
 AT = (5, 10, 20, 40, 80)
 """After how many evaluations the tables have a column."""

@@ -10,8 +10,8 @@ from typing import Any
 from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
 from flashgen.compile.loops import LoopFacts
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 
 Job = tuple[AttentionSpec, KernelConfig, str]
 """A kernel and the architecture that it is compiled for."""

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flashgen.compile.compiler import Compiled, cache_file
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from tests.compiled import compile_one, cubin_of
 from tests.data import published_backward, published_gemm, published_kernels
 from tests.data.single_phase import attend

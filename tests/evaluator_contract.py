@@ -19,10 +19,10 @@ import pytest
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
 from flashgen.evaluate.workers.pool import Limits
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import KILLERS, Outcome, Stage, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import KILLERS, Outcome, Stage, Status
 from flashgen.spec.problem import Problem, workload
 from tests.hung import end_what_hangs
 from tests.makers import make_config, make_spec

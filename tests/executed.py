@@ -20,8 +20,8 @@ from flashgen.ptx.findings import CHECKS, Check
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime.eager import attention as eager
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 
 Load = tuple[int, tuple[int, ...], tuple[int, ...]]

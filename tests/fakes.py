@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flashgen.evaluate.evaluator import protocol_of
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import Problem
 
 

@@ -18,9 +18,10 @@ from flashgen.runtime import flash_attn
 from flashgen.runtime.api import attention, decode
 from flashgen.runtime.sdpa import scaled_dot_product_attention
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig
-from flashgen.spec.defaults import default_config, default_configs
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SEGMENTS = (64, 128)

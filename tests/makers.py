@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 
 
 def make_spec(

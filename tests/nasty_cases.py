@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.reference.cases import CheckCase
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import flashgen.runtime.operators  # noqa: F401  # registers them
 from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.inputs.features import Features, numbers_of, tensors_of
 from flashgen.runtime import Dispatcher
-from flashgen.spec.features import Features, numbers_of, tensors_of
 from tests.serving import leaves
 
 LAYOUTS = ("bhsd", "bshd", "turned", "expanded", "every_other")

@@ -10,8 +10,8 @@ from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice, by_spec
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Bucket
 
 

@@ -10,12 +10,12 @@ import itertools
 from typing import Any
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.numeric_class import class_tile
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, FEATURES, KV_WORDS
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.numeric_class import class_tile
 from flashgen.spec.vocabulary import Direction
 from tests.covering import Row, covering
 

@@ -10,8 +10,8 @@ import pytest
 
 from flashgen.evaluate.check import check_kernel
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 
 
 def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:

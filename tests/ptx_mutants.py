@@ -16,8 +16,8 @@ from flashgen.ptx import triton_kernel
 from flashgen.ptx.machine import Launch, Loaded, execute
 from flashgen.ptx.text import parse
 from flashgen.reference.cases import CheckCase
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests import blackwell
 from tests.tutorials import TUTORIALS

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Self
 
 from flashgen.evaluate.evaluator import Request
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
 
 Key = tuple[Stage, AttentionSpec, Problem | None, KernelConfig]

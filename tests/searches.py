@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashgen.schedules.config import KernelConfig
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Goal, Method, Progress
 from flashgen.search.log import Log
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
 from tests.fakes import FakeEvaluator, digest_of

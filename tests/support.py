@@ -17,9 +17,9 @@ from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.kernels.render import render
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
-from flashgen.spec.legality import why_illegal
 from tests.pairs import H200, Proven, alone, config_of, in_pairs, spec_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "features.md"

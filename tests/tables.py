@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Source
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Source
 from flashgen.spec.problem import BUCKET_SEQ, BUCKETS, Bucket, workload
 from flashgen.table.entry import (
     NO_EVIDENCE,

@@ -23,14 +23,14 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.gpu_state import Conditions
 from flashgen.report.charts import panels
 from flashgen.report.charts import save as save_figure
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import CheckResult, Outcome
+from flashgen.schedules.space import legal_configs, tuned_default
 from flashgen.search.decide import by_loss, choose, p_value
 from flashgen.search.goal import Found
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import CheckResult, Outcome
 from flashgen.spec.problem import BUCKET_SEQ, Problem, bucket_of, workload
 from flashgen.spec.records import record_of
-from flashgen.spec.space import legal_configs, tuned_default
 from flashgen.table import emit
 from flashgen.table.entry import Run
 from flashgen.table.table import Table, save

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashgen import paths
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig, config_of
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Outcome
+from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search.decide import median_us
 from flashgen.spec.attention import AttentionSpec, spec_of
-from flashgen.spec.config import BY_KEYS, KernelConfig, config_of
-from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Outcome
 from flashgen.spec.problem import Problem, bucket_of, bytes_moved, problem_of, workload
-from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.spec.vocabulary import Mask
 from flashgen.table.table import Table, load_with_evidence
 

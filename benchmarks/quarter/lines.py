@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.report.calibrate import calibrations, pairs_of, table_lines
-from flashgen.spec.outcome import Outcome
+from flashgen.schedules.outcome import Outcome
 
 Line = dict[str, Any]
 

@@ -32,10 +32,10 @@ from flashgen.evaluate.evaluator import Request
 from flashgen.kernels.launch import device_gpu
 from flashgen.kernels.render import render
 from flashgen.runtime.kernel_files import binaries, offer
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import known_target
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.records import record_of
 
 WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0

@@ -9,11 +9,11 @@ from examples.papers import forms, runs
 from examples.papers.charts import Cell, Matrix
 from examples.papers.counter import Counter, Traffic
 from examples.papers.finding import Finding, charted, check, drawn, line, powers
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.report.charts import Scale
-from flashgen.spec.features import Features
 
 N = 64
 """Keys, and the head dim: V and dO are the identity."""

@@ -10,7 +10,7 @@ from examples.papers.memories import PAPERS_GPU
 from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
-from flashgen.spec.outcome import Timing
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import Direction
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.papers.counter import Counter
+from flashgen.inputs.cache import Cache
 from flashgen.kernels.launch import Kernel, bind
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_cache import Combine, Decode
@@ -17,9 +18,9 @@ from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import Rendered, digest_of, in_place, render
 from flashgen.reference.attention import judge
 from flashgen.runtime.eager.attention import attention
+from flashgen.schedules.base import TILES, Loads
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.config import TILES, KernelConfig, Loads, Schedule
 from flashgen.spec.vocabulary import Direction
 
 GROUP = 4
@@ -65,9 +66,7 @@ def spec_of(
     return made.for_direction(direction)
 
 
-def config_of(
-    br: int, bc: int, *, schedule: Schedule = "fa2", loads: Loads = "pointer"
-) -> KernelConfig:
+def config_of(br: int, bc: int, *, schedule: str = "fa2", loads: Loads = "pointer") -> KernelConfig:
     """A tile; the interpreter ignores warps and stages."""
     return KernelConfig(br=br, bc=bc, num_warps=4, num_stages=1, schedule=schedule, loads=loads)
 
@@ -91,7 +90,7 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, bc: int | None = None) 
 
 
 def forward(
-    schedule: Schedule,
+    schedule: str,
     br: int,
     bc: int,
     n: int,

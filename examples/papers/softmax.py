@@ -11,11 +11,10 @@ from examples.papers.finding import EXACT, Finding, charted, check, line, tabled
 from examples.papers.scan import merging_error
 from flashgen.reference.attention import FLOORS_ACCEPTED, judge, max_abs
 from flashgen.report.charts import Limit, Scale
-from flashgen.spec.config import Schedule
 
 KEYS, TILE = 64, 8
 LENGTHS = (16, 33, 64, 128, 256, 512)
-TILES: dict[Schedule, tuple[int, int]] = {"fa1": (16, 64), "fa2": (64, 16)}
+TILES: dict[str, tuple[int, int]] = {"fa1": (16, 64), "fa2": (64, 16)}
 """B_r and B_c of each algorithm."""
 
 

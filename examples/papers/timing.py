@@ -14,9 +14,9 @@ from flashgen import paths
 from flashgen.errors import ToolchainError
 from flashgen.files import temporary_folder
 from flashgen.report.charts import Limit, Scale
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import bucket_of
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate import inputs
 from flashgen.evaluate.inputs import in_pages, make_decode
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.from_call import check_scale, diagonal_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.problem import Problem, bytes_moved, flops, workload
 from flashgen.spec.vocabulary import DType
 
@@ -68,7 +68,7 @@ class BenchCase:
 
     @property
     def diagonal(self) -> int | None:
-        """The offset of the causal diagonal, as flashgen.spec.from_call.diagonal_of gives it."""
+        """The offset of the causal diagonal, as flashgen.inputs.from_call.diagonal_of gives it."""
         return diagonal_of(self.spec.causal, self.problem.seq_q, self.problem.seq_k)
 
 

@@ -30,23 +30,15 @@ from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
+from flashgen.schedules.base import BY_KEYS, Loads, Order
+from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Outcome
 from flashgen.search.decide import median_us
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import (
-    AUTO_WARPS,
-    BY_KEYS,
-    KernelConfig,
-    Loads,
-    Order,
-    Schedule,
-    kernel_name,
-)
-from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Outcome
 from flashgen.spec.problem import Problem, bucket_of
-from flashgen.spec.space import AUTO_TILES, HOPPER_TILES, KNOWN_GOOD
 from flashgen.spec.vocabulary import Direction
 
 
@@ -57,7 +49,7 @@ class Step:
     """
 
     name: str
-    schedule: Schedule
+    schedule: str
     loads: Loads
     order: Order | None = "plain"
     persistent: bool = False
@@ -82,7 +74,7 @@ class Step:
 
     def candidates(self, spec: AttentionSpec) -> Iterator[KernelConfig]:
         """Known good tiles, restricted to this step."""
-        for br, bc, warps, stages in self._tiles(spec.direction):
+        for br, bc, warps, stages in SCHEDULES[self.schedule].tiles[spec.direction]:
             yield KernelConfig(
                 br=br,
                 bc=bc,
@@ -93,15 +85,6 @@ class Step:
                 order=self.order_of(spec),
                 persistent=self.persistent,
             )
-
-    def _tiles(self, direction: str) -> list[tuple[int, int, int, int]]:
-        if self.schedule == "hopper":
-            return list(HOPPER_TILES[direction])
-        if self.schedule == "auto":
-            return [(br, bc, AUTO_WARPS, stages) for br, bc, stages in AUTO_TILES]
-        if direction in BY_KEYS:
-            return [(walked, owned, *rest) for owned, walked, *rest in KNOWN_GOOD]  # type: ignore[misc]
-        return list(KNOWN_GOOD)
 
 
 TILES = 3

@@ -22,13 +22,13 @@ from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import measure
 from flashgen.evaluate.gpu_state import Conditions, clocks_and_power
+from flashgen.inputs.features import PLAIN
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.eager.gradients import GradientInputs
-from flashgen.spec.features import PLAIN
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Timing
 
 FORWARD_ELEMENTS = 1 << 27
 """Elements of S compared with float64 at once, at most: 1 GiB, and the reference holds a few."""

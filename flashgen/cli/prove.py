@@ -19,8 +19,8 @@ from flashgen.files import temporary_folder
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
+    from flashgen.schedules.config import KernelConfig
     from flashgen.spec.attention import AttentionSpec
-    from flashgen.spec.config import KernelConfig
     from flashgen.spec.gpu import Gpu
     from flashgen.table.table import Table
 
@@ -52,7 +52,7 @@ def verify(
     or execute its kernels, and print what the checks of flashgen.ptx find; or compare the kernels
     of each numeric class: the same products and sums, and nothing left to fuse.
     """
-    from flashgen.spec.known_bugs import warnings_here
+    from flashgen.schedules.known_bugs import warnings_here
     from flashgen.tune.verify import verify as proofs_of
 
     if gpu == (target is not None):
@@ -156,7 +156,7 @@ def sanitize(
     racecheck, initcheck and synccheck find.
     """
     from flashgen.evaluate.sanitize import sanitize as sanitized
-    from flashgen.spec.config import kernel_name
+    from flashgen.schedules.config import kernel_name
     from flashgen.table.emit import kernels_of
 
     check_least("--seeds", seeds, 1)
@@ -184,9 +184,9 @@ def sanitize(
 
 def _unshipped(name: str, gpu: Gpu, shipped: Iterable[str]) -> tuple[AttentionSpec, KernelConfig]:
     """The kernel SPEC_CONFIG that no table needs to have. Raises InvalidArgument."""
+    from flashgen.schedules.config import config_of
+    from flashgen.schedules.legality import why_illegal
     from flashgen.spec.attention import spec_of
-    from flashgen.spec.config import config_of
-    from flashgen.spec.legality import why_illegal
 
     spec_name, _, label = name.rpartition("_br")
     try:

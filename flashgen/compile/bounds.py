@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flashgen.compile.compiler import Compiled
+from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 
 
@@ -50,7 +50,7 @@ def cycles_a_score(
     if compiled.issued is None or rates is None:
         return None
     instructions, exp2 = compiled.issued
-    scores = config.br * config.bc / config.blocks_of_a_tile(spec)
+    scores = config.br * config.bc / SCHEDULES[config.schedule].blocks_of_a_tile(spec)
     issue = instructions / (rates.issued * scores)
     special = exp2 * gpu.warp_size / (rates.exp2 * scores)
     flops, shared = float(spec.products * (spec.head_dim + spec.head_dim_v)), 0.0

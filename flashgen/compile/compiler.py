@@ -25,29 +25,17 @@ from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
+from flashgen.schedules.base import TENSOR_COLUMNS
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.known_bugs import may_be_wrong
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import TENSOR_COLUMNS, KernelConfig, batches
 from flashgen.spec.data_sheets import LIMITS
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.known_bugs import may_be_wrong
-from flashgen.spec.outcome import Status
 from flashgen.spec.records import Record, parsed, value_of
 
 FACTS = 6
 """Version of the facts in a cache file; raise it whenever their computation changes."""
-
-LEAST_OVERLAP = 0.85
-"""The share of exp2 that an s_ahead kernel is made to issue under its own wgmma. Of those compiled
-for sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
-more in the steady loop; most of those that lost it had none."""
-
-BACKWARD_OVERLAP = 0.75
-"""The same for the backward's. Of those compiled with Triton 3.7.1, the ones that kept dO V^T under
-way had 80 % and more in the steady loop, or 70 % where a tile fills the registers; those that lost
-it 41 % at most."""
-
-HOPPER_OVERLAP = 0.90
-"""The same for every consumer of schedule hopper, which is made for nothing else."""
 
 MOST_SPILLS = 0.01
 """The share of a loop's instructions that may load and store spilled registers where no GPU
@@ -237,7 +225,7 @@ def judge(
     if compiled.advisories:
         return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"
     arrives = max((loop.warpgroup_arrives for loop in compiled.loops), default=0)
-    made = batches(spec, config)
+    made = SCHEDULES[config.schedule].batches(spec, config)
     if arrives > made:
         return Status.SERIALIZED, (
             f"a tile has {made} batches of wgmma: ptxas cut them into {arrives}"
@@ -261,23 +249,16 @@ def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) 
     overlap wgmma though the schedule is made for it, and warps of which a Triton is known to make
     wrong programs. It ranks kernels of which no time is known.
     """
-    least = least_overlap(spec, config) if compiled.arch == "sm_90" else 0.0
+    its = SCHEDULES[config.schedule]
+    least = its.least_overlap.get(spec.direction, 0.0) if compiled.arch == "sm_90" else 0.0
     slow = (compiled.spill_share > 0) + (overlap(compiled, config) < least)
     return slow + may_be_wrong(compiled.arch, config)
-
-
-def least_overlap(spec: AttentionSpec, config: KernelConfig) -> float:
-    """The share of exp2 that a schedule is made to overlap with wgmma on sm_90; 0 if it is not."""
-    if config.schedule == "s_ahead":
-        return LEAST_OVERLAP if spec.direction == "forward" else BACKWARD_OVERLAP
-    return HOPPER_OVERLAP if config.schedule == "hopper" else 0.0
 
 
 def overlap(compiled: Compiled, config: KernelConfig) -> float:
     """The share of exp2 that overlaps wgmma in the steady loop, 0 to 1.
 
-    Every consumer of schedule hopper has a steady loop, shorter than all masked ones: the least of
-    their shares.
+    Every consumer has a steady loop, shorter than all masked ones: the least of their shares.
     """
     steady = compiled.loops[: max(1, config.consumers)]
     return min((loop.exp2_under_matrix or 0.0 for loop in steady), default=0.0)

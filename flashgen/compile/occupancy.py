@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.spec.config import TENSOR_COLUMNS
+from flashgen.schedules.base import TENSOR_COLUMNS
 from flashgen.spec.gpu import Gpu
 
 REGISTER_UNITS = {"sm_": 256, "gfx9": 8 * 64, "gfx1": 24 * 32}

@@ -14,8 +14,8 @@ from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import Rendered
 from flashgen.ptx.triton_kernel import without_assembler
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

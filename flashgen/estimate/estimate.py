@@ -21,10 +21,10 @@ from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.sm import Replay, clock, numba_missing, replay_cubin
 from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, tuned_splits
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bytes_moved, flops
 
 PROTOCOL = 9
@@ -298,16 +298,11 @@ def estimate(
 ) -> Timing:
     """The time of one launch of a flashgen kernel in microseconds.
 
-    Raises NoEstimate if gpu's architecture or rates are not known, for schedules fa1 and auto, and
-    if the kernel's main loops differ from its template's.
+    Raises NoEstimate if gpu's architecture or rates are not known, for some schedules, and if
+     the kernel's main loops differ from its template's.
     """
-    if config.schedule == "fa1":
-        raise NoEstimate("the estimator has no model of schedule fa1, which rewrites O in memory")
-    if config.schedule == "auto":
-        raise NoEstimate(
-            "the estimator does not know which warps of schedule auto wait for which: its compiler "
-            "deals them out"
-        )
+    if reason := SCHEDULES[config.schedule].unestimated:
+        raise NoEstimate(reason)
     machine_of(gpu)
     if problem.empty:
         return _timing(LAUNCH_US, 0.0, firm=False)
@@ -334,15 +329,14 @@ def estimate(
 def _trips(
     replayed: Replay, spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
 ) -> list[tuple[int, ...]]:
-    """The trips of the main loops of each tile. Of schedule hopper every consumer has the loops of
-    a kernel without roles, and does as many trips.
+    """The trips of the main loops of each tile. Every consumer has the loops of a kernel without
+    roles, and does as many trips.
     """
     consumers, loops = max(1, config.consumers), len(replayed.block_flops)
     if loops % consumers:
         raise NoEstimate(f"{loops} main loops were found in the SASS, of {consumers} consumers")
     blocks = grid(spec, config, problem, gpu, loops=loops // consumers)
-    if (config.schedule, spec.direction) == ("hopper", "forward"):
-        # One loop that branches over its mask: listed with the mask first.
+    if spec.direction in SCHEDULES[config.schedule].mask_first:
         blocks = [trips[::-1] for trips in blocks]
     return [trips * consumers for trips in blocks]
 

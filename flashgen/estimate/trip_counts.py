@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from flashgen.errors import NoEstimate
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.grid_rules import heads_together, splits_of, streamed
+from flashgen.schedules.numeric_class import SEGMENT, segments
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BLOCK
-from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.grid_rules import heads_together, splits_of, streamed
-from flashgen.spec.numeric_class import SEGMENT, segments
 from flashgen.spec.problem import (
     TUNED_DOCUMENT,
     TUNED_WINDOW,
@@ -28,7 +28,7 @@ from flashgen.spec.problem import (
     sequences_of,
     tuned_reach,
 )
-from flashgen.spec.vocabulary import DECODING
+from flashgen.spec.vocabulary import BLOCK, DECODING
 
 
 def grid(
@@ -134,11 +134,11 @@ def _by_rows(
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
     window has masked ones before them, too, as key_window of templates/_masks.py.jinja has it.
 
-    The forward's s_ahead runs its last tile after the loops. To close a segment of an invariant
-    forward, and to fill the pipeline again, counts as a trip, in s_ahead and hopper as the one that
-    it lacks.
+    To close a segment of an invariant forward, and to fill the pipeline again, counts as a trip;
+    where S runs ahead, as the one that it lacks.
     """
     br, bc, shift = config.br, config.bc, problem.seq_k - problem.seq_q
+    its = SCHEDULES[config.schedule]
     right = TUNED_WINDOW if spec.hides_first_keys else problem.seq_q + problem.seq_k
     right = 0 if spec.causal else right
     found: list[tuple[int, ...]] = []
@@ -150,9 +150,9 @@ def _by_rows(
             full = min(math.ceil(max(first_key(spec, start + br - 1 + shift), 0) / bc), end)
         full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
         closed = 0
-        if config.schedule not in ("s_ahead", "hopper"):
+        if not its.ahead:
             closed = _closed(spec, begin * bc, end * bc)
-        if spec.direction == "forward" and config.schedule == "s_ahead" and not spec.invariant:
+        if spec.direction == "forward" and its.last_apart and not spec.invariant:
             end = max(end - 1, 0)
             full_end = min(full_end, end)
         trips: tuple[int, ...] = (full_end - full, end - full_end)

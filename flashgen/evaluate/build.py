@@ -32,11 +32,11 @@ from flashgen.evaluate.workers.answers import (
 )
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, in_place, render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import Problem, timed_problems
 
 

@@ -26,9 +26,9 @@ from flashgen.kernels.plan import Kernel
 from flashgen.kernels.render import Rendered
 from flashgen.reference.attention import Comparison, pooled
 from flashgen.reference.cases import CheckCase, Trial
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import CheckResult
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import CheckResult
 from flashgen.spec.vocabulary import DECODING
 
 AnyCase = CheckCase | DecodeCase

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check_sampled import SampledCase, operands, sampled_cases, sampled_trial
+from flashgen.inputs.features import Features
+from flashgen.inputs.from_call import check_scale
+from flashgen.inputs.packed import Sequences, from_bounds
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_forward import Forward, order_limits
 from flashgen.reference import attention as reference
@@ -24,14 +27,12 @@ from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.attention import Comparison
 from flashgen.reference.cases import CheckCase, Trial
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.numeric_class import SEGMENT
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BLOCK
-from flashgen.spec.config import BY_KEYS, KernelConfig
-from flashgen.spec.features import Features
-from flashgen.spec.from_call import check_scale
-from flashgen.spec.numeric_class import SEGMENT
-from flashgen.spec.packed import Sequences, from_bounds
 from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import BLOCK
 
 
 def attention_cases(

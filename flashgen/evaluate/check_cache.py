@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check_attention import SPARE_PAGES
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import Features
+from flashgen.inputs.from_call import check_scale
 from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts, Rotation
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference.attention import Comparison
 from flashgen.reference.cases import CheckCase, Scores, Trial
 from flashgen.runtime.eager import cache as eager_cache
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.numeric_class import SEGMENT
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.features import Features
-from flashgen.spec.from_call import check_scale
-from flashgen.spec.numeric_class import SEGMENT
 from flashgen.spec.problem import Problem
 
 

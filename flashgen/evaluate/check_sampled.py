@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.reference import attention as reference
@@ -19,7 +20,7 @@ from flashgen.reference.cases import CheckCase, Trial
 from flashgen.reference.gradients import OUTPUTS
 from flashgen.runtime.eager.gradients import GradientInputs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PER_HEAD, Features
+from flashgen.spec.features import PER_HEAD
 from flashgen.spec.problem import workload
 
 TIMED_SEQ = 2048

@@ -13,11 +13,11 @@ from typing import Any, Protocol, Self
 from flashgen.compile import compiler
 from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.known_bugs import installed_triton
+from flashgen.schedules.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.known_bugs import installed_triton
-from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
 
 SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)

@@ -18,8 +18,8 @@ from flashgen.ptx.arguments import Argument, launch_of
 from flashgen.ptx.findings import CHECKS, Check, Report
 from flashgen.ptx.machine import execute
 from flashgen.ptx.triton_kernel import loaded_text
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.data_sheets import LIMITS
 
 

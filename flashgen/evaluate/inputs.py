@@ -16,24 +16,25 @@ from typing import TYPE_CHECKING, Any
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.measure import Run
 from flashgen.files import write_whole
+from flashgen.inputs.block_mask import BlockMask
+from flashgen.inputs.features import Features, Fp8
+from flashgen.inputs.from_call import check_scale, diagonal_of
+from flashgen.inputs.packed import Sequences, from_bounds
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.features import PER_HEAD, Features, Fp8
-from flashgen.spec.from_call import check_scale, diagonal_of
-from flashgen.spec.packed import Sequences, from_bounds
+from flashgen.spec.features import PER_HEAD
 from flashgen.spec.problem import TUNED_DOCUMENT, Problem, sequences_of, tuned_limits
-from flashgen.spec.space import tuned_default
 from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashgen.inputs.cache import Cache
     from flashgen.kernels.launch_backward import Backward
     from flashgen.kernels.launch_cache import Decode
     from flashgen.kernels.launch_forward import Forward
-    from flashgen.spec.cache import Cache
 
 PAGE_SIZE = 16
 """Keys to a page: the smallest that serving engines use by default."""
@@ -227,8 +228,8 @@ def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, s
     """A call of decode on random normal inputs; every sequence has problem.seq_k keys."""
     import torch
 
+    from flashgen.inputs.cache import Cache
     from flashgen.kernels.launch_cache import Decode
-    from flashgen.spec.cache import Cache
 
     q, k, v = make_inputs(spec, problem, seed, device)
     lengths = torch.full((problem.batch,), problem.seq_k, dtype=torch.int32, device=device)

@@ -37,7 +37,7 @@ from typing import Literal, Protocol
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.gpu_state import Conditions as Conditions
 from flashgen.evaluate.gpu_state import clocks_and_power as clocks_and_power
-from flashgen.spec.outcome import LONGEST_US, Timing
+from flashgen.schedules.outcome import LONGEST_US, Timing
 
 Run = Callable[[], object]
 """Launches a kernel once, without waiting for it."""

@@ -31,9 +31,9 @@ from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raise
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY
 from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import CheckResult, Outcome, Source, Status
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Status
 from flashgen.spec.records import parsed, record_of, value_of
 
 CHECK_SEED = 0

@@ -39,9 +39,9 @@ from flashgen.evaluate.tasks import (
 )
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, finite
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import CheckResult, Outcome, Source, Status, Timing
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Status, Timing
 from flashgen.spec.records import record_of
 
 SEED = 0

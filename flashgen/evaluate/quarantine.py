@@ -25,9 +25,9 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
 from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.files import append_whole, disk_errors, open_own, records_of
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
 from flashgen.spec.records import parsed, record_of
 

@@ -14,8 +14,8 @@ from flashgen.evaluate.check_attention import PackedCase
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from contextlib import closing
 
 from flashgen.evaluate.evaluator import closable
 from flashgen.evaluate.gpu_state import WAITS_S
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Status
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Status
 
 _logger = logging.getLogger(__name__)
 

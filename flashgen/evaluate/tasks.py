@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
 from flashgen.evaluate.workers.answers import Kind, Task
 from flashgen.evaluate.workers.child import Unrecoverable
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, flops, timed_problems
 from flashgen.spec.records import record_of
 
 if TYPE_CHECKING:
     from flashgen.evaluate.measure import Ceiling, Conditions, Run, Stopwatch
-    from flashgen.spec.outcome import Timing
+    from flashgen.schedules.outcome import Timing
 
 # On a slow machine all limits grow, and a child's first task gets more: workers/pool.py.
 ANSWER_LIMIT_S = 60.0
@@ -255,7 +255,7 @@ def execute_one(payload: Payload) -> Payload:
 def measure_one(payload: Payload) -> Payload:
     """The fields of a Timing."""
     from flashgen.evaluate.measure import measure
-    from flashgen.spec.outcome import Timing
+    from flashgen.schedules.outcome import Timing
 
     asked = record_of(Measure, payload, "the task")
     launches = asked.launches

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PER_HEAD, Features
-from flashgen.spec.packed import Sequences
+from flashgen.inputs.block_mask import BlockMask
+from flashgen.inputs.features import Features
+from flashgen.inputs.packed import Sequences
+from flashgen.spec.features import PER_HEAD
 
 logger = logging.getLogger("flashgen.kernels.launch")
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from flashgen.kernels.text import text_of
+from flashgen.schedules.ampere import AMPERE
+from flashgen.schedules.base import TEMPLATES, Schedule
+from flashgen.schedules.blackwell import BLACKWELL
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.hopper import HOPPER
+from flashgen.schedules.hopper import runs_ahead as hopper_runs_ahead
+from flashgen.schedules.textbook import FA1, S_AHEAD
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, shares_keys
 
 Condition = Callable[[AttentionSpec, KernelConfig], bool]
 
@@ -43,7 +50,7 @@ def block_mask(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 def of_segments(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts that may close partial sums."""
-    return config.schedule not in ("fa1", "blackwell") and not spec.block_mask
+    return SCHEDULES[config.schedule].closes_sums and not spec.block_mask
 
 
 def rotary(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -78,7 +85,7 @@ def diagonal(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 def runs_ahead(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Schedule hopper's fused gradients, where S of a tile may come before dQ of the last one."""
-    return fused(spec, config) and config.schedule == "hopper" and not shares_keys(spec)
+    return hopper(spec, config) and hopper_runs_ahead(spec)
 
 
 def any_dim(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -91,9 +98,24 @@ def has_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
     return text_of(spec, config).in_parts
 
 
-def scheduled(*schedules: str) -> Condition:
-    """These schedules."""
-    return lambda spec, config: config.schedule in schedules
+def of(schedule: Schedule[Any]) -> Condition:
+    """Texts of one schedule."""
+    return lambda spec, config: config.schedule == schedule.name
+
+
+def plain(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts in Triton, not in Gluon."""
+    return config.interpretable
+
+
+def specialized(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts that deal roles to warps."""
+    return config.specialized
+
+
+def textbook(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """The textbook's text of a direction, which has every feature."""
+    return SCHEDULES[config.schedule].template(spec.direction) == TEMPLATES[spec.direction]
 
 
 def both(*conditions: Condition) -> Condition:
@@ -108,8 +130,8 @@ def negated(condition: Condition) -> Condition:
 
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
-    plain = spec.direction == "forward" and config.schedule in ("fa2", "auto")
-    return plain and not (spec.varlen or has_parts(spec, config))
+    forward = spec.direction == "forward" and textbook(spec, config)
+    return forward and not (spec.varlen or has_parts(spec, config))
 
 
 def of_feature(field: str) -> Condition:
@@ -117,14 +139,10 @@ def of_feature(field: str) -> Condition:
     if field == "fp8":
         return _takes_fp8
     if field == "dropout":
-        return lambda s, c: s.direction != "decode" and of_feature("")(s, c)
+        return lambda s, c: s.direction != "decode" and textbook(s, c)
     if field == "sink":
-        return lambda s, c: s.direction in ("forward", "decode") and of_feature("")(s, c)
-    return lambda s, c: c.interpretable and (s.direction != "forward" or c.schedule not in _BARE)
-
-
-_BARE = ("s_ahead", "fa1")
-"""The plain schedules whose forwards have no features."""
+        return lambda s, c: s.direction in ("forward", "decode") and textbook(s, c)
+    return textbook
 
 
 def on_for(field: str, value: object, unless_causal: bool) -> Condition:
@@ -132,11 +150,7 @@ def on_for(field: str, value: object, unless_causal: bool) -> Condition:
     return lambda s, c: getattr(s, field) == value and not (unless_causal and s.causal)
 
 
-plain, hopper, blackwell = (
-    scheduled("fa1", "fa2", "s_ahead", "auto"),
-    scheduled("hopper"),
-    scheduled("blackwell"),
-)
-ampere, ahead, fa1 = scheduled("ampere"), scheduled("s_ahead"), scheduled("fa1")
-specialized = scheduled("hopper", "blackwell")
+hopper, blackwell, ampere, ahead, fa1 = (
+    of(HOPPER), of(BLACKWELL), of(AMPERE), of(S_AHEAD), of(FA1),
+)  # fmt: skip
 one_length, tiled = negated(varlen), negated(fa1)

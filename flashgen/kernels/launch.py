@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import NoGpuError
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels import launch_forward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import toolchain_error
 from flashgen.kernels.plan import Kernel as Kernel
 from flashgen.kernels.plan import Plan
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec import gpu as gpu_facts
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
 from flashgen.spec.vocabulary import DECODING, Direction
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.arguments import (
     Arguments,
     empty_like_layout,
@@ -22,7 +23,7 @@ from flashgen.kernels.arguments import (
     sizes,
 )
 from flashgen.kernels.plan import KernelCall, Plan
-from flashgen.spec.features import PLAIN, Features
+from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.vocabulary import padded
 
 
@@ -114,30 +115,14 @@ def run_fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     if _nothing_to_do(call):
         return dq.zero_(), dk.zero_(), dv.zero_()
     seq_q, head_dim = call.q.shape[2:]
-    shape, order = _added_shape(plan, call.q)
+    its = SCHEDULES[plan.config.schedule]
+    shape, order = its.added(call.q.shape, plan.config.br)
     added = torch.zeros(shape, dtype=torch.float32, device=call.q.device)
     arguments = _arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
     plan.start(call.q, _blocks(plan, call), arguments)
     if order:
         added = added.permute(order).reshape(*call.q.shape[:2], -1, padded(head_dim))
     return dq.copy_(added[:, :, :seq_q, :head_dim].mul_(call.scale)), dk, dv
-
-
-def _added_shape(plan: Plan, q: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How dQ lies in memory while it is summed, and the order of these dimensions that makes rows
-    of them; none where they are rows.
-    """
-    batch, heads, seq_q, head_dim = q.shape
-    tiles, dim = -(-seq_q // plan.config.br), padded(head_dim)
-    if plan.config.schedule == "hopper":
-        # Of a tile: the half of the columns, 64 rows, 8 columns; of these the warp, the row, two
-        # columns, whether the row is 8 further on, and which of the two. templates/_gluon.py.jinja
-        # says why.
-        tile = (2, plan.config.br // 64, dim // 16, 4, 8, 4, 2, 2)
-        return (batch, heads, tiles, *tile), (0, 1, 2, 4, 6, 9, 7, 3, 5, 8, 10)
-    if plan.config.schedule == "blackwell":  # four columns of all rows of a tile
-        return (batch, heads, tiles, dim // 4, plan.config.br, 4), (0, 1, 2, 4, 3, 5)
-    return (batch, heads, seq_q, head_dim), ()
 
 
 def run_dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
@@ -231,4 +216,5 @@ def _blocks(plan: Plan, call: Backward) -> int:
     batches, heads, longest, _ = owned.shape
     if packed is not None:
         batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
-    return batches * heads * -(-longest // tile) * plan.config.blocks_of_a_tile(plan.spec)
+    each = SCHEDULES[plan.config.schedule].blocks_of_a_tile(plan.spec)
+    return batches * heads * -(-longest // tile) * each

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.arguments import (
     LOG2_E,
     Arguments,
@@ -26,19 +27,18 @@ from flashgen.kernels.arguments import (
 )
 from flashgen.kernels.launch_forward import Launch, lse_of_no_key
 from flashgen.kernels.plan import KernelCall, Plan
-from flashgen.spec.features import PLAIN, Features
-from flashgen.spec.grid_rules import splits_of, streamed
-from flashgen.spec.numeric_class import segments
+from flashgen.schedules.grid_rules import splits_of, streamed
+from flashgen.schedules.numeric_class import segments
 from flashgen.spec.problem import Problem
 
 if TYPE_CHECKING:
-    from flashgen.spec.cache import Cache
+    from flashgen.inputs.cache import Cache
 
 
 @dataclass(kw_only=True, eq=False)
 class Decode(KernelCall["Parts"]):
     """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
-    of the same dtype, the softmax scale. splits None: as many as spec/grid_rules.py gives for `sms`
+    of the same dtype, the softmax scale. splits None: as many as grid_rules.py gives for `sms`
     SMs. features: those that the spec names; the last dimension of a bias is the cache's capacity.
     """
 

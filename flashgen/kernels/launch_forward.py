@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import PLAIN, Features, as_kernels_add
 from flashgen.kernels.arguments import (
     LN_2,
     LOG2_E,
@@ -21,9 +22,9 @@ from flashgen.kernels.arguments import (
     strided,
 )
 from flashgen.kernels.plan import KernelCall, Plan
-from flashgen.spec import grid_rules
+from flashgen.schedules import grid_rules
+from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features, as_kernels_add
 from flashgen.spec.vocabulary import padded
 
 
@@ -111,7 +112,7 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
     if plan.featured:
         arguments |= feature_arguments(features, (batch, heads, seq_q, seq_k), q.device)
     blocks = batch * heads * plan.config.v_parts
-    if plan.config.schedule == "fa1":
+    if SCHEDULES[plan.config.schedule].state_in_memory:
         return blocks, arguments | _scratch(plan, q)
     blocks *= -(-longest // plan.config.br)
     if plan.config.takes_heads:

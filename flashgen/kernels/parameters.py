@@ -19,8 +19,8 @@ from flashgen.kernels.conditions import (
 # fmt: on
 
 from flashgen.kernels.head import Parameter, constant, number, rows
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURES
 from flashgen.spec.vocabulary import Direction
 

@@ -16,9 +16,10 @@ from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
 from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.direct_launch import Direct, Repeated
-from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
+from flashgen.kernels.signature import descriptor_block
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig, rows_of_eight
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig, rows_of_eight
 
 Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
 Result = TypeVar("Result", covariant=True)
@@ -70,7 +71,7 @@ class Plan:
         self.featured = spec.featured
         self.rows_of_eight = rows_of_eight(spec, config)
         self.by_descriptor = config.loads == "descriptor"
-        described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
+        described = [x.removesuffix("_desc") for x in self.names if x.endswith("_desc")]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self._launch = launch
         # What the kernel takes before its numbers, in its order. KeyError names what is missing.

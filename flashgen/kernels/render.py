@@ -18,8 +18,8 @@ from flashgen.kernels.constants import Constant, constants_of
 from flashgen.kernels.head import Parameter, head
 from flashgen.kernels.parameters import parameters
 from flashgen.kernels.text import text_of
+from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
@@ -66,7 +66,7 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     Examples:
         >>> from flashgen.kernels.render import render
         >>> from flashgen.spec import AttentionSpec
-        >>> from flashgen.spec.defaults import default_config
+        >>> from flashgen.schedules.defaults import default_config
         >>> spec = AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal")
         >>> "@triton.jit" in render(spec, default_config(spec)).source
         True
@@ -129,30 +129,9 @@ def in_place(rendered: Rendered) -> str:
     return "".join([*heading, before, own, *assigned, after])
 
 
-_TEMPLATES: dict[str, str] = {
-    "forward": "attention_fwd.py.jinja",
-    "backward_delta": "attention_bwd_delta.py.jinja",
-    "backward_dkv": "attention_bwd_dkv.py.jinja",
-    "backward_dq": "attention_bwd_dq.py.jinja",
-    "backward_fused": "attention_bwd_dkv.py.jinja",
-    "backward_dbias": "attention_bwd_dbias.py.jinja",
-    "decode": "attention_decode.py.jinja",
-    "combine": "attention_combine.py.jinja",
-    "append": "append_kv.py.jinja",
-}
-
-
 def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
     """The file of templates/ that (spec, config) is rendered from."""
-    if config.schedule == "fa1":
-        return "attention_fwd_fa1.py.jinja"
-    if config.schedule == "s_ahead" and spec.direction == "forward":
-        return "attention_fwd_s_ahead.py.jinja"
-    if config.schedule == "ampere":
-        return "attention_fwd_ampere.py.jinja"
-    if config.specialized:
-        return _TEMPLATES[spec.direction].replace(".py", f"_{config.schedule}.py")
-    return _TEMPLATES[spec.direction]
+    return SCHEDULES[config.schedule].template(spec.direction)
 
 
 def render_text(template: str, /, **values: object) -> str:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import Features
 from flashgen.kernels.arguments import Arguments, lies_in_eights
 from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.launch_forward import Forward, prepared
 from flashgen.kernels.plan import Plan
-from flashgen.spec.features import PER_HEAD, Features
+from flashgen.schedules.config import SCHEDULES
+from flashgen.spec.features import PER_HEAD
 
 if TYPE_CHECKING:
     from flashgen.kernels.launch_cache import Combine, Decode, Parts
@@ -45,7 +47,7 @@ def bind_forward(plan: Plan, call: Forward) -> tuple[tuple[Tensor, Tensor], Forw
     q, k, v = call.q, call.k, call.v
     others = _of_heads(call.features)
     if (
-        plan.config.schedule == "fa1"
+        SCHEDULES[plan.config.schedule].state_in_memory
         or not _repeatable(plan, q, k, v, call.scale)
         or _misaligned(q, k, v, *others.values(), o, lse)
         or _copied(others, arguments)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from flashgen.errors import FlashgenError
 from flashgen.kernels.constants import Constant, constants_of
 from flashgen.kernels.parameters import given
+from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, TENSOR_ROWS, WARPGROUP_ROWS, KernelConfig, k_pieces
-from flashgen.spec.vocabulary import SHORT_DTYPE, padded
+from flashgen.spec.vocabulary import SHORT_DTYPE
 
 _ALIGNED = ":16"
 
@@ -120,31 +120,9 @@ def _byte(config: KernelConfig) -> str:
     return "fp8e4nv" if config.widening == "native" else "i8"
 
 
-BLOCK_DIMS: dict[str, str] = {
-    **dict.fromkeys(("q", "k", "dq", "dk"), "head_dim"),
-    **dict.fromkeys(("v", "o", "do", "dv"), "head_dim_v"),
-}
-"""The last dimension of each tensor that a descriptor may describe; dq, dk, dv and do are the
-gradients of Q, K, V and O."""
-
-_BY_CONSUMERS: dict[str, tuple[str, ...]] = {
-    "forward": ("q", "o"),
-    "backward_dq": ("q", "do", "dq"),
-    **dict.fromkeys(BY_KEYS, ("dk", "dv")),
-}
-"""What every consumer of schedule hopper loads or stores by itself, its own rows only."""
-
-
 def descriptor_block(spec: AttentionSpec, config: KernelConfig, tensor: str) -> tuple[int, int]:
     """Rows and padded dim of the blocks that a kernel loads or stores of a tensor by descriptor."""
-    rows = config.bc if tensor in ("k", "v", "dk", "dv") else config.br
-    if config.schedule == "hopper" and tensor in _BY_CONSUMERS[spec.direction]:
-        rows = WARPGROUP_ROWS
-    if config.schedule == "blackwell":
-        rows = config.bc if tensor in ("k", "v", "dk", "dv") else min(config.br, TENSOR_ROWS)
-        if tensor in ("q", "k") and k_pieces(spec) > 1:
-            return rows, 64
-    return rows, padded(getattr(spec, BLOCK_DIMS[tensor]))
+    return SCHEDULES[config.schedule].block(spec, config, tensor)
 
 
 def _descriptor(spec: AttentionSpec, config: KernelConfig, tensor: str, element: str) -> str:

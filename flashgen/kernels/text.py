@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from flashgen.schedules.base import LOADS_LABEL, Loads
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.whole_rows import o_parts
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, LOADS_LABEL, KernelConfig, Loads, shares_keys
 from flashgen.spec.vocabulary import PREFIX, Direction
-from flashgen.spec.whole_rows import o_parts
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
 """Directions that have several schedules, and loads by descriptor."""
@@ -24,7 +25,7 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others. in_parts: products in parts, as spec/whole_rows.py says, which are tuples there.
+    others. in_parts: products in parts, as whole_rows.py says, which are tuples there.
     shared_keys: two warpgroups own the same keys, and each half of the columns of what is
     summed.
     """
@@ -42,7 +43,7 @@ class Text:
     @property
     def name(self) -> str:
         """The name of its function and of its file."""
-        tiled = self.direction in _OF_TILES
+        tiled, always = self.direction in _OF_TILES, SCHEDULES[self.schedule].in_parts
         words = {
             PREFIX[self.direction]: True,
             "varlen": self.varlen,
@@ -51,7 +52,7 @@ class Text:
             self.schedule: tiled,
             LOADS_LABEL[self.loads]: tiled,
             "pers": self.persistent,
-            "parts": self.in_parts and self.schedule != "ampere",  # which has nothing else
+            "parts": self.in_parts and not always,
             "shared_keys": self.shared_keys,
         }
         return "_".join(word for word, holds in words.items() if holds)
@@ -75,6 +76,7 @@ class Text:
 @functools.lru_cache(4096)
 def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
     """The text of a kernel."""
+    its = SCHEDULES[config.schedule]
     return Text(
         direction=spec.direction,
         schedule=config.schedule,
@@ -84,8 +86,8 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
         block_mask=spec.block_mask,
         # Elsewhere it is no loop around others, but a constant.
         persistent=config.interpretable and config.persistent,
-        in_parts=config.schedule == "ampere" or len(o_parts(spec, config)) > 1,
-        shared_keys=config.schedule == "hopper" and spec.direction in BY_KEYS and shares_keys(spec),
+        in_parts=its.in_parts or len(o_parts(spec, config)) > 1,
+        shared_keys=its.shared_keys(spec),
     )
 
 

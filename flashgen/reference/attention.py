@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.runtime.eager.attention import (
     attention,
     descaled,
@@ -23,7 +24,6 @@ from flashgen.runtime.eager.attention import (
     products,
     softmax_parts,
 )
-from flashgen.spec.features import PLAIN, Features
 
 FLOORS_ACCEPTED = 2.0
 RMS_ACCEPTED = 1.15

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flashgen.inputs.block_mask import BlockMask
+from flashgen.inputs.features import Features, Fp8
+from flashgen.inputs.packed import Sequences
 from flashgen.reference.attention import Comparison
 from flashgen.runtime.block_mask import PARTIAL, WHOLE, document, from_boolean, prefix_lm
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.block_mask import BLOCK, BlockMask
-from flashgen.spec.features import Features, Fp8
-from flashgen.spec.packed import Sequences
 from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import BLOCK
 
 SOFTCAPS = (1.5, 50.0, 0.25, 6.0)
 """Caps that cases take in turn, by seed: about the scores, far above them, and so low that nearly

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashgen.inputs.from_call import check_scale
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference.attention import Comparison
@@ -18,7 +19,6 @@ from flashgen.runtime.eager.gradients import (
     rounded_gradients,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.from_call import check_scale
 from flashgen.spec.vocabulary import Direction
 
 OUTPUTS: dict[str, tuple[str, ...]] = {

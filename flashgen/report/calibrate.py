@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashgen.errors import FlashgenError
+from flashgen.schedules.base import Loads
+from flashgen.schedules.outcome import Outcome, Timing
 from flashgen.search.decide import spearman
 from flashgen.search.history import outcomes_of
-from flashgen.spec.config import Loads, Schedule
-from flashgen.spec.outcome import Outcome, Timing
 from flashgen.spec.vocabulary import Direction
 
 LEAST_CONFIGS = 5
@@ -32,7 +32,7 @@ TRUST: dict[str, int] = {"rough": 0, "final": 1, "timed": 2}
 procedure; a final round has but a few, and rough samples are those of the dropped."""
 
 
-def family_of(direction: Direction, schedule: Schedule, loads: Loads) -> str:
+def family_of(direction: Direction, schedule: str, loads: Loads) -> str:
     """The family's name: "fa2 pointer" of the forward, "dkv fa2 pointer" of backward_dkv."""
     backward = "" if direction == "forward" else f"{direction.removeprefix('backward_')} "
     return f"{backward}{schedule} {loads}"

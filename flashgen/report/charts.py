@@ -22,7 +22,8 @@ from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.paths import install_command
 from flashgen.report.calibrate import Pair, family_of
 from flashgen.report.history import SearchHistory
-from flashgen.spec.config import KernelConfig, Loads, Schedule, kernel_name
+from flashgen.schedules.base import Loads
+from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.spec.vocabulary import DECODING, Direction
 from flashgen.table.table import figure as rounded
 
@@ -51,7 +52,7 @@ THEME = {
 """The variable of the style sheet for each colour."""
 
 _ESTIMATED = [direction for direction in get_args(Direction) if direction not in DECODING]
-_FAMILIES = product(_ESTIMATED, get_args(Schedule), get_args(Loads))
+_FAMILIES = product(_ESTIMATED, SCHEDULES, get_args(Loads))
 LOOKS = {
     # Eight colours used up, they come again, each with the next marker.
     family_of(*family): (COLOURS[n % 8], MARKERS[(n % 8 + n // 8) % len(MARKERS)])

@@ -30,11 +30,11 @@ from flashgen.report.machine import (
     toolchain,
     versions,
 )
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.known_bugs import warnings_here
+from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu, known_target
-from flashgen.spec.known_bugs import warnings_here
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
 
 if TYPE_CHECKING:  # its modules import torch, which may be missing

@@ -15,14 +15,14 @@ from flashgen.report import kernel_limits
 from flashgen.report.history import TIMED_STAGES, Searches, SearchHistory
 from flashgen.report.kernel_limits import Anatomy, dissect
 from flashgen.runtime.selection import Ladder
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Status
+from flashgen.schedules.space import seed_configs
 from flashgen.search.decide import TIE
 from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Outcome, Status
 from flashgen.spec.problem import workload
-from flashgen.spec.space import seed_configs
 from flashgen.table.emit import is_stale
 from flashgen.table.entry import Entry
 from flashgen.table.evidence import missing

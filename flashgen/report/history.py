@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flashgen.evaluate.evaluator import SLOW
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Stage, Status, Timing
 from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import Problem
 from flashgen.table.entry import Entry, Run
 

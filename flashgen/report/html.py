@@ -24,8 +24,8 @@ from flashgen.report.calibrate import Pair, calibrations, pairs_of
 from flashgen.report.charts import Limit
 from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.importance import fastest_share, importances
-from flashgen.spec.config import kernel_name
-from flashgen.spec.outcome import Outcome
+from flashgen.schedules.config import kernel_name
+from flashgen.schedules.outcome import Outcome
 from flashgen.table.entry import Entry, Run
 from flashgen.table.table import Table, figure, sources
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from flashgen.errors import ToolchainError
 from flashgen.paths import install_command
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 
 LEAST_CONFIGS = 10
 """With fewer configs there is no result."""

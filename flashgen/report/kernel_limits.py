@@ -16,10 +16,11 @@ from flashgen.estimate.estimate import LAUNCH_US, estimate, estimate_streaming
 from flashgen.estimate.machines import machine_of
 from flashgen.estimate.sm import Replay, Usage, cached_replay
 from flashgen.kernels.render import render
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bytes_moved, timed_problems
 
 TAIL = 0.1

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.inputs.features import BIAS, SINKS
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
-from flashgen.spec.features import BIAS, SINKS
 from flashgen.spec.vocabulary import Direction, why_no_gradient
 
 

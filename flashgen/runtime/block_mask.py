@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.block_mask import BLOCK, BlockMask, Listed
+from flashgen.inputs.block_mask import BlockMask, Listed
+from flashgen.spec.vocabulary import BLOCK
 
 __all__ = ["BlockMask", "dense", "document", "from_boolean", "prefix_lm"]
 

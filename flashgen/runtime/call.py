@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, Features
-from flashgen.spec.from_call import check_scale, diagonal_of
+from flashgen.inputs.block_mask import BlockMask
+from flashgen.inputs.features import PLAIN, Features
+from flashgen.inputs.from_call import check_scale, diagonal_of
 
 Causal = bool | Literal["top_left", "bottom_right"]
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
+from flashgen.inputs.features import Limits, tensors_of_heads
 from flashgen.kernels import repeated_launch
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal, Tensors
 from flashgen.runtime.launcher import Launcher
-from flashgen.spec.features import Limits, tensors_of_heads
 
 MOST = 2048
 """Entries in each half of the cache."""

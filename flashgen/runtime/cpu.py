@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import FLOAT32_MAX, PLAIN, Features
+from flashgen.inputs.packed import Sequences
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager import gradients
 from flashgen.runtime.eager.cache import sequence
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import FLOAT32_MAX, PER_HEAD, PLAIN, Features
-from flashgen.spec.packed import Sequences
+from flashgen.spec.features import PER_HEAD
 
 
 def attention_by_torch(

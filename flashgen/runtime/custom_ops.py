@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Tensors, Wanted
-from flashgen.spec.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
 
 _ARGUMENTS = ", ".join(
     (

@@ -15,6 +15,18 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import (
+    PLAIN,
+    Features,
+    Limits,
+    check_for_keys,
+    fields_of,
+    named_tensors,
+    tensors_of,
+)
+from flashgen.inputs.from_call import check_heads, check_lengths, check_precision, check_scale
+from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors
@@ -24,21 +36,9 @@ from flashgen.runtime.kept_decode import Decoded, KeptDecode, decode_key, is_cop
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
+from flashgen.schedules.defaults import WIDEST_DECODE
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.defaults import WIDEST_DECODE
-from flashgen.spec.features import (
-    PLAIN,
-    Features,
-    Limits,
-    check_for_keys,
-    fields_of,
-    named_tensors,
-    tensors_of,
-)
-from flashgen.spec.from_call import check_heads, check_lengths, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
-from flashgen.spec.tensors import broadcasts, check_device, check_form
 from flashgen.spec.vocabulary import DTYPE_BYTES, Mask, check_head_dim
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 
 from flashgen import settings
+from flashgen.inputs.block_mask import BlockMask
+from flashgen.inputs.features import NO_LIMITS, PLAIN, Window, limits_of
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
@@ -22,8 +24,6 @@ from flashgen.runtime.choice import Choices
 from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
-from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import NO_LIMITS, PLAIN, Window, limits_of
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from pathlib import Path
 from torch import Tensor
 
 from flashgen import __version__, paths, settings
+from flashgen.inputs.features import named_tensors, tensors_of
+from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
 from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, decode_spec
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
+from flashgen.schedules.config import kernel_name
+from flashgen.schedules.numeric_class import class_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import kernel_name
-from flashgen.spec.features import named_tensors, tensors_of
-from flashgen.spec.from_call import check_scale
-from flashgen.spec.numeric_class import class_name
 from flashgen.spec.vocabulary import Direction
 
 

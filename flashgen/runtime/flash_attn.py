@@ -20,20 +20,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import NO_LIMITS, UNBOUNDED, Window, limits_of, window_of
+from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import folders, kv_cache, torch_modes
 from flashgen.runtime.call import Call, check_tensors
 from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import (
-    NO_LIMITS,
-    UNBOUNDED,
-    Window,
-    limits_of,
-    window_of,
-)
-from flashgen.spec.from_call import check_scale
-from flashgen.spec.grid_rules import MOST_SPLITS
+from flashgen.schedules.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 
 folders.current()  # torch.compile cannot trace its first call, which takes a lock

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import Fp8, Window, named_tensors, tensors_of
+from flashgen.inputs.from_call import from_tensors
+from flashgen.inputs.tensors import broadcasts
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.keywords import hinting
-from flashgen.spec.features import Fp8, Window, named_tensors, tensors_of
-from flashgen.spec.from_call import from_tensors
-from flashgen.spec.tensors import broadcasts
 
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

@@ -11,6 +11,18 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import (
+    PLAIN,
+    TENSOR_ARGUMENTS,
+    WITHOUT_GRADIENT,
+    Features,
+    check_features,
+    check_invariant,
+    features_of,
+    named_tensors,
+    numbers_of,
+    tensors_of,
+)
 from flashgen.runtime import autograd, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
@@ -26,18 +38,6 @@ from flashgen.runtime.call_cache import CallCache, KeptAttention, Key, holds, re
 from flashgen.runtime.kept_varlen import KeptVarlen
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of, spec_of_call
-from flashgen.spec.features import (
-    PLAIN,
-    TENSOR_ARGUMENTS,
-    WITHOUT_GRADIENT,
-    Features,
-    check_features,
-    check_invariant,
-    features_of,
-    named_tensors,
-    numbers_of,
-    tensors_of,
-)
 
 
 class GeneralPath:

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 from flashgen.errors import GeneratedError
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Served
+from flashgen.schedules.config import config_of
 from flashgen.spec.attention import AttentionSpec, spec_of
-from flashgen.spec.config import config_of
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Source
 

@@ -7,12 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from flashgen import settings
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import Limits, tensors_of_heads
 from flashgen.kernels import repeated_launch
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime.call_cache import Key, Options, form_of
 from flashgen.runtime.launcher import Launcher
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import PER_HEAD, Limits, tensors_of_heads
+from flashgen.spec.features import PER_HEAD
 
 Decoded = tuple[Tensor, Tensor, Tensor, Tensor, *tuple[Tensor | None, ...]]
 """q, k, v, lengths, block table and numbers of heads of a call of decode(). A drop-in may leave out

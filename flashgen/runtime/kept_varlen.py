@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
+from flashgen.inputs.features import Limits, tensors_of_heads
+from flashgen.inputs.packed import places_of
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call
 from flashgen.runtime.call_cache import Key, Options, requires_grad
 from flashgen.runtime.launcher import Launcher
-from flashgen.spec.features import Limits, tensors_of_heads
-from flashgen.spec.packed import places_of
 from flashgen.spec.problem import bucket_of
 
 Packed = tuple[Tensor | None, ...]

@@ -33,8 +33,8 @@ from flashgen.kernels.loader import kernel_of, load_text
 from flashgen.kernels.text import text_name
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
+from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.records import parsed, record_of, value_of
 
 if TYPE_CHECKING:

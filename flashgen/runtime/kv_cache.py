@@ -10,12 +10,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.cache import Cache
 from flashgen.kernels.launch_cache import Append, Rotation
 from flashgen.runtime import appender, folders, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.resolver import addressable
-from flashgen.spec.cache import Cache
 from flashgen.spec.vocabulary import Rotary
 
 

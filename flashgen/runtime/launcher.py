@@ -21,7 +21,7 @@ from flashgen.kernels.plan import KernelCall, Plan, Result
 from flashgen.runtime import kernel_files
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Selection
-from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.schedules.config import KernelConfig, kernel_name
 
 logger = logging.getLogger("flashgen.runtime")
 

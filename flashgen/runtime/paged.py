@@ -14,13 +14,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import NO_LIMITS, Limits, Window, limits_of
 from flashgen.runtime import folders
 from flashgen.runtime.call import Call
 from flashgen.runtime.decode import CacheArguments, rows_together
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.defaults import WIDEST_DECODE
-from flashgen.spec.features import NO_LIMITS, Limits, Window, limits_of
+from flashgen.schedules.defaults import WIDEST_DECODE
 from flashgen.spec.problem import BUCKETS
 
 

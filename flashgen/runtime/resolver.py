@@ -14,6 +14,8 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import PLAIN
+from flashgen.inputs.from_call import from_tensors
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.arguments import FAR_STRIDE, empty_like_layout
 from flashgen.kernels.launch_forward import Forward
@@ -28,8 +30,6 @@ from flashgen.runtime.selection import (
     tune_command,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN
-from flashgen.spec.from_call import from_tensors
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import BUCKETS, Problem, bucket_of
 from flashgen.spec.vocabulary import Direction

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as of_torch
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import check_invariant
+from flashgen.inputs.from_call import check_heads
+from flashgen.inputs.tensors import broadcasts, check_device
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import PLAIN_TYPES
-from flashgen.spec.features import check_invariant
-from flashgen.spec.from_call import check_heads
-from flashgen.spec.tensors import broadcasts, check_device
 from flashgen.spec.vocabulary import (
     DTYPE_BYTES,
     HEAD_DIM_STEP,

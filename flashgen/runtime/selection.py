@@ -15,15 +15,15 @@ from typing import Literal
 from flashgen import settings
 from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.runtime.choice import Choice, Choices
+from flashgen.schedules.base import MMA_SYNC
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_configs, default_spec, other_half, plainer_specs
+from flashgen.schedules.legality import may_spill, why_illegal, why_unserved
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.data_sheets import FAMILY
-from flashgen.spec.defaults import default_configs, default_spec, other_half, plainer_specs
 from flashgen.spec.gpu import TARGETS, Gpu, product_of
-from flashgen.spec.legality import may_spill, why_illegal, why_unserved
 from flashgen.spec.problem import BUCKETS, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
-from flashgen.spec.whole_rows import MMA_SYNC
 
 Rung = Literal["exact", "nearest_bucket", "relative", "twin", "plain_tile", "default"]
 

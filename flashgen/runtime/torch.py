@@ -25,11 +25,11 @@ from torch.nn.attention import register_flash_attention_impl
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import PLAIN, Window, check_invariant, features_of
+from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Saved, Wanted
 from flashgen.runtime.flash_attn import in_steps, window_within
-from flashgen.spec.features import PLAIN, Window, check_invariant, features_of
-from flashgen.spec.packed import from_bounds
 
 NAME = "flashgen"
 """The name of the implementation."""

@@ -24,13 +24,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.inputs.tensors import broadcasts
 from flashgen.runtime import api, folders, torch_modes
 from flashgen.runtime import transformers_models as models
 from flashgen.runtime.call import Causal
 from flashgen.runtime.sdpa import attend
 from flashgen.runtime.transformers_models import NAMES
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.tensors import broadcasts
 
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Where the sequences of a packed batch are."""

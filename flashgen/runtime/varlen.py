@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import NO_LIMITS, Window, limits_of
+from flashgen.inputs.from_call import diagonal_of
+from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.kept_varlen import heads_first, varlen_key
 from flashgen.runtime.keywords import hinting
-from flashgen.spec.features import NO_LIMITS, Window, limits_of
-from flashgen.spec.from_call import diagonal_of
-from flashgen.spec.packed import from_bounds
 
 __all__ = ["attention_varlen"]
 

@@ -26,8 +26,9 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
-from flashgen.spec.config import BY_KEYS, KernelConfig
-from flashgen.spec.outcome import Outcome, Timing
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Timing
 
 LEVEL = 0.01
 """One final round in a hundred, at most, may replace an incumbent by what is not faster. Ten

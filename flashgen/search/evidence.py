@@ -13,12 +13,13 @@ from typing import Any
 
 from flashgen.evaluate.evaluator import SLOW, Evaluator
 from flashgen.evaluate.steadily import steadily
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.decode import BLOCKS_PER_SM
+from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
 from flashgen.search.space import DROP_ABOVE
-from flashgen.spec.config import BLOCKS_PER_SM, KernelConfig
-from flashgen.spec.outcome import Outcome, Stage, Status
 
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")

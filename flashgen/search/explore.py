@@ -20,14 +20,14 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status, Timing
 from flashgen.search.decide import believable, can_win, to_measure
 from flashgen.search.evidence import RIGHT_ALL_THE_SAME, Evidence
 from flashgen.search.goal import RUNNERS_UP
 from flashgen.search.points import ILLEGAL, ListedSpace
 from flashgen.search.space import Budget, Method
 from flashgen.search.study import LEAST, Trials
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Stage, Status, Timing
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

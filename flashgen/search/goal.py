@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from flashgen.errors import FlashgenError
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage
+from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search.space import Budget as Budget
 from flashgen.search.space import Method as Method
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.problem import Problem
-from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 
 RUNNERS_UP = 2
 """Configs that a result names after the winner."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.files import unpacked_content_of, whole_lines
-from flashgen.spec.outcome import Outcome
+from flashgen.schedules.outcome import Outcome
 from flashgen.spec.records import UnknownKey, parsed, value_of
 
 

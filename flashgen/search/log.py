@@ -19,10 +19,10 @@ from typing import Self
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
 from flashgen.files import append_whole, disk_errors, open_own, records_of
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import PASSING, Outcome, Source, Stage
 from flashgen.search.history import outcome_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
 from flashgen.spec.problem import Problem
 
 Key = tuple[object, ...]

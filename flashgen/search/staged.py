@@ -18,6 +18,9 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 from flashgen.evaluate.evaluator import Evaluator
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Outcome, Status
 from flashgen.search.decide import by_estimate, by_facts, by_loss, choose, median_us, p_value
 from flashgen.search.evidence import Evidence
 from flashgen.search.explore import Explorer
@@ -31,9 +34,6 @@ from flashgen.search.goal import (
     Progress,
 )
 from flashgen.search.log import Log
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Outcome, Status
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -1,26 +1,24 @@
-"""Vocabulary: specs, configs, legality and outcomes. Standard library only."""
+"""Vocabulary: what is asked, specs, sizes and GPUs. Standard library only."""
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
-
-if TYPE_CHECKING:
-    from flashgen.spec.outcome import Outcome
 
 __all__ = ["TARGETS", "AttentionSpec", "Gpu", "KernelConfig", "Outcome", "Problem", "why_illegal"]
 
+_OF_SCHEDULES = {"KernelConfig": "config", "Outcome": "outcome", "why_illegal": "legality"}
+"""Names of flashgen.schedules, which builds on this package, that are public here."""
+
 
 def __getattr__(name: str) -> Any:
-    """Outcome, which calls of attention do without."""
-    if name != "Outcome":
+    if name not in _OF_SCHEDULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flashgen.spec.outcome import Outcome
-
-    return Outcome
+    module = importlib.import_module(f"flashgen.schedules.{_OF_SCHEDULES[name]}")
+    found = globals()[name] = getattr(module, name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -58,7 +58,7 @@ class AttentionSpec:
         fp8: Q, K and V of a forward are float8_e4m3.
         kv_dtype: the elements of the cache, if they are others.
         kv_scales: what of an 8-bit cache has a scale.
-        invariant: a row has the same bits whatever else is computed (spec/numeric_class.py).
+        invariant: a row has the same bits whatever else is computed (schedules/numeric_class.py).
 
     Raises:
         InvalidArgument: naming the field.

@@ -54,6 +54,8 @@ _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 512, 8
 LONGEST = 1 << 29
 """Queries or keys of a sequence at most: kernels add positions, windows and chunks in 32 bits."""
+BLOCK = 128
+"""Queries and keys of a block of a block mask; tiles of kernels divide it."""
 MAX_BACKWARD_HEAD_DIM = {2: MAX_HEAD_DIM, 4: 256}
 """The largest head dim that has gradients, by the bytes of an element: beyond, dK and dV of a tile
 of float32 fill the registers."""

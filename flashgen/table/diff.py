@@ -19,10 +19,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import STRENGTH
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH
 from flashgen.spec.problem import Bucket
 from flashgen.table.entry import NO_EVIDENCE, Entry, Run
 from flashgen.table.evidence import missing

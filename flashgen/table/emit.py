@@ -20,9 +20,9 @@ from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render, render_text
 from flashgen.kernels.resolve import variant
 from flashgen.runtime.registry import MARK, SCHEMA, is_generated
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_configs, specs_with_default
-from flashgen.spec.outcome import STRENGTH, Source
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_configs, specs_with_default
+from flashgen.schedules.outcome import STRENGTH, Source
 from flashgen.table.entry import Entry, short_digest
 from flashgen.table.rows import rows_of
 from flashgen.table.table import Table, figure, load_folders

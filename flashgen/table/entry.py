@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.outcome import LONGEST_US, Source
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import LONGEST_US, Source
 from flashgen.spec.problem import (
     BUCKET_SEQ,
     BUCKETS,
@@ -44,7 +44,7 @@ def must_have_run(config: KernelConfig) -> bool:
     """Whether an entry needs to be measured, or executed: Triton versions make different programs
     of its schedule.
     """
-    return config.specialized or config.schedule == "auto"
+    return SCHEDULES[config.schedule].roles
 
 
 def _check_ran(config: KernelConfig, source: Source, tritons: tuple[str, ...] = ()) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
-from flashgen.spec.config import config_of
+from flashgen.schedules.config import config_of
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Source
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Source
 from flashgen.spec.problem import problem_of
 from flashgen.spec.records import parsed, value_of
 from flashgen.table.entry import NO_EVIDENCE, Entry, EntryEvidence, RunnerUp, figure

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from flashgen import __version__
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
@@ -83,7 +83,9 @@ def _possible(config: KernelConfig) -> bool:
     the blocks of a BlockMask, and V in one part.
     """
     divides = SPARSE_BLOCK % config.br == 0 and SPARSE_BLOCK % config.bc == 0
-    return config.schedule in ("fa2", "s_ahead") and divides and config.v_parts == 1
+    its = SCHEDULES[config.schedule]
+    one_loop = not (its.gluon or its.roles or its.state_in_memory)
+    return one_loop and divides and config.v_parts == 1
 
 
 def _divides(spec: AttentionSpec, config: KernelConfig) -> bool:

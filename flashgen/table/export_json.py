@@ -9,9 +9,9 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from flashgen import __version__
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Source
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Source
 from flashgen.table.emit import stale_of
 from flashgen.table.entry import Run
 from flashgen.table.show import BESIDE, record_of

@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import config_of
+from flashgen.schedules.outcome import STRENGTH
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import config_of
-from flashgen.spec.outcome import STRENGTH
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table.entry import Entry, Result, figure
 

@@ -19,11 +19,11 @@ import yaml
 
 from flashgen.errors import InvalidArgument, TableError
 from flashgen.files import write_whole
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import STRENGTH, Source
 from flashgen.spec.attention import AttentionSpec, spec_of
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH, Source
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.spec.vocabulary import Direction
 from flashgen.table import rows

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from flashgen.estimate.estimate import estimable
 from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_spec, other_half, plainer_specs
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import STRENGTH, CheckResult, Outcome, Status
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_spec, other_half, plainer_specs
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH, CheckResult, Outcome, Status
 from flashgen.spec.problem import Bucket
 from flashgen.spec.vocabulary import DECODING
 from flashgen.table.entry import Entry, Run, must_have_run, short_digest

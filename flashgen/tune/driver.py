@@ -19,8 +19,8 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator, Request, WrappingEvaluator
 from flashgen.evaluate.pools import Pools, in_thread
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome
 
 LOOK_S = 0.05
 """Between two looks for idle workers."""

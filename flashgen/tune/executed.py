@@ -17,15 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from importlib.metadata import version
-from itertools import groupby, islice
+from itertools import groupby
 
 from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.outcome import Outcome
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome
 from flashgen.spec.problem import Bucket
-from flashgen.spec.space import legal_configs
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
 from flashgen.table.table import Table
 from flashgen.tune.run_files import run_now
@@ -33,10 +33,6 @@ from flashgen.tune.transfer import measured_on_chip
 
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
 """The fused backward is left out: its additions are in no fixed order."""
-
-MOST = {"hopper": 4, "blackwell": 1}
-"""Candidates of a spec: of hopper, each tile of 64 and 128 keys for two and three consumers. The
-first of blackwell has the most keys and stages that fit."""
 
 NEAR = 0.04
 """Kernels whose estimated times are this near are told apart by the instructions they issue. On
@@ -52,21 +48,20 @@ def in_bfloat16(spec: AttentionSpec) -> AttentionSpec:
 def candidates(
     spec: AttentionSpec, table: Table, chosen: Sequence[Entry]
 ) -> tuple[KernelConfig, ...]:
-    """The likely configs of the table's schedule, one tile a program, the longest tiles first where
-    causal: no estimate tells the other orders. float16 takes what bfloat16 took.
+    """The likely configs of the GPU's specialized schedule, one tile a program, the longest tiles
+    first where causal: no estimate tells the other orders. float16 takes what bfloat16 took.
     """
     if spec.dtype == "float16":
         twin = in_bfloat16(spec)
         held = (*chosen, *table.executed)
         return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == twin))
-    schedule = "hopper" if table.gpu.arch == "sm_90" else "blackwell"
     order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
-    found = (
+    found = [
         config
         for config in legal_configs(spec, table.gpu, on_gpu=True)
-        if config.schedule == schedule and config.order == order and not config.persistent
-    )
-    return tuple(islice(found, MOST[schedule]))
+        if config.specialized and config.order == order and not config.persistent
+    ]
+    return tuple(found[: SCHEDULES[found[0].schedule].admitted]) if found else ()
 
 
 def faster(

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from flashgen.compile.arithmetic import Arithmetic, arithmetic_of
 from flashgen.compile.ptx import build_ptx
 from flashgen.kernels.render import render
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.defaults import default_configs, default_spec
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig, kernel_name
-from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, padded
 from flashgen.table.table import Table
 

@@ -13,8 +13,8 @@ from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Children, Pools
 from flashgen.evaluate.workers.answers import Pool, WorkerLost
 from flashgen.evaluate.workers.crew import Crew
+from flashgen.schedules.known_bugs import warnings_here
 from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS, Gpu, known_target
-from flashgen.spec.known_bugs import warnings_here
 from flashgen.tune import devices
 
 ALL = "all"

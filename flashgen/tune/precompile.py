@@ -28,18 +28,18 @@ from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.decode import by_room
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
 from flashgen.runtime.selection import Served, first_kernels, ladder
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import (
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.defaults import (
     WIDEST_DECODE,
     default_configs,
     featured_specs,
     other_half,
     plain_specs,
 )
+from flashgen.schedules.legality import why_illegal
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import masks_of
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table

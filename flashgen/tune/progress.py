@@ -13,10 +13,10 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.outcome import FAILURES, STRENGTH, Outcome, Status
 from flashgen.search.goal import Found, Progress
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.outcome import FAILURES, STRENGTH, Outcome, Status
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from flashgen.table.entry import (

@@ -21,8 +21,8 @@ from flashgen import paths
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.files import content_of, write_whole
+from flashgen.schedules.outcome import Source, Stage
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Source, Stage
 from flashgen.spec.records import parsed, record_of
 from flashgen.table.entry import Entry, Run
 from flashgen.table.evidence import evidence_text, with_lines

@@ -16,14 +16,14 @@ from typing import TypeVar
 
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.evaluator import Evaluator
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import STRENGTH, Outcome
+from flashgen.schedules.space import tuned_default
 from flashgen.search.decide import TIE, losses, median_us, p_value
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.log import Log
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Bucket
-from flashgen.spec.space import tuned_default
 from flashgen.table.entry import Entry, RunnerUp
 from flashgen.tune.progress import entry_with, runner_up_of
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator, triton_version
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import STRENGTH, Outcome
+from flashgen.schedules.space import legal_configs, measured_seeds, tuned_default
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Goal, NothingRight, Progress, goal_for
 from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH, Outcome
 from flashgen.spec.problem import Problem, bucket_of
-from flashgen.spec.space import legal_configs, measured_seeds, tuned_default
 from flashgen.table.entry import Entry, Run, must_have_run
 from flashgen.table.table import Table, save
 from flashgen.tune.donors import DEFAULT, CheckedByDonors, Donors, derived_run

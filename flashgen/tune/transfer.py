@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import other_half
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import other_half
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table

@@ -25,10 +25,10 @@ from flashgen.evaluate.tasks import ForArch, task
 from flashgen.evaluate.workers.answers import Done, TimedOut
 from flashgen.files import content_of
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Outcome
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Outcome
 from flashgen.spec.records import parsed, record_of, value_of
 from flashgen.table.emit import is_stale, kernels_of
 from flashgen.table.entry import Entry

@@ -15,7 +15,7 @@ from flashgen.evaluate.pools import Children, Device
 from flashgen.evaluate.tasks import placed
 from flashgen.evaluate.workers.answers import Answer, Done, Pool, Task
 from flashgen.files import temporary_folder
-from flashgen.spec.known_bugs import installed_triton
+from flashgen.schedules.known_bugs import installed_triton
 from flashgen.tune.devices import LIST_LIMIT_S
 
 Files = Mapping[str, str]

@@ -7,16 +7,16 @@ import os
 import torch
 from torch import Tensor
 
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import KernelCall
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.space import legal_configs
 from tests.makers import make_spec
 
 SLUGS = {

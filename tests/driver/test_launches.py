@@ -13,7 +13,7 @@ import torch
 from flashgen.kernels import launch
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import kernel_files
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from tests.driver.cases import GPU, Kernel, call_of, kernels
 from tests.driver.events import Launch, Load, Recording, TensorMap
 

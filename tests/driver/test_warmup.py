@@ -11,12 +11,12 @@ import pytest
 import torch
 from triton import knobs
 
+from flashgen.inputs.cache import Cache
 from flashgen.kernels import launch
 from flashgen.kernels.launch_cache import Decode
 from flashgen.runtime import kernel_files
+from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.table.table import Table
 from flashgen.tune import precompile
 from tests.driver.cases import GPU, call_of, kernels

@@ -12,11 +12,11 @@ from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.render import render
 from flashgen.runtime.eager import cache as eager_cache
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.space import seed_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.space import seed_configs
 from generated.dispatcher import decode
 from tests.makers import make_spec
 from tests.nasty_cases import nasty_decode_cases

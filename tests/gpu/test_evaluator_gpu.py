@@ -17,9 +17,9 @@ from flashgen.evaluate.tasks import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.kernels.launch import device_gpu
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import flops, workload
 from tests.evaluator_contract import EvaluatorContract
 from tests.makers import make_config, make_spec

@@ -12,6 +12,7 @@ import torch
 
 from flashgen.evaluate import check
 from flashgen.evaluate.check_attention import tile_cases
+from flashgen.inputs.from_call import check_scale, diagonal_of
 from flashgen.kernels.descriptors import takes_descriptor
 from flashgen.kernels.launch import device_gpu, launch
 from flashgen.kernels.loader import load_kernel
@@ -19,12 +20,11 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference.cases import CheckCase
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import CheckResult
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, Schedule
-from flashgen.spec.defaults import default_config
-from flashgen.spec.from_call import check_scale, diagonal_of
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import CheckResult
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 from tests.nasty_cases import nasty_cases
@@ -211,10 +211,10 @@ def test_offsets_beyond_31_bits(causal: bool) -> None:
 @pytest.mark.parametrize("num_warps", [4, 8])
 @pytest.mark.parametrize("schedule", ["fa2", "s_ahead"])
 def test_a_kernel_run_twice_agrees_to_the_bit(
-    schedule: Schedule, num_warps: int, head_dim: int, mask: str, tmp_path: Path
+    schedule: str, num_warps: int, head_dim: int, mask: str, tmp_path: Path
 ) -> None:
     """Products in tensor memory of 4 and 8 warps, of which Triton had some that raced
-    (flashgen/spec/known_bugs.py).
+    (flashgen/schedules/known_bugs.py).
     """
     spec = make_spec("bfloat16", head_dim, mask)
     rows, keys = 16 * num_warps, 32 if head_dim == 256 else 64

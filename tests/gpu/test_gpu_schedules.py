@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import workload
-from flashgen.spec.space import legal_configs
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec
 

@@ -13,8 +13,8 @@ from flashgen.kernels.render import render
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_config, make_spec

@@ -10,12 +10,12 @@ import torch
 
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_attention import packed_case, packed_cases
+from flashgen.inputs.features import Features
+from flashgen.inputs.packed import from_bounds
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import Features
-from flashgen.spec.packed import from_bounds
-from flashgen.spec.space import seed_configs
+from flashgen.schedules.space import seed_configs
 from tests.makers import make_spec
 
 RAGGED = [(300, 300), (0, 5), (7, 0), (1, 700), (0, 0), (129, 1000), (1000, 129)]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import PLAIN, Features, as_kernels_add
 from flashgen.runtime.block_mask import dense
 from flashgen.runtime.eager.visibility import keep_mask, own_positions, places
-from flashgen.spec.features import PLAIN, Features, as_kernels_add
 
 
 def attention(

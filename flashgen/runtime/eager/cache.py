@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.runtime.eager import attention as eager
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import PLAIN, Features
 
 LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest element of an 8-bit cache, by its type."""

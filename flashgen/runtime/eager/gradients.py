@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import Features
 from flashgen.runtime.eager import attention as eager
-from flashgen.spec.features import Features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgen.spec.features import Features
-from flashgen.spec.packed import Sequences
+from flashgen.inputs.features import Features
+from flashgen.inputs.packed import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

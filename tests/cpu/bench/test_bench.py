@@ -24,10 +24,10 @@ from flashgen.bench.record import BenchRecord, Measured, provenance
 from flashgen.errors import FlashgenError
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.selection import Served
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import Problem
 
 H200 = TARGETS["nvidia_h200"]

@@ -17,7 +17,7 @@ import pytest
 from benchmarks import gpu_quarter as program
 from benchmarks.quarter import experiments, lines
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.spec.config import config_of
+from flashgen.schedules.config import config_of
 from flashgen.spec.problem import workload
 from tests.makers import make_config, make_spec
 from tests.tables import H200

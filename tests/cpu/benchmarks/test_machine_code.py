@@ -10,7 +10,7 @@ import pytest
 from benchmarks import machine_code
 from benchmarks.machine_code import Part, Row, row_of, shortfall, summary
 from flashgen.compile.loops import main_bodies
-from flashgen.spec.config import config_of
+from flashgen.schedules.config import config_of
 from flashgen.spec.problem import BUCKETS
 from tests.listings import listing, loop
 from tests.tables import SPEC, made_entry, made_table

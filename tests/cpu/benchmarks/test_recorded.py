@@ -14,12 +14,12 @@ import pytest
 
 from benchmarks.recorded import Landscape, dump, from_outcomes, read, replay
 from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Stage, Status, Timing
+from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search import Method
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import workload
-from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from tests.makers import make_config, make_spec
 
 POINTS = tuple({"x": x, "way": way, "fast": x > 1} for x in (1, 2) for way in "ab")

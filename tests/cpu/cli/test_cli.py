@@ -26,10 +26,10 @@ from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import Anatomy
 from flashgen.runtime.selection import tune_command
+from flashgen.schedules.config import kernel_name
+from flashgen.schedules.outcome import CheckResult, Outcome, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import kernel_name
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import CheckResult, Outcome, Status
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit as generating
 from flashgen.table import show as showing

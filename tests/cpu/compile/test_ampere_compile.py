@@ -13,12 +13,12 @@ from flashgen.compile.loops import main_bodies
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
-from flashgen.spec.space import legal_configs, seed_configs
 from tests.compiled import compile_one, cubin_of
 from tests.cpu.estimate.test_whole_rows import tflops
 from tests.makers import make_config, make_spec

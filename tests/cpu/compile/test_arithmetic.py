@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from flashgen.compile.arithmetic import arithmetic_of
+from flashgen.schedules.config import KernelConfig, config_of
+from flashgen.schedules.defaults import default_configs, default_spec
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec, spec_of
-from flashgen.spec.config import KernelConfig, config_of
-from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.table import Table
 from flashgen.tune.invariance import compare, compare_classes

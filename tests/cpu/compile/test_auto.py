@@ -15,12 +15,13 @@ from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_cubin
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.kernels.render import render
-from flashgen.spec import space
+from flashgen.schedules import space
+from flashgen.schedules.auto import BLOCK_WARPS as AUTO_BLOCK_WARPS
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import AUTO_BLOCK_WARPS, KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import workload
 from tests.compiled import compile_one
 from tests.executed import each

@@ -10,10 +10,10 @@ from flashgen.compile.compiler import cache_file, compile_kernel, judge
 from flashgen.compile.loops import Role, main_bodies, roles
 from flashgen.compile.sass import disassemble
 from flashgen.kernels.render import render
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import shared_bound_bytes
+from flashgen.schedules.outcome import Status
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes
-from flashgen.spec.outcome import Status
 from flashgen.spec.vocabulary import Direction, Mask
 from tests.cpu.kernels import test_blackwell_backward as backward
 from tests.cpu.kernels.test_blackwell_forward import blackwell

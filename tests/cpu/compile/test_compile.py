@@ -15,7 +15,6 @@ import triton
 
 from flashgen.compile import compiler, sass
 from flashgen.compile.compiler import (
-    LEAST_OVERLAP,
     Compiled,
     CompileFailed,
     cache_file,
@@ -27,10 +26,11 @@ from flashgen.compile.compiler import (
 )
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.kernels.render import Rendered, render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.textbook import LEAST_OVERLAP
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Status
 from flashgen.spec.vocabulary import Direction
 from tests.compiled import compile_one, made_compiled, made_loop
 from tests.listings import listing

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from flashgen.compile.compiler import judge
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
-from flashgen.spec.space import legal_configs, seed_configs
 from tests.compiled import Job, compile_all
 from tests.makers import make_config, make_spec
 

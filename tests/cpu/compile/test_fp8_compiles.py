@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from flashgen.spec.defaults import default_config
+from flashgen.schedules.defaults import default_config
 from tests.cpu.compile.test_decode_compiles import Job, assert_all_fit
 from tests.makers import make_config, make_spec
 

@@ -15,11 +15,11 @@ from flashgen.compile.compiler import CompileFailed, judge, warp_size
 from flashgen.compile.loops import main_loops
 from flashgen.errors import ToolchainError
 from flashgen.kernels.text import text_name
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table.emit import kernels_of, tables_for
 from tests.compiled import compile_one, made_compiled, made_loop

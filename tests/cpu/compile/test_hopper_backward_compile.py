@@ -11,14 +11,16 @@ import pytest
 import triton
 
 from flashgen.compile import loops
-from flashgen.compile.compiler import HOPPER_OVERLAP, judge, overlap, residents
+from flashgen.compile.compiler import judge, overlap, residents
 from flashgen.compile.sass import Instruction
+from flashgen.schedules.base import BY_KEYS, wide
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.hopper import HOPPER_OVERLAP
+from flashgen.schedules.legality import shared_bound_bytes
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig, batches, shares_keys
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes
-from flashgen.spec.outcome import Status
-from flashgen.spec.space import legal_configs
 from flashgen.spec.vocabulary import Direction, padded
 from tests.cpu.compile.test_hopper_compile import (
     Build,
@@ -97,13 +99,13 @@ def test_the_schedule_survives_ptxas(
     assert judge(compiled, spec, config, H200) == (Status.OK, "")
     # A loop of every consumer and a masked one: of dQ always, for the ragged end, and of the fused
     # kernel; else of a diagonal.
-    shared = spec.direction in BY_KEYS and shares_keys(spec)  # of a ragged end, 16 minima a tile
+    shared = spec.direction in BY_KEYS and wide(spec)  # of a ragged end, 16 minima a tile
     masked = spec.causal or (not shared and spec.direction in ("backward_dq", "backward_fused"))
     assert len(compiled.loops) == config.consumers * (2 if masked else 1)
     products = PRODUCTS[spec.direction]
     for loop in compiled.loops:
         assert loop.spills == 0
-        assert loop.warpgroup_arrives == batches(spec, config)
+        assert loop.warpgroup_arrives == SCHEDULES[config.schedule].batches(spec, config)
         assert (loop.exp2_under_matrix or 0) >= HOPPER_OVERLAP
     walked = config.bc if spec.direction == "backward_dq" else config.br
     # Four warps share the products of a consumer's 64 rows or keys; of dQ a consumer has a share,
@@ -126,7 +128,7 @@ def test_the_barriers_of_the_machine_code(
     main = loops.main_bodies(listing)
     consumers = [role for role in loops.roles(listing, main) if role.loops[0] in main]
     assert len(consumers) == config.consumers
-    shared = spec.direction in BY_KEYS and shares_keys(spec)
+    shared = spec.direction in BY_KEYS and wide(spec)
     # dK and dV issue dV before they await dP, and dQ takes dP in halves: neither has an anchor.
     anchored = shared or spec.direction == "backward_fused"
     anchors = 64 * 64 // 128 // 16 if anchored else 0

@@ -17,7 +17,6 @@ import triton
 
 from flashgen.compile import loops, sass
 from flashgen.compile.compiler import (
-    HOPPER_OVERLAP,
     Compiled,
     judge,
     overlap,
@@ -27,12 +26,13 @@ from flashgen.compile.sass import Instruction, Listing
 from flashgen.estimate import sm
 from flashgen.estimate.machines import MACHINES, Machine
 from flashgen.estimate.sm import Scoreboard
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.hopper import HOPPER_OVERLAP, REGISTER_SPLIT, o_apart
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import REGISTER_SPLIT, KernelConfig, o_apart
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
-from flashgen.spec.space import legal_configs
 from tests.compiled import compile_one, cubin_of
 from tests.makers import make_config, make_spec
 

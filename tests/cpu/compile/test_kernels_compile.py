@@ -10,14 +10,15 @@ import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import BACKWARD_OVERLAP, judge, shortcomings
+from flashgen.compile.compiler import judge, shortcomings
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec, featured_specs
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.textbook import BACKWARD_OVERLAP
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec, featured_specs
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
 from tests.compiled import Job, compile_all, compile_one, cubin_of
 from tests.executed import each
 from tests.makers import make_config, make_spec
@@ -165,7 +166,7 @@ def backward_default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[
         bias: Any = {"bias": "additive"} if direction == "backward_dbias" else {}
         spec = make_spec(dtype, dim, mask, precision=precision, **bias).for_direction(direction)
         job = spec, default_config(spec), arch
-        known = dim == 256 and (  # spills: flashgen/spec/defaults.py
+        known = dim == 256 and (  # spills: flashgen/schedules/defaults.py
             (direction == "backward_dbias" and arch.startswith("gfx"))
             or (direction == "backward_dq" and dtype == "float32" and arch == "gfx950")
         )

@@ -17,13 +17,13 @@ from flashgen.estimate.estimate import estimate, time_of
 from flashgen.estimate.sm import cached_replay
 from flashgen.estimate.trip_counts import dealt_out, grid
 from flashgen.kernels.render import render
-from flashgen.spec import space
+from flashgen.schedules import space
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.grid_rules import heads_together, launched_blocks
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.grid_rules import heads_together, launched_blocks
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem, workload
 from flashgen.table.table import dump, parse
 from tests.compiled import cache, compile_one

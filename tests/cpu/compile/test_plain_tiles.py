@@ -13,13 +13,13 @@ from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import dissect
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import Served, ladder
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.defaults import default_config
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import default_config
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS, workload
 from tests.makers import make_spec
 from tests.serving import SHIPPED

@@ -11,11 +11,11 @@ import pytest
 import triton
 
 from flashgen.compile.compiler import judge
+from flashgen.schedules.defaults import default_config, default_spec
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status
 from tests.compiled import compile_one
 from tests.executed import each
 from tests.makers import make_config, make_spec

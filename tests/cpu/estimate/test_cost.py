@@ -13,11 +13,11 @@ from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.sm import cached_replay
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import workload
-from flashgen.spec.space import legal_configs
 from tests.makers import make_spec
 
 MOST_S = 1.5

@@ -16,10 +16,10 @@ from flashgen.estimate.sm import Replay, Usage, cached_replay, recall_replay
 from flashgen.estimate.trip_counts import grid, tuned_splits
 from flashgen.evaluate.build import BuildResult, Built, estimated
 from flashgen.evaluate.evaluator import Request
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem, bytes_moved, workload
 from tests import cubins
 from tests.makers import make_config, make_spec

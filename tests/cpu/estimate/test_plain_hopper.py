@@ -12,9 +12,9 @@ from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import cached_replay
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem, flops
 from tests.compiled import cache, compile_one
 from tests.makers import make_config, make_spec

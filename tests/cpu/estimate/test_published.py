@@ -25,9 +25,9 @@ from flashgen.estimate.estimate import estimate_cubin
 from flashgen.estimate.loop_program import Program
 from flashgen.estimate.machines import MACHINES, Machine
 from flashgen.estimate.sm import Scoreboard, replay_cubin
+from flashgen.schedules.legality import why_illegal
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem, flops, workload
 from tests import cubins
 from tests.makers import make_config, make_spec

@@ -20,11 +20,11 @@ from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Plan
 from flashgen.runtime.eager.visibility import places
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.grid_rules import splits_of
 from flashgen.spec import problem as problem_module
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.grid_rules import splits_of
 from flashgen.spec.problem import (
     TUNED_WINDOW,
     Problem,

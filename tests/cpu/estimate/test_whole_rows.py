@@ -14,15 +14,15 @@ from flashgen.compile.loops import main_bodies
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.sm import cached_replay
 from flashgen.runtime.selection import Served, ladder
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.outcome import Status
+from flashgen.schedules.space import legal_configs, seed_configs
+from flashgen.schedules.whole_rows import o_parts, on_gpu
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem, bytes_moved, flops
-from flashgen.spec.space import legal_configs, seed_configs
-from flashgen.spec.whole_rows import o_parts, on_gpu
 from tests.compiled import cache, compile_one, cubin_of
 from tests.executed import each
 from tests.makers import make_config, make_spec

@@ -12,7 +12,7 @@ import torch
 
 from flashgen.evaluate import inputs, measure, tasks
 from flashgen.evaluate.inputs import first_sequences, make_decode, make_forward
-from flashgen.spec.outcome import Timing
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, timed_problems
 from flashgen.spec.records import record_of
 from tests.makers import make_config, make_spec

@@ -26,8 +26,8 @@ from flashgen.evaluate.tasks import (
     Tasks,
 )
 from flashgen.evaluate.workers.answers import Answer, Task
+from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.spec.gpu import known_target
-from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import Problem, flops, workload
 from tests.evaluator_contract import STAGES, EvaluatorContract, FaultsContract, played
 from tests.makers import make_config, make_spec

@@ -17,7 +17,7 @@ import torch
 from flashgen.evaluate import gpu_state, inputs, measure
 from flashgen.evaluate.measure import BUDGETS, Ceiling, Conditions, Implausible, Unsteady, jump
 from flashgen.evaluate.tasks import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
-from flashgen.spec.outcome import Timing
+from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, workload
 from tests.makers import make_spec
 

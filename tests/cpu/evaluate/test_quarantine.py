@@ -18,10 +18,10 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
 from flashgen.evaluate.evaluator import Evaluator, Request
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.outcome import KILLERS, Outcome, Source, Stage, Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.outcome import KILLERS, Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem, workload
 from tests.evaluator_contract import EvaluatorContract
 from tests.makers import make_config, make_spec

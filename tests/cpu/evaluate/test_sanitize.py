@@ -21,11 +21,11 @@ from flashgen.evaluate.workers.answers import Done
 from flashgen.kernels.render import render
 from flashgen.ptx.program import InvalidPtx
 from flashgen.reference.cases import CheckCase
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import CheckResult
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import CheckResult
 from flashgen.spec.problem import Problem
 from flashgen.spec.records import record_of
 from flashgen.spec.vocabulary import Direction

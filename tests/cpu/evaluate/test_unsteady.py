@@ -17,10 +17,10 @@ from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.steadily import steadily
 from flashgen.evaluate.tasks import Tasks
 from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.search.goal import Found, NothingRight
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import Problem
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config

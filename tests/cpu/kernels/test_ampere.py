@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from tests.executed import assert_bits_of, assert_found, assert_right, case, each
 from tests.makers import make_config, make_spec
 

@@ -12,10 +12,11 @@ from flashgen.evaluate.check import check_loaded
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.runtime.eager import attention as eager
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction
 from tests.executed import (
     Load,

@@ -14,6 +14,8 @@ import triton.language as tl
 from triton import knobs
 from triton.compiler import CompiledKernel
 
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels import (
     descriptors,
     direct_launch,
@@ -24,11 +26,9 @@ from flashgen.kernels import (
 )
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.cache import Cache
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import PLAIN, Features
 from tests.cpu.kernels.test_specialization import CompileOnlyDriver
 from tests.makers import make_config, make_spec
 

@@ -11,10 +11,10 @@ import torch
 from flashgen.evaluate.check import check_loaded
 from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.signature import compile_signature
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import SHORT_DTYPE, Direction
 from tests.executed import (
     Load,

@@ -14,7 +14,7 @@ from flashgen.evaluate.check import check_loaded
 from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.launch import launch
 from flashgen.kernels.signature import compile_signature
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from tests.executed import (
     Load,

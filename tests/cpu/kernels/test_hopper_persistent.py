@@ -18,7 +18,7 @@ from flashgen.kernels import launch_forward
 from flashgen.kernels.launch_forward import INTERPRETED, OrderLimits
 from flashgen.ptx import FaultsFound
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.cpu.kernels.test_hopper_forward import hopper
 from tests.executed import (

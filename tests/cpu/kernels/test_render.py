@@ -21,17 +21,17 @@ from flashgen.errors import FlashgenError
 from flashgen.kernels import render
 from flashgen.kernels.render import HEADER_LINES, code_of, digest_of
 from flashgen.kernels.text import text_name
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import (
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import (
     default_config,
     default_configs,
     default_spec,
     specs_with_default,
 )
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.space import legal_configs
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.space import legal_configs
 from flashgen.spec.vocabulary import DECODING, Direction
 from flashgen.table.emit import kernels_of
 from flashgen.table.table import load

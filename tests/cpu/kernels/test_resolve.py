@@ -14,8 +14,8 @@ from flashgen.compile.compiler import source_of, target_of
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import Rendered, digest_of, in_place, render
 from flashgen.kernels.resolve import resolved, variant
+from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
 from tests.makers import make_config, make_spec
 from tests.pairs import alone, in_pairs
 

@@ -15,8 +15,8 @@ from flashgen.kernels import signature
 from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
 from tests.cpu.kernels.test_specialization import CompileOnlyDriver
 from tests.pairs import alone
 

@@ -11,12 +11,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from flashgen.inputs.features import Features
+from flashgen.inputs.packed import from_bounds
 from flashgen.kernels import launch, launch_backward, loader
 from flashgen.kernels.render import render
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.features import Features
-from flashgen.spec.packed import from_bounds
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 

@@ -29,12 +29,12 @@ from flashgen.errors import (
 from flashgen.estimate import jit
 from flashgen.evaluate.quarantine import Quarantine
 from flashgen.files import temporary_folder
+from flashgen.inputs.features import check_softcap
 from flashgen.kernels.loader import load_kernel, toolchain_error
+from flashgen.schedules.config import config_of
+from flashgen.schedules.outcome import Timing
 from flashgen.search.history import outcomes_of
 from flashgen.search.log import Log
-from flashgen.spec.config import config_of
-from flashgen.spec.features import check_softcap
-from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import problem_of
 from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.show import console, wrapped

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
+from flashgen.inputs.features import Features
 from flashgen.runtime.eager.visibility import keep_mask, philox, random_words
-from flashgen.spec.features import Features
 
 # Counter, key and words of philox4x32-10, from the known-answer file of the authors' Random123.
 KNOWN = [

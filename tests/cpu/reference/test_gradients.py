@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from flashgen.inputs.features import Features
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
@@ -22,7 +23,6 @@ from flashgen.reference.gradients import (
 )
 from flashgen.runtime.eager import attention as eager
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 

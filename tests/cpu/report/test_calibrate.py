@@ -23,11 +23,11 @@ from flashgen.report.calibrate import (
     pairs_of,
     table_lines,
 )
+from flashgen.schedules.outcome import Outcome, Status, Timing
+from flashgen.schedules.space import legal_configs
 from flashgen.search.decide import ranks, spearman
 from flashgen.search.history import outcomes_of
-from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import workload
-from flashgen.spec.space import legal_configs
 from tests.makers import make_spec
 from tests.tables import H200
 

@@ -19,9 +19,9 @@ from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers.answers import Answer, Died, Done
 from flashgen.report import doctor, gpu_probe, machine
 from flashgen.report.doctor import Diagnosis, diagnose
-from flashgen.spec import known_bugs
+from flashgen.schedules import known_bugs
+from flashgen.schedules.outcome import Source, Stage, Status
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Source, Stage, Status
 from tests.fakes import Failing, FakeEvaluator
 
 ROOT = Path(__file__).resolve().parents[3]

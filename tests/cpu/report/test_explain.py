@@ -24,9 +24,9 @@ from flashgen.report.history import SearchHistory
 from flashgen.report.kernel_limits import Anatomy, describe, dissect, limits, occupancy, shares
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Ladder, Selection
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table.entry import NO_EVIDENCE, Entry, RunnerUp
 from flashgen.table.table import Table

@@ -19,12 +19,12 @@ from flashgen.report import charts, html
 from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.html import page, write_report
 from flashgen.report.importance import LEAST_CONFIGS, fastest_share, importances
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Status
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Source, Status
 from flashgen.spec.problem import BUCKETS
-from flashgen.spec.space import legal_configs
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table, figure
 from tests.fakes import FakeEvaluator

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import NO_LIMITS
 from flashgen.kernels.launch_cache import Decode
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.kept_decode import decode_key
 from flashgen.runtime.launcher import _Steps
-from flashgen.spec.features import NO_LIMITS
 from tests.cpu.runtime.test_call_cache import last, moved, seq_first
 from tests.launches import Written, dispatcher, served
 

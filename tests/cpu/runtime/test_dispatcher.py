@@ -15,10 +15,10 @@ import torch
 
 from flashgen import paths
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import Features
 from flashgen.runtime import Dispatcher, explanation, torch_modes
 from flashgen.runtime.block_mask import from_boolean
 from flashgen.runtime.eager import attention as eager
-from flashgen.spec.features import Features
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
 from tests.package import make_choice, make_dispatcher

@@ -10,10 +10,10 @@ import torch
 
 from flashgen import attention, decode
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import Features
 from flashgen.kernels.arguments import feature_arguments, near
 from flashgen.kernels.launch_backward import Backward, run_dbias
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import Features
 from flashgen.spec.vocabulary import LONGEST
 
 FEW = torch.zeros(1, 1, 2, 16)

@@ -11,16 +11,16 @@ import torch
 
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.trip_counts import grid
+from flashgen.inputs.features import Features, Fp8
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.selection import Served, ladder, tune_command
-from flashgen.spec.defaults import default_config, featured_specs
-from flashgen.spec.features import Features, Fp8
+from flashgen.schedules.defaults import default_config, featured_specs
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem, bytes_moved, workload
-from flashgen.spec.space import legal_configs, seed_configs
 from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.table import dump, parse
 from tests.makers import make_config, make_spec

@@ -17,13 +17,13 @@ from flashgen.runtime.selection import (
     relatives,
     tune_command,
 )
+from flashgen.schedules.config import kernel_name
+from flashgen.schedules.defaults import default_config, specs_with_default
+from flashgen.schedules.legality import may_spill, why_illegal
+from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import kernel_name
-from flashgen.spec.defaults import default_config, specs_with_default
 from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
-from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS
-from flashgen.spec.space import tuned_default
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_config, make_spec
 from tests.package import make_choice

@@ -13,20 +13,20 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check_attention import in_pages, packed_case, packed_cases
 from flashgen.evaluate.inputs import make_features, make_inputs
+from flashgen.inputs.features import Features
+from flashgen.inputs.from_call import from_tensors
+from flashgen.inputs.packed import from_bounds
 from flashgen.reference import cases as reference_cases
 from flashgen.runtime.call import Call
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager.visibility import random_words
 from flashgen.runtime.general_path import GeneralPath
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import Features
-from flashgen.spec.from_call import from_tensors
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.packed import from_bounds
 from flashgen.spec.problem import Problem
-from flashgen.spec.space import legal_configs
 from tests.makers import make_config, make_spec
 from tests.serving import leaves
 

@@ -13,12 +13,12 @@ from flashgen.errors import InvalidArgument
 from flashgen.estimate.trip_counts import grid
 from flashgen.runtime import autograd
 from flashgen.runtime.call import Call
-from flashgen.spec.defaults import default_config, default_spec, specs_with_default
+from flashgen.schedules.defaults import default_config, default_spec, specs_with_default
+from flashgen.schedules.grid_rules import row_tiles
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.grid_rules import row_tiles
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
-from flashgen.spec.space import legal_configs, seed_configs
 from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.table import dump, parse
 from tests.cpu.compile.test_decode_compiles import ARCHS, Job, assert_all_fit

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.search.decide import (
     ENOUGH_RATIOS,
     PROMISING,
@@ -14,9 +16,7 @@ from flashgen.search.decide import (
     can_win,
     to_measure,
 )
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Status, Timing
 from flashgen.spec.problem import workload
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec

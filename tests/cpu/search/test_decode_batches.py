@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Timing
 from flashgen.search.decide import by_estimate, by_loss, losses
 from flashgen.search.goal import Goal
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Source, Timing
 from flashgen.spec.problem import Problem, mean_work, timed_problems, workload
 from tests.fakes import FakeEvaluator, digest_of
 from tests.makers import make_config, make_spec

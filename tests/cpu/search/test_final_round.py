@@ -12,10 +12,10 @@ import pytest
 
 from flashgen.evaluate import measure
 from flashgen.evaluate.measure import BUDGETS, Ceiling
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome
 from flashgen.search import decide
 from flashgen.search.decide import LEVEL, SMALLEST_EFFECT, choose, p_faster, p_value
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome
 from tests.searches import PROBLEM, SPACE, SPEC, fake
 
 A, B, C, D = SPACE[:4]

@@ -21,9 +21,9 @@ from flashgen.errors import FlashgenError
 from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.evaluate.evaluator import protocol_of
+from flashgen.schedules.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.search.history import outcomes_of
 from flashgen.search.log import Log
-from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.problem import workload
 from flashgen.tune.alone import alone_in
 from tests.makers import make_config, make_spec

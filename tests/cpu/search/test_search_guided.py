@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.search.acquisition import Acquisition, Seen
 from flashgen.search.explore import BATCH, DOUBT, LOOK_AHEAD
 from flashgen.search.goal import Found, Goal, Progress, goal_for
 from flashgen.search.study import Trials
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
 from tests.fakes import FakeEvaluator, Killed, digest_of
 from tests.makers import make_config

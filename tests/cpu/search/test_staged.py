@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import PASSING, Outcome, Source, Stage, Status
 from flashgen.search.decide import choose
 from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
 from flashgen.search.study import Trials
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import PASSING, Outcome, Source, Stage, Status
 from flashgen.spec.problem import workload
 from tests.fakes import Failing, FakeEvaluator, Killed, digest_of
 from tests.makers import make_config

@@ -17,13 +17,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from flashgen.errors import FlashgenError
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Status
 from flashgen.search import journal, sampler, study
 from flashgen.search.journal import JournalFile, opened
 from flashgen.search.log import Log
 from flashgen.search.staged import search
 from flashgen.search.study import LEAST, Drop
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Status
 from tests import fakes
 from tests.fakes import FakeEvaluator
 from tests.searches import BEST, DEFAULT, GPU, Budget, Found, Method, fake, landscape, make_goal

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recorded import read
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Status
 from flashgen.search.goal import Goal
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Status
 from tests.fakes import FakeEvaluator, digest_of
 from tests.searches import GPU, PROBLEM, SPEC, run
 

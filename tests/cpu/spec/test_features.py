@@ -11,23 +11,16 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import PLAIN, TENSORS, Features, Fp8, tensors_of_heads, window_of
+from flashgen.inputs.from_call import from_tensors
+from flashgen.inputs.packed import from_bounds
 from flashgen.kernels.arguments import feature_arguments
 from flashgen.kernels.launch_cache import Append
 from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.kv_cache import append
+from flashgen.schedules.config import LONGEST_NAME, kernel_name
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import LONGEST_NAME, kernel_name
-from flashgen.spec.features import (
-    PER_HEAD,
-    PLAIN,
-    TENSORS,
-    Features,
-    Fp8,
-    tensors_of_heads,
-    window_of,
-)
-from flashgen.spec.from_call import from_tensors
-from flashgen.spec.packed import from_bounds
+from flashgen.spec.features import PER_HEAD
 from tests.makers import make_config, make_spec
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.from_call import check_scale, diagonal_of, from_tensors
 from flashgen.spec import problem as problems
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS
-from flashgen.spec.from_call import check_scale, diagonal_of, from_tensors
 from flashgen.spec.problem import (
     BUCKETS,
     Problem,

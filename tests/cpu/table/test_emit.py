@@ -20,8 +20,7 @@ from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
 from flashgen.runtime.generated_tables import served_from
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import (
+from flashgen.schedules.defaults import (
     DEFAULT_DIRECTIONS,
     default_config,
     default_configs,
@@ -29,9 +28,10 @@ from flashgen.spec.defaults import (
     featured_specs,
     specs_with_default,
 )
+from flashgen.schedules.legality import why_illegal
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import table
 from flashgen.table.emit import (

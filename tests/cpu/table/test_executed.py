@@ -10,7 +10,7 @@ import pytest
 from flashgen.errors import InvalidArgument, TableError
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Ladder, ladder
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit

@@ -13,11 +13,11 @@ from flashgen.compile.bounds import cycles_a_score
 from flashgen.compile.compiler import CompileFailed, judge, residents, shortcomings
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.sm import cached_replay
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.vocabulary import Direction
 from flashgen.table.entry import Entry, must_have_run
 from flashgen.table.table import load

@@ -20,13 +20,14 @@ from flashgen.estimate.estimate import estimable
 from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Selection, ladder
+from flashgen.schedules.base import AHEAD, Order
+from flashgen.schedules.config import LONGEST_NAME, kernel_name
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.outcome import Status
 from flashgen.search.decide import TIE
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import AHEAD, LONGEST_NAME, Order, kernel_name
 from flashgen.spec.features import features_on
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS, Bucket, timed_problems
 from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table import emit

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Stage
+from flashgen.schedules.space import tuned_default
 from flashgen.search.goal import rendered_digest
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Stage
 from flashgen.spec.problem import BUCKETS, workload
-from flashgen.spec.space import tuned_default
 from flashgen.table.entry import RunnerUp, short_digest
 from flashgen.table.table import Table
 from flashgen.tune.donors import ALIKE, TO_AMD, CheckedByDonors, Donors

@@ -22,11 +22,11 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.workers.answers import Answer, Done, Task
 from flashgen.evaluate.workers.crew import Crew
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage
 from flashgen.search.goal import Budget
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.problem import Problem
 from flashgen.table import emit
 from flashgen.table.diff import merge

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flashgen import settings
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Status, Timing
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Status, Timing
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.tune import executed as program
 from tests.makers import make_config

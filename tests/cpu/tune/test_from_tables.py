@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage, Status
+from flashgen.schedules.space import seed_configs, tuned_default
 from flashgen.search.goal import Budget, rendered_digest
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import BUCKETS, workload
-from flashgen.spec.space import seed_configs, tuned_default
 from flashgen.table.entry import Entry, Run, short_digest
 from flashgen.table.table import APART, Table, dump, load_with_evidence, parse, save
 from flashgen.tune import workloads

@@ -22,14 +22,14 @@ from rich.console import Console
 
 from flashgen import paths
 from flashgen.evaluate.evaluator import triton_version
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Stage
+from flashgen.schedules.space import legal_configs
 from flashgen.search.goal import Budget, Goal, goal_for
 from flashgen.search.history import outcomes_of
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.outcome import Outcome, Stage
 from flashgen.spec.problem import Problem, workload
-from flashgen.spec.space import legal_configs
 from flashgen.table import emit
 from flashgen.table.table import load
 from flashgen.tune import evaluators, places, story, tune

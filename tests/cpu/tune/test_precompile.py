@@ -25,9 +25,9 @@ from flashgen.runtime import kernel_files
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import Served, ladder
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.defaults import default_config, default_spec, plain_specs
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import default_config, default_spec, plain_specs
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.table import Table, load

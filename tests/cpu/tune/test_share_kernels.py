@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Stage, Status
+from flashgen.schedules.space import tuned_default
 from flashgen.search.goal import rendered_digest
 from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import BUCKET_SEQ, BUCKETS, Bucket, Problem
-from flashgen.spec.space import tuned_default
 from flashgen.table.entry import Entry, RunnerUp
 from flashgen.table.table import Table, load_with_evidence, save
 from flashgen.tune.share_kernels import MAX_REGRET, consolidate, smallest_set

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table.table import Table
 from flashgen.tune.transfer import neighbours

@@ -20,13 +20,13 @@ from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.tasks import Tasks
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.outcome import Outcome, Source, Stage, Status
+from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search.goal import Budget, rendered_digest
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import BUCKETS
-from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import evaluators, places, story, tune

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import Features, fields_of
 from flashgen.runtime import decode
 from flashgen.runtime.call import Call
 from flashgen.runtime.decode import CacheArguments
-from flashgen.spec.features import Features, fields_of
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.vocabulary import BACKWARD
 from flashgen.tune.hf_config import from_hf_config

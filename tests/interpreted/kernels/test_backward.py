@@ -13,6 +13,8 @@ from torch import Tensor
 
 from flashgen.evaluate import inputs
 from flashgen.evaluate.check import compared, trial_of
+from flashgen.inputs.features import PLAIN, Features
+from flashgen.inputs.from_call import from_tensors
 from flashgen.kernels.launch import Kernel, bind, launch
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.loader import load_kernel
@@ -22,11 +24,9 @@ from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager.visibility import keep_mask
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import PLAIN, Features
-from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases

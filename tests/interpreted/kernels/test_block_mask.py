@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.loader import load_kernel
@@ -18,9 +19,8 @@ from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm
 from flashgen.runtime.eager import attention as eager
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import Features
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.proving import alternating, mutant_passes, prove, sampled

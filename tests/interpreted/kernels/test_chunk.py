@@ -15,10 +15,10 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.trip_counts import grid
 from flashgen.evaluate.check import cases_of
+from flashgen.inputs.features import LARGEST_CHUNK
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import LARGEST_CHUNK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
 from flashgen.tune.hf_config import from_hf_config

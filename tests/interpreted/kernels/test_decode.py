@@ -24,8 +24,8 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime.decode import rows_together
 from flashgen.runtime.eager import cache as eager_cache
+from flashgen.schedules.defaults import WIDEST_DECODE
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases

@@ -21,6 +21,7 @@ from flashgen.evaluate.check_cache import (
     make_features,
 )
 from flashgen.evaluate.sanitize import executed_cases
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.loader import load_kernel
@@ -28,10 +29,9 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import Features
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
 from tests.proving import mutant_passes, prove, sampled

@@ -25,9 +25,9 @@ from flashgen.reference import attention as reference
 from flashgen.runtime.eager import attention as eager_attention
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.kv_cache import append
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.proving import mutant_passes, prove, sampled

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check import check_kernel
+from flashgen.inputs.features import Features
+from flashgen.inputs.from_call import from_tensors
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.loader import load_kernel
@@ -23,11 +25,9 @@ from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager.visibility import random_words
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import Features
-from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_kernel
+from flashgen.inputs.features import Features, Fp8
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import Features, Fp8
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
 from tests.proving import mutant_passes, prove

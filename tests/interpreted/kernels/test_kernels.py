@@ -16,7 +16,7 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.defaults import default_config, default_spec
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases

@@ -14,7 +14,7 @@ from flashgen.evaluate.check import check_kernel, check_loaded
 from flashgen.kernels import launch, launch_forward, loader
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases

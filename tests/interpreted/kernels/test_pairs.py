@@ -9,8 +9,8 @@ import pytest
 
 from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.kernels.render import render
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.vocabulary import DECODING
 from tests.pairs import Proven, alone, in_pairs
 

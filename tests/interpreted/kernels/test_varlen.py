@@ -16,6 +16,8 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_attention import packed_case
+from flashgen.inputs.features import Features
+from flashgen.inputs.packed import from_bounds
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.loader import load_kernel
@@ -24,10 +26,8 @@ from flashgen.reference import cases as reference_cases
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config, default_spec
-from flashgen.spec.features import Features
-from flashgen.spec.packed import from_bounds
 from tests.makers import make_config, make_spec
 from tests.proving import mutant_passes, prove, sampled
 from tests.serving import leaves, record_directions, serve

@@ -11,11 +11,11 @@ from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_attention import packed_case
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.whole_rows import WIDEST, o_parts, why_no_rows
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.problem import Problem
-from flashgen.spec.whole_rows import WIDEST, o_parts, why_no_rows
 from tests.makers import make_config, make_spec
 from tests.proving import mutant_passes
 

@@ -12,7 +12,7 @@ from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.kernels.render import render
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.defaults import default_config, default_spec
+from flashgen.schedules.defaults import default_config, default_spec
 from tests.makers import make_config, make_spec
 from tests.proving import mutant_passes, prove
 from tests.serving import serve

@@ -15,8 +15,8 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import Rendered, render
 from flashgen.reference.attention import FLOORS_ACCEPTED, RMS_ACCEPTED, Comparison
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from tests.makers import make_config, make_spec
 from tests.proving import sampled
 

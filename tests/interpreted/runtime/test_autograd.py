@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
 from flashgen.reference import gradients
@@ -27,9 +28,8 @@ from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.call import Call
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.eager import attention as eager
+from flashgen.schedules.defaults import default_config
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.defaults import default_config
-from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashgen import append, decode
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import features_of
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import features_of
 from tests.memory_watch import watched
 from tests.serving import serve
 

@@ -13,9 +13,9 @@ from flashgen.errors import InvalidArgument
 from flashgen.kernels import constants, launch_cache, render
 from flashgen.runtime import Dispatcher, registry, selection
 from flashgen.runtime.api import attention, decode, explain, explain_decode
-from flashgen.spec import numeric_class
+from flashgen.schedules import numeric_class
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from tests import invariance
 from tests.invariance import SEGMENTS, differing, free_choices, pairs_of
 

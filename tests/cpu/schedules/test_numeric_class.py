@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import config_of
+from flashgen.schedules.defaults import default_configs, default_spec
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.numeric_class import SEGMENT, class_name, class_tile, segments
+from flashgen.schedules.space import legal_configs, tuned_default
 from flashgen.spec.attention import AttentionSpec, spec_of
-from flashgen.spec.config import config_of
-from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.numeric_class import SEGMENT, class_name, class_tile, segments
-from flashgen.spec.space import legal_configs, tuned_default
 from tests.makers import make_spec
 
 NVIDIA = [gpu for gpu in TARGETS.values() if gpu.is_nvidia]

@@ -14,13 +14,13 @@ from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind
 from flashgen.kernels.text import text_name
 from flashgen.runtime.launcher import runnable
+from flashgen.schedules.config import KernelConfig, kernel_name
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.space import GPU_ORDERS, legal_configs, seed_configs
 from flashgen.search.goal import Goal, goal_for
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.problem import Problem
-from flashgen.spec.space import GPU_ORDERS, legal_configs, seed_configs
 from flashgen.spec.vocabulary import Direction
 from flashgen.table import emit
 from flashgen.table.entry import Entry, RunnerUp

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.tensors import check_device, check_form
+from flashgen.inputs.tensors import check_device, check_form
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from statistics import geometric_mean
 from typing import Literal
 
 from flashgen.errors import InvalidArgument
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
 from flashgen.spec.records import Record
 from flashgen.spec.vocabulary import Source as Source

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from flashgen.schedules.base import (
+    BY_KEYS,
+    MMA_SYNC,
+    TENSOR_MEMORY,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+)
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.whole_rows import o_parts
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import padded
-from flashgen.spec.whole_rows import MMA_SYNC, o_parts
 
 SEGMENT = 1024
 """Keys after which a partial sum is closed and added to the total: a split of a decode."""
 
 ROWS_OF_A_WARP = 16
 """Of a matrix instruction, mma.sync's and a warp's share of wgmma's."""
-WARPGROUP_ROWS, WARPGROUP = 64, 4
-"""Rows and warps with which 16-bit products become wgmma or tcgen05 where the GPU has them."""
-
-TENSOR_MEMORY = ("sm_100", "sm_103")
-"""Architectures whose products are tcgen05, with accumulators in tensor memory."""
 
 
 class Tile(NamedTuple):
@@ -128,10 +130,8 @@ def why_other_class(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"the numeric class of {spec.name} has {what} {', '.join(wanted)}: "
             f"got {', '.join(fixed)}"
         )
-    schedules: tuple[str, ...] = ("fa2", "s_ahead")
-    if spec.direction == "forward":
-        schedules = (*schedules, "hopper", "ampere")
-    if config.schedule not in schedules:
+    if spec.direction not in SCHEDULES[config.schedule].in_class:
+        schedules = [name for name, each in SCHEDULES.items() if spec.direction in each.in_class]
         names = " and ".join((", ".join(schedules[:-1]), schedules[-1]))
         return f"the numeric class of {spec.name} has schedules {names}: got {config.schedule}"
     return None

@@ -12,7 +12,7 @@ import functools
 import math
 from dataclasses import replace
 
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.problem import Problem
 
 L2_SHARE = 0.5

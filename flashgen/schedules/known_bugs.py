@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from flashgen.spec.config import KernelConfig
+from flashgen.schedules.config import KernelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

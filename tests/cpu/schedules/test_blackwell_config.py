@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.blackwell import BLACKWELL, halves, s_places, sums_one, walked_side
+from flashgen.schedules.config import KernelConfig, config_of
+from flashgen.schedules.known_bugs import may_be_wrong
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.space import legal_configs, seed_configs
+from flashgen.schedules.textbook import FA2
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, s_places, sums_one, walked_side
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.known_bugs import may_be_wrong
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
-from flashgen.spec.space import legal_configs, seed_configs
 from tests.makers import make_config, make_spec
 
 B200, B300, H200 = (TARGETS[f"nvidia_{x}"] for x in ("b200", "b300_sxm6_ac", "h200"))
@@ -32,7 +35,7 @@ def test_the_label_says_its_knobs() -> None:
     assert config_of(CONFIG.label) == CONFIG
     assert [c.block_warps(SPEC) for c in (CONFIG, ONE)] == [16, 12]
     assert [HALVES.block_warps(x) for x in (DKV, FUSED)] == [12, 16]
-    assert (CONFIG.halves, ONE.halves, HALVES.halves) == (False, False, True)
+    assert tuple(map(halves, (CONFIG, ONE, HALVES))) == (False, False, True)
     assert HALVES.label == "br128_bc128_w8_s2_blackwell_tma"
 
 
@@ -150,8 +153,8 @@ def test_a_second_place_of_s_where_tensor_memory_has_columns() -> None:
 def test_two_blocks_share_a_tile_of_keys_where_dk_and_dv_do_not_fit_together() -> None:
     found = [x.for_direction("backward_dkv") for x in (SPEC, PIECES, WIDE)]
     assert [sums_one(x) for x in found] == [False, False, True]
-    assert [replace(HALVES, br=64).blocks_of_a_tile(x) for x in found] == [1, 1, 2]
-    assert replace(HALVES, schedule="fa2").blocks_of_a_tile(found[2]) == 1
+    assert [BLACKWELL.blocks_of_a_tile(x) for x in found] == [1, 1, 2]
+    assert FA2.blocks_of_a_tile(found[2]) == 1
 
 
 def test_four_warps_of_tl_dot_are_a_sign_of_trouble_on_sm_100() -> None:

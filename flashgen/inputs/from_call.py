@@ -9,10 +9,10 @@ import math
 from typing import TYPE_CHECKING, get_args
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import PLAIN, Features, check_features, fields_of
+from flashgen.inputs.tensors import check_device
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features, check_features, fields_of
 from flashgen.spec.problem import Problem
-from flashgen.spec.tensors import check_device
 from flashgen.spec.vocabulary import DTYPE_BYTES, LONGEST, Precision, check_head_dim
 
 if TYPE_CHECKING:

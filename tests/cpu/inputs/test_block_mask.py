@@ -14,11 +14,11 @@ from flashgen.errors import InvalidArgument
 from flashgen.estimate.trip_counts import grid
 from flashgen.evaluate.inputs import make_features
 from flashgen.runtime.block_mask import BlockMask, dense, document, from_boolean, prefix_lm
-from flashgen.spec.block_mask import BLOCK
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.space import legal_configs
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem, flops
-from flashgen.spec.space import legal_configs
+from flashgen.spec.vocabulary import BLOCK
 from generated.dispatcher import attention
 from tests.makers import make_config, make_spec
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flashgen.schedules.ampere import WIDEST
+from flashgen.schedules.base import MMA_SYNC
+from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.textbook import FA2
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import padded
-
-MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
-"""Architectures of NVIDIA whose products are mma.sync in every tile."""
-
-WIDEST = 256
-"""The largest head dim: beyond, a warp's rows of O fill its registers."""
 
 WIDTHS = (128, 64)
 """Columns of a part at most, the widest first."""
@@ -41,13 +38,13 @@ def on_gpu(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> KernelConfig:
 
 
 def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """Why a config cannot have, or does not need, whole_rows; None where it can, or has it not."""
+    """Why a config that has whole_rows cannot have it, or does not need it; None if it may."""
     if not config.whole_rows:
         return None
     if spec.direction == "decode":
         return _why_no_decode(spec, config)
     ways = (spec.direction, config.schedule, config.loads)
-    if ways != ("forward", "fa2", "pointer") or config.v_parts > 1:
+    if ways != ("forward", FA2.name, "pointer") or config.v_parts > 1:
         return (
             "whole_rows needs direction forward, schedule fa2, pointer loads and v_parts 1: "
             f"got {', '.join(ways)} and {config.v_parts}"
@@ -98,7 +95,7 @@ def o_parts(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
 
 
 def _parts(dim: int, widest: int, config: KernelConfig) -> tuple[int, ...]:
-    if config.schedule == "ampere":
+    if SCHEDULES[config.schedule].in_parts:
         return tuple(range(64, dim + 64, 64))
     if not config.whole_rows:
         return (widest,)

@@ -9,14 +9,15 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.render import render
-from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, kernel_name
-from flashgen.spec.defaults import cache_specs, default_config, default_configs, default_spec
+from flashgen.schedules.base import BY_KEYS
+from flashgen.schedules.config import KernelConfig, config_of, kernel_name
+from flashgen.schedules.defaults import cache_specs, default_config, default_configs, default_spec
+from flashgen.schedules.legality import shared_bound_bytes, why_illegal
+from flashgen.schedules.space import block_rule, legal_configs, seed_configs, tuned_default
+from flashgen.schedules.whole_rows import on_gpu
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.problem import problem_of
-from flashgen.spec.space import block_rule, legal_configs, seed_configs, tuned_default
 from flashgen.spec.vocabulary import DECODING, Direction
-from flashgen.spec.whole_rows import on_gpu
 from tests.makers import make_config, make_spec
 
 H200, A100, L4 = (TARGETS[s] for s in ("nvidia_h200", "nvidia_a100_sxm4_80gb", "nvidia_l4"))

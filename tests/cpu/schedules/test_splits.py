@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flashgen.inputs.cache import Cache
+from flashgen.inputs.features import Features
 from flashgen.kernels.launch_cache import Decode
-from flashgen.spec.cache import Cache
-from flashgen.spec.features import Features
-from flashgen.spec.grid_rules import (
+from flashgen.schedules.grid_rules import (
     MOST_SPLITS,
     START_TILES,
     WORTH_SPLITTING,

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import get_args
 
+from flashgen.schedules.base import FP8_DEPTH
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.numeric_class import class_tile
+from flashgen.schedules.whole_rows import why_no_rows
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import FP8_DEPTH, KernelConfig
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.numeric_class import class_tile
 from flashgen.spec.vocabulary import (
     MAX_HEAD_DIM,
     Direction,
@@ -25,7 +27,6 @@ from flashgen.spec.vocabulary import (
     padded,
     why_no_gradient,
 )
-from flashgen.spec.whole_rows import why_no_rows
 
 DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
 """Those of all listed defaults; without features MAX_HEAD_DIM is listed, too."""

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.tensors import check_device
+from flashgen.inputs.tensors import check_device
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BLOCK = 128
-"""Queries and keys of a block; tiles of kernels divide it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
