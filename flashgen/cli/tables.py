@@ -15,8 +15,10 @@ from flashgen.cli.options import (
     DTypes,
     FeatureNames,
     HeadDims,
+    NoFeature,
     Out,
     Target,
+    check_no_feature,
     named_table,
     spec_filter,
     tables_of,
@@ -72,6 +74,7 @@ def show(
     head_dim: HeadDims = None,
     causal: Causal = None,
     feature: FeatureNames = None,
+    no_feature: NoFeature = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs, with runs.")] = False,
     kernel: Annotated[
         str | None,
@@ -89,7 +92,8 @@ def show(
     if slug is None or kernel is not None:
         got = "neither" if slug is None else "both"
         raise InvalidArgument(f"show takes the slug of a GPU, or --kernel NAME: got {got}")
-    wanted = spec_filter(direction, dtype, head_dim, causal, feature)
+    check_no_feature(feature, no_feature)
+    wanted = spec_filter(direction, dtype, head_dim, causal, feature, only=no_feature)
     table = named_table(slug, out, evidence=True)
     entries = [entry for entry in table.everything if wanted(entry.spec)]
     stale = stale_of(entries)
@@ -154,6 +158,11 @@ def report(
     out: Out = Path(),
 ) -> None:
     """Write DIR/report.html: the table and the history of its searches in one file."""
+    write_report_of(slug, out)
+
+
+def write_report_of(slug: str, out: Path) -> None:
+    """Write the report of a GPU, and say where it is."""
     from flashgen.report.html import write_report
     from flashgen.search.history import outcomes_of
     from flashgen.table.show import console
