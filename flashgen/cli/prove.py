@@ -46,14 +46,20 @@ def verify(
     invariant: Annotated[
         bool, typer.Option(help="Compare the machine code of the kernels of each numeric class.")
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All entries, not only those of the last tuning run.")
+    ] = False,
     jobs: Jobs = None,
     out: Out = Path(),
 ) -> None:
-    """Verify the entries of a table again: legal, compiled as recorded, correct against float64;
+    """Verify the entries of the last tuning run again, or all of a table: legal, compiled as
+    recorded, correct against float64;
     or execute its kernels, and print what the checks of flashgen.ptx find; or compare the kernels
     of each numeric class: the same products and sums, and nothing left to fuse.
     """
     from flashgen.spec.known_bugs import warnings_here
+    from flashgen.table.show import console
+    from flashgen.tune.progress import Screen
     from flashgen.tune.verify import verify as proofs_of
 
     if gpu == (target is not None):
@@ -69,18 +75,22 @@ def verify(
         return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
-        table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
+        whole, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
+        table = whole if every else whole.of_last_run()
         failed = undecided = count = 0
         for warning in warnings_here(table.gpu.arch):
             print(f"Warning: {warning}", file=sys.stderr)
-        entries = len(table.everything)
+        entries, others = len(table.everything), len(whole.everything) - len(table.everything)
+        left = f" {others} others are not of the last run: --all has them." if others else ""
         print(
-            f"Verifying {entries} entries of {table.gpu.slug}: each is compiled and checked anew.",
+            f"Verifying {entries} entries of {table.gpu.slug}: each is compiled and checked anew."
+            + left,
             file=sys.stderr,
         )
-        with evaluator:
+        with evaluator, Screen(console(), entries) as screen:
             for proof in proofs_of(table, evaluator):
                 print(printable(str(proof)), flush=True)
+                screen.passed()
                 failed, count = failed + (not proof.holds), count + 1
                 undecided += not proof.decided
     late = f"; {undecided} ran out of time and have no verdict: verify again" if undecided else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -13,6 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from flashgen.errors import printable
 from flashgen.search.goal import Found, Progress
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -30,6 +33,9 @@ from flashgen.table.entry import (
 
 PACE_S = 180.0
 """Of the past, for the time left: other programs come and go, and candidates differ."""
+
+EVERY_S = 30.0
+"""Without a terminal: a line of standard error says how far a run is."""
 
 SETTLING_S = 20.0
 """Before anything is said of the time left: the first candidates are awaited one by one."""
@@ -74,7 +80,8 @@ class _Bar(Bar):
 
 
 class Screen:
-    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search.
+    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search, and
+    one each EVERY_S on standard error.
 
     A search is named by its title while it is under way; several may be. Threads may share it.
     """
@@ -93,6 +100,7 @@ class Screen:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total, stage="", left="")
+        self._ended = threading.Event()
 
     def expect(self, count: int) -> None:
         """So many more searches will begin."""
@@ -115,6 +123,11 @@ class Screen:
         self._running.pop(title, None)
         self._done += 1
         self._console.print(sentence + self._still_to_come())
+        self._update()
+
+    def passed(self) -> None:
+        """One more is done, of which the caller printed a line."""
+        self._done += 1
         self._update()
 
     def _update(self) -> None:
@@ -149,11 +162,23 @@ class Screen:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self._console.is_terminal:
+            threading.Thread(target=self._beat, daemon=True).start()
         return self
+
+    def _beat(self) -> None:
+        """A line each EVERY_S, until the end."""
+        began = time.monotonic()
+        while not self._ended.wait(EVERY_S):
+            (task,) = self._bar.tasks
+            words = [f"{time.monotonic() - began:.0f} s", task.description, task.fields["stage"]]
+            line = ", ".join(filter(None, [*words, task.fields["left"]]))
+            print(printable(line), file=sys.stderr, flush=True)
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._bar.update(self._task, completed=self._total, stage="done", left="")
+        self._ended.set()
         self._bar.stop()
 
 
