@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flashgen import __version__
-from flashgen.cli import bench, build, explain, prove, tables, tune
+from flashgen.cli import bench, build, compare, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError, printable
 from flashgen.paths import install_command_for
@@ -87,6 +87,7 @@ def _summary(command: Callable[..., None]) -> str:
 
 for _command in (
     tune.tune,
+    compare.compare,
     tables.generate,
     tables.show,
     explain.explain,

@@ -19,7 +19,7 @@ from flashgen.spec.gpu import known_target
 TRIALS = 60
 
 DEMONSTRATION = "demonstration"
-DEMONSTRATION_S = 120.0
+DEMONSTRATION_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,11 @@ class HowLong:
         typer.Option("--retry-quarantined", help="Retry kernels that killed a process before."),
     ] = False
 
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be searched, and about how long it takes."),
+    ] = False
+
     def __post_init__(self) -> None:
         check_least("--trials", self.trials, 0 if self.from_tables else 1)
         if self.time_budget is not None and not self.time_budget > 0:
@@ -146,6 +151,8 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
     Without --gpu and --target: the GPU of this machine; if there is none, a demonstration of two
     minutes for an H100, in the folder demonstration/.
     """
+    if how_long.dry_run and where.cluster is not None:
+        raise InvalidArgument("--dry-run is of this host: leave out --cluster")
     demonstrates = where.unnamed and not _gpu_is_here()
     if demonstrates:
         what, how_long, output = _demonstration(what, how_long, output)
@@ -180,6 +187,12 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
         retry_quarantined=how_long.retry_quarantined,
         max_regret=output.max_regret,
     )
+    if how_long.dry_run:
+        from flashgen.tune import dry_run
+
+        for line in dry_run.lines(options, screen.print):
+            screen.print(line)
+        return
     tables = run(options, screen)
     if demonstrates:
         for table in tables:

@@ -29,7 +29,7 @@ from flashgen.cli.options import (
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import masks_of
-from flashgen.spec.problem import Problem
+from flashgen.spec.problem import Problem, workload
 
 Pieces = tuple[tuple[AttentionSpec, Problem], ...]
 
@@ -148,6 +148,15 @@ class What:
             for spec, problem in found.work
             if spec.direction != "backward_fused"
         )
+
+    def work(self, say: Callable[[str], object]) -> Pieces:
+        """The pieces of the file, or those of specs and lengths."""
+        if self.in_file:
+            return self.pieces(say)
+        from flashgen.tune.options import DEFAULT_SEQ
+
+        seqs = self.seq or [DEFAULT_SEQ]
+        return tuple((spec, workload(spec, seq)) for spec in self.specs() for seq in seqs)
 
     def of_tables(self, out: Path) -> Pieces:
         """What tables hold of all that the options name. Raises InvalidArgument if nothing."""

@@ -83,10 +83,12 @@ class Screen:
     """A progress bar over `total` searches on a terminal; elsewhere, a line after each search, and
     one each EVERY_S on standard error.
 
-    A search is named by its title while it is under way; several may be. Threads may share it.
+    seconds: after which no search goes on. A search is named by its title while it is under way;
+    several may be. Threads may share it.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, seconds: float | None = None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
         self._console = console
         self._total = total
         self._done = 0
@@ -151,8 +153,11 @@ class Screen:
 
     def _left(self) -> str:
         """About how long the run still takes, if that is known."""
-        left = self._pace.left_s(time.monotonic())
-        return f"about {_duration(left)} left" if left else ""
+        now = time.monotonic()
+        left = self._pace.left_s(now)
+        if left and self._end is not None:
+            left = min(left, max(0.0, self._end - now))
+        return f"about {duration(left)} left" if left else ""
 
     def _still_to_come(self) -> str:
         """Without a bar: how many are done, and about how long the others will take."""
@@ -205,7 +210,8 @@ def _best(progress: Progress) -> list[str]:
     return words
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time to read: 45 s, 12 min, 1.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -326,6 +326,20 @@ class TestTune:
         assert (code, output.splitlines()[-1]) == (0, f"Written: {out / 'report.html'}")
         assert SPEC.name in (out / "report.html").read_text()
 
+    def test_a_dry_run_names_searches_and_a_time_and_runs_nothing(self, run, monkeypatch) -> None:
+        monkeypatch.setattr("flashgen.tune.tune.tune", lambda *_: pytest.fail("it ran"))
+        line = "tune --dry-run --target nvidia_l4 --head-dim 128 --causal --jobs 2 --trials"
+        code, output, _ = run(*line.split(), 60)
+        *_, search, last = output.splitlines()
+        assert code == 0
+        assert re.match(
+            r"fwd_bf16_d128_causal seq 4096, heads 16/16, .*: 60 of \d+ configs", search
+        )
+        assert last.startswith("nvidia_l4: 1 search, about 2 min with 2 processes")
+        few = run(*line.split(), 10, "--time-budget", "5")[1].splitlines()[-1]
+        assert "5 s by --time-budget; all of them take about 16 s" in few
+        assert run(*line.split(), 10, "--cluster", "auto")[0] == 2
+
     def test_every_option_arrives(self, options) -> None:
         found = options(
             "--target nvidia_l4 --direction forward --dtype fp16 --dtype tf32 --head-dim 64 "
