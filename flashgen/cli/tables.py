@@ -132,12 +132,18 @@ def targets(
     mine: Annotated[
         bool, typer.Option("--mine", help="Those of this machine, and how each was recognised.")
     ] = False,
+    named: Annotated[
+        bool, typer.Option("--named", help="Others that are known by name, and what serves them.")
+    ] = False,
     out: Out = Path(),
 ) -> None:
     """List the known GPUs, which need not be present, and what their tables hold."""
     from flashgen.table import show as showing
 
     tables, console = tables_of(out), showing.console()
+    if named:
+        console.print(showing.named_grid(tables))
+        return
     if not mine:
         others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
         console.print(showing.targets_grid([*TARGETS.values(), *others], tables, console.width))
