@@ -176,7 +176,8 @@ class Screen:
         began = time.monotonic()
         while not self._ended.wait(EVERY_S):
             (task,) = self._bar.tasks
-            words = [f"{time.monotonic() - began:.0f} s", task.description, task.fields["stage"]]
+            where = task.description.rstrip()
+            words = [f"{time.monotonic() - began:.0f} s", where, task.fields["stage"]]
             line = ", ".join(filter(None, [*words, task.fields["left"]]))
             print(printable(line), file=sys.stderr, flush=True)
 
