@@ -93,6 +93,7 @@ for _command in (
     explain.explain,
     prove.verify,
     prove.sanitize,
+    prove.try_kernel,
     prove.calibrate,
     tables.targets,
     tables.report,
@@ -103,7 +104,8 @@ for _command in (
     prove.paper,
     explain.doctor,
 ):
-    app.command(short_help=_summary(_command), cls=_Command)(_command)
+    name = "try" if _command is prove.try_kernel else None
+    app.command(name, short_help=_summary(_command), cls=_Command)(_command)
 
 _tables = typer.Typer(cls=_Group, no_args_is_help=True, help="Compare and merge tables.")
 _tables.command(short_help=_summary(tables.diff), cls=_Command)(tables.diff)

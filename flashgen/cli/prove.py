@@ -16,6 +16,7 @@ from flashgen import paths
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
 from flashgen.errors import InvalidArgument, ToolchainError, printable
 from flashgen.files import temporary_folder
+from flashgen.spec.config import kernel_name
 from flashgen.spec.gpu import known_target
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from flashgen.spec.attention import AttentionSpec
     from flashgen.spec.config import KernelConfig
     from flashgen.spec.gpu import Gpu
+    from flashgen.table.entry import Entry
     from flashgen.table.table import Table
+
+DEFAULT_SEQ = 4096
 
 
 def verify(
@@ -167,7 +171,6 @@ def sanitize(
     racecheck, initcheck and synccheck find.
     """
     from flashgen.evaluate.sanitize import sanitize as sanitized
-    from flashgen.spec.config import kernel_name
     from flashgen.table.emit import kernels_of
 
     check_least("--seeds", seeds, 1)
@@ -191,6 +194,56 @@ def sanitize(
             failed += not result.holds
     if failed:
         raise typer.Exit(1)
+
+
+def try_kernel(
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            metavar="KERNEL|SPEC", help="A kernel by name, or the first of a spec's in the table."
+        ),
+    ],
+    gpu: UseGpu = False,
+    target: Target = None,
+    seq: Annotated[int | None, typer.Option(help="Keys; those of the table's entry.")] = None,
+    out: Out = Path(),
+) -> None:
+    """Try a kernel as the templates make it now: the difference from generated/, the check, the
+    time.
+
+    For who changes a template: docs/change-a-kernel.md. Writes nothing. Without --gpu the kernel
+    is interpreted or executed on the CPU, and its time is an estimate.
+    """
+    from flashgen.spec.problem import workload
+    from flashgen.tune.try_kernel import difference, tried
+
+    if gpu == (target is not None):
+        raise InvalidArgument("try needs either --gpu or --target SLUG")
+    with temporary_folder("try") as cache:
+        table, evaluator = _table_and_evaluator(gpu, target, out, cache, 2)
+        entry = next((e for e in table.everything if _is_called(e, kernel)), None)
+        if entry is None:
+            shipped = (kernel_name(e.spec, e.config) for e in table.everything)
+            spec, config = _unshipped(kernel, table.gpu, shipped)
+            problem = workload(spec, seq or DEFAULT_SEQ)
+        else:
+            spec, config = entry.spec, entry.config
+            problem = entry.problem if seq is None else workload(spec, seq)
+        changed = difference(spec, config, paths.generated_dir(out))
+        print(kernel_name(spec, config))
+        for line in changed or ["diff:   none: generated/ has this text"]:
+            print(printable(line))
+        with evaluator:
+            result = tried(spec, config, problem, evaluator)
+    for line in result.lines():
+        print(printable(line))
+    if not result.holds:
+        raise typer.Exit(1)
+
+
+def _is_called(entry: Entry, name: str) -> bool:
+    """Whether this is the name of an entry's kernel, or of its spec."""
+    return name in (kernel_name(entry.spec, entry.config), entry.spec.name)
 
 
 def _unshipped(name: str, gpu: Gpu, shipped: Iterable[str]) -> tuple[AttentionSpec, KernelConfig]:

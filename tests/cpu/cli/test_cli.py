@@ -853,7 +853,7 @@ class Evaluator:
     def evaluate(self, stage, spec, problem, configs):
         for config in configs:
             told = self.only is None or config == self.only
-            status = self.status[stage] if told else Status.OK
+            status = self.status.get(stage, Status.OK) if told else Status.OK
             yield Outcome(
                 spec=spec,
                 problem=problem,
@@ -1084,6 +1084,44 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
     assert again.stdout == done.stdout
     for command in ("tune", "generate", "show", "explain", "verify", "calibrate", "targets"):
         assert command in done.stdout
+
+
+class TestTry:
+    """flashgen try: a template is changed, and what becomes of it is told; nothing is written."""
+
+    @pytest.fixture
+    def tried(self, run, out: Path, monkeypatch):
+        def with_evaluator(evaluator: Evaluator, *words: object) -> tuple[int, list[str]]:
+            both = (TABLE, evaluator)
+            monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: both)
+            code, output, _ = run("try", *words, "--target", H200.slug, "--out", out)
+            return code, output.splitlines()
+
+        return with_evaluator
+
+    def test_an_unchanged_template_has_no_difference(self, tried) -> None:
+        code, (name, same, checked, timed) = tried(Evaluator(), SPEC.name)
+        assert (code, name) == (0, kernel_name(SPEC, AHEAD))
+        assert same == "diff:   none: generated/ has this text"
+        assert checked.startswith("check:  ok; 1.50 floors, 4 cases, interpreter")
+        assert timed.startswith("time:   ok; ")
+
+    def test_a_changed_text_is_shown(self, tried, out: Path) -> None:
+        text = render(SPEC, AHEAD).text_name
+        file = out / "generated" / "kernels" / f"{text}.py"
+        file.write_text(file.read_text().replace("tl.exp2(", "tl.exp(", 1))
+        code, lines = tried(Evaluator(), kernel_name(SPEC, AHEAD))
+        assert code == 0
+        assert any(line.startswith("-") and "tl.exp(" in line for line in lines)
+        assert any(line.startswith("+") and "tl.exp2(" in line for line in lines)
+
+    def test_a_wrong_kernel_has_no_time(self, tried) -> None:
+        code, lines = tried(Evaluator(checked=Status.WRONG), SPEC.name)
+        assert (code, lines[-1].split("; ")[0]) == (1, "check:  wrong")
+
+    def test_a_name_there_is_not(self, run, out: Path) -> None:
+        assert run("try", "fwd_bf16_d63", "--target", H200.slug, "--out", out)[0] == 2
+        assert "try needs either --gpu or --target" in run("try", SPEC.name)[2]
 
 
 def test_a_kernel_that_no_table_has_is_executed_by_its_name(run, out: Path) -> None:
