@@ -39,7 +39,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     flat.__signature__ = inspect.Signature(list(fields.values()))  # type: ignore[attr-defined]
     flat.__annotations__ = {name: each.annotation for name, each in fields.items()}
-    del flat.__wrapped__  # type: ignore[attr-defined]  # Typer would look for its annotations
+    del flat.__wrapped__  # Typer would look for its annotations
     return flat
 
 
