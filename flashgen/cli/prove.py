@@ -85,12 +85,9 @@ def verify(
         for warning in warnings_here(table.gpu.arch):
             print(f"Warning: {warning}", file=sys.stderr)
         entries, others = len(table.everything), len(whole.everything) - len(table.everything)
-        left = f" {others} others are not of the last run: --all has them." if others else ""
-        print(
-            f"Verifying {entries} entries of {table.gpu.slug}: each is compiled and checked anew."
-            + left,
-            file=sys.stderr,
-        )
+        left = f" {others} are not of the last run: --all has them." if others else ""
+        what = f"{entries} entr{'y' if entries == 1 else 'ies'} of {table.gpu.slug}"
+        print(f"Verifying {what}: each is compiled and checked anew.{left}", file=sys.stderr)
         with evaluator, Screen(console(), entries) as screen:
             for proof in proofs_of(table, evaluator):
                 print(printable(str(proof)), flush=True)

@@ -84,7 +84,7 @@ def test_compare_times_everybody_and_answers(tmp_path: Path) -> None:
     assert events.of(Fault, found) == []
     row = done.stdout.splitlines()[1]
     assert row.startswith("forward bf16_d64_causal, 512 keys")
-    assert re.search(r"\d us (flash|cuDNN|efficient)", row)
+    assert re.search(r"\d us (flash|cuDNN|efficient|math)", row)
     assert re.search(r"\d us +\d+\.\d\d x +(yes|no) +fwd_bf16_d64_causal", row)
     assert "unknown" not in done.stdout
 

@@ -944,7 +944,7 @@ class TestVerify:
         monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: (both, Evaluator()))
         line = ["verify", "--target", "nvidia_h200", "--out", out]
         _, output, errors = run(*line)
-        assert "1 others are not of the last run: --all has them." in errors
+        assert "1 are not of the last run: --all has them." in errors
         assert "nvidia_h200: 1 of 1 entries hold" in output
         assert "nvidia_h200: 2 of 2 entries hold" in run(*line, "--all")[1]
 
