@@ -145,7 +145,9 @@ def _sdpa(backend: SDPBackend, case: BenchCase, _: BenchInputs) -> Made:
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=case.spec.causal)
+            return scaled_dot_product_attention(
+                q, k, v, is_causal=case.spec.causal, enable_gqa=p.heads != p.kv_heads
+            )
 
     return Made(attention=attention, detail=f"torch {torch.__version__}")
 
@@ -164,8 +166,9 @@ def _flex(case: BenchCase, compiled: bool, x: BenchInputs) -> Made:
     if case.spec.causal:
         mask = create_block_mask(_sees, None, None, p.seq_q, p.seq_k, device=x.q.device)
     function: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    grouped = p.heads != p.kv_heads
     return Made(
-        attention=lambda q, k, v: function(q, k, v, block_mask=mask),
+        attention=lambda q, k, v: function(q, k, v, block_mask=mask, enable_gqa=grouped),
         detail=f"torch {torch.__version__}, {'compiled' if compiled else 'eager'}",
     )
 

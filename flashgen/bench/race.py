@@ -54,8 +54,10 @@ def _heads(case: BenchCase, elements: int) -> int:
 
 
 def _of_forward(o: Tensor, case: BenchCase, x: BenchInputs) -> float:
-    heads = _heads(case, FORWARD_ELEMENTS)
-    q, k, v, o = (y[:1, :heads] for y in (x.q, x.k, x.v, o))
+    heads, group = _heads(case, FORWARD_ELEMENTS), case.problem.heads // case.problem.kv_heads
+    heads -= heads % group if heads > group else 0  # whole groups, or some of the first
+    q, o = x.q[:1, :heads], o[:1, :heads]
+    k, v = (y[:1, : -(-heads // group)] for y in (x.k, x.v))
     lse = torch.zeros(o.shape[:3], device=o.device)  # most peers return none; O alone is compared
     return reference.judge(o, lse, q, k, v, scale=case.scale, diagonal=case.diagonal).floors
 

@@ -111,7 +111,8 @@ def run(options: BenchOptions, say: Say) -> None:
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     elif not torch.cuda.is_available():
         raise NoGpuError("flashgen bench needs a GPU and torch sees none: --smoke runs without one")
-    place, (tuned, untuned) = _place(options), dispatchers()
+    place = place_of(options.index, smoke=options.smoke)
+    tuned, untuned = dispatchers()
     run_ = provenance(
         place.gpu,
         command=shlex.join(["flashgen", *options.command]),
@@ -120,7 +121,7 @@ def run(options: BenchOptions, say: Say) -> None:
         conditions=place.conditions(),
     )
     record = BenchRecord(options.out, run_)  # before the ceilings: it may refuse
-    with torch.no_grad(), _device(place), _compiled_backward():
+    with torch.no_grad(), on_device(place), compiled_backward():
         place = _with_ceilings(place, options.sizes.dtype, say)
         run_ |= {"matmul_tflops": place.matmul_tflops, "copy_gbs": place.copy_gbs}
         for sentence in left_out(options.sizes):
@@ -216,20 +217,22 @@ def _struck(contender: Contender) -> Line:
     )  # fmt: skip
 
 
-def _place(options: BenchOptions) -> Place:
-    if options.smoke:
+def place_of(index: int, *, smoke: bool) -> Place:
+    """The CUDA device of an index, or, for a smoke run, the CPU."""
+    if smoke:
         return Place(gpu=None, index=0, stopwatch=SmokeStopwatch())
-    gpu = device_gpu(options.index)
-    stopwatch = measure.CudaStopwatch(options.index, gpu.l2_bytes)
-    return Place(gpu=gpu, index=options.index, stopwatch=stopwatch)
+    gpu = device_gpu(index)
+    stopwatch = measure.CudaStopwatch(index, gpu.l2_bytes)
+    return Place(gpu=gpu, index=index, stopwatch=stopwatch)
 
 
-def _device(place: Place) -> contextlib.AbstractContextManager[Any]:
+def on_device(place: Place) -> contextlib.AbstractContextManager[Any]:
+    """Makes the place's device the current one."""
     return contextlib.nullcontext() if place.gpu is None else torch.cuda.device(place.index)
 
 
 @contextlib.contextmanager
-def _compiled_backward() -> Iterator[None]:
+def compiled_backward() -> Iterator[None]:
     """What FlexAttention compiles would else free what a second backward needs."""
     from torch._functorch import config
 

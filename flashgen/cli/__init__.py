@@ -13,12 +13,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from flashgen import __version__
-from flashgen.cli import bench, build, explain, prove, tables, tune
+from flashgen.cli import bench, build, compare, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError, printable
 from flashgen.paths import install_command_for
@@ -27,12 +28,32 @@ __all__ = ["app", "main"]
 
 INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
+
+def _without_bool(params: list[Any]) -> list[Any]:
+    """Parameters whose help shows no <bool> where they take no value."""
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_bool(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_bool(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="flashgen",
+    cls=_Group,
     help="Triton attention kernels: tuned per GPU, verified, and served from a readable table.",
-    epilog="--debug, anywhere in the command, shows the traceback of an error.",
+    epilog="--debug, anywhere in the command, shows the traceback of an error. "
+    "flashgen --install-completion lets the shell complete commands, options and GPUs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -66,11 +87,13 @@ def _summary(command: Callable[..., None]) -> str:
 
 for _command in (
     tune.tune,
+    compare.compare,
     tables.generate,
     tables.show,
     explain.explain,
     prove.verify,
     prove.sanitize,
+    prove.try_kernel,
     prove.calibrate,
     tables.targets,
     tables.report,
@@ -80,11 +103,12 @@ for _command in (
     tables.export,
     explain.doctor,
 ):
-    app.command(short_help=_summary(_command))(_command)
+    name = "try" if _command is prove.try_kernel else None
+    app.command(name, short_help=_summary(_command), cls=_Command)(_command)
 
-_tables = typer.Typer(no_args_is_help=True, help="Compare and merge tables.")
-_tables.command(short_help=_summary(tables.diff))(tables.diff)
-_tables.command(short_help=_summary(tables.merge))(tables.merge)
+_tables = typer.Typer(cls=_Group, no_args_is_help=True, help="Compare and merge tables.")
+_tables.command(short_help=_summary(tables.diff), cls=_Command)(tables.diff)
+_tables.command(short_help=_summary(tables.merge), cls=_Command)(tables.merge)
 app.add_typer(_tables, name="table")
 
 

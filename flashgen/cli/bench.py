@@ -69,8 +69,8 @@ def bench(
         raise InvalidArgument(f"--gigabytes must be more than 0: got {gigabytes}")
     element: Any = parse_dtype(dtype)
     if smoke:
-        _interpret()
-    _serve_from(tuned)
+        interpret()
+    serve_from(tuned)
 
     from flashgen.bench.case import Sizes
     from flashgen.bench.peers import why_absent
@@ -105,7 +105,7 @@ def bench(
     run(options, lambda text: print(printable(text), flush=True))
 
 
-def _serve_from(folder: Path | None) -> None:
+def serve_from(folder: Path | None) -> None:
     """Serve by the tables of a folder in place of the shipped ones."""
     if folder is None:
         return
@@ -117,7 +117,7 @@ def _serve_from(folder: Path | None) -> None:
     folders.use(folder)
 
 
-def _interpret() -> None:
+def interpret() -> None:
     """Run kernels in Triton's interpreter, as those of a known GPU.
 
     Triton reads its variable at import, and no command imports it before this.

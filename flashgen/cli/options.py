@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,25 @@ COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=(
 
 Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
 UseGpu = Annotated[bool, typer.Option("--gpu", help="Use the GPU of this machine.")]
-Target = Annotated[str | None, typer.Option(help="A known GPU by slug; it need not be present.")]
+
+
+def _completion(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes a word in a shell that has flashgen's completion."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+complete_target = _completion(TARGETS)
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="A known GPU by slug; it need not be present.", autocompletion=complete_target
+    ),
+]
 DTypes = Annotated[
     list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32; bf16 by default. Repeatable.")
 ]
@@ -60,7 +78,11 @@ FeatureNames = Annotated[
     typer.Option(
         "--feature",
         help=f"{', '.join(FEATURE_WORDS)}. Repeatable; one spec has all that are given.",
+        autocompletion=_completion(FEATURE_WORDS),
     ),
+]
+NoFeature = Annotated[
+    bool, typer.Option("--no-feature", help="Of a table, only specs without features.")
 ]
 Jobs = Annotated[int | None, typer.Option(help="Child processes; one per core by default.")]
 
@@ -88,10 +110,12 @@ def spec_filter(
     head_dims: list[str] | None,
     causal: bool | None,
     features: list[str] | None,
+    *,
+    only: bool = False,
 ) -> Callable[[AttentionSpec], bool]:
     """Whether a spec is one of those that the options name; an option that is not given names all.
 
-    A spec has at least the features that are given. Raises InvalidArgument.
+    A spec has at least the features that are given; with `only` no others. Raises InvalidArgument.
     """
     kernels = named_directions(directions or [])
     types = [named_spec(word, "64", False) for word in dtypes or []]
@@ -107,7 +131,8 @@ def spec_filter(
             ([] if causal is None else [causal], spec.causal),
         )
         named = all(not known or mine in known for known, mine in pairs)
-        return named and set(features or ()) <= set(spec.feature_words)
+        given, its = set(features or ()), set(spec.feature_words)
+        return named and (given == its if only else given <= its)
 
     return wanted
 
@@ -153,6 +178,12 @@ def check_word(option: str, word: str, known: Collection[str]) -> None:
     """Raise InvalidArgument if the word of an option is none of those that are known."""
     if word not in known:
         raise InvalidArgument(f"{option} must be one of {', '.join(known)}: got {word!r}")
+
+
+def check_no_feature(features: list[str] | None, no_feature: bool) -> None:
+    """Raise InvalidArgument if features are both named and excluded."""
+    if features and no_feature:
+        raise InvalidArgument("--feature and --no-feature exclude each other: name one")
 
 
 def check_least(option: str, value: float | None, least: int) -> None:

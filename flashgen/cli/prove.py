@@ -16,13 +16,17 @@ from flashgen import paths
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
 from flashgen.errors import InvalidArgument, ToolchainError, printable
 from flashgen.files import temporary_folder
+from flashgen.schedules.config import kernel_name
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
     from flashgen.schedules.config import KernelConfig
     from flashgen.spec.attention import AttentionSpec
     from flashgen.spec.gpu import Gpu
+    from flashgen.table.entry import Entry
     from flashgen.table.table import Table
+
+DEFAULT_SEQ = 4096
 
 
 def verify(
@@ -45,14 +49,20 @@ def verify(
     invariant: Annotated[
         bool, typer.Option(help="Compare the machine code of the kernels of each numeric class.")
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All entries, not only those of the last tuning run.")
+    ] = False,
     jobs: Jobs = None,
     out: Out = Path(),
 ) -> None:
-    """Verify the entries of a table again: legal, compiled as recorded, correct against float64;
+    """Verify the entries of the last tuning run again, or all of a table: legal, compiled as
+    recorded, correct against float64;
     or execute its kernels, and print what the checks of flashgen.ptx find; or compare the kernels
     of each numeric class: the same products and sums, and nothing left to fuse.
     """
     from flashgen.schedules.known_bugs import warnings_here
+    from flashgen.table.show import console
+    from flashgen.tune.progress import Screen
     from flashgen.tune.verify import verify as proofs_of
 
     if gpu == (target is not None):
@@ -68,18 +78,19 @@ def verify(
         return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
-        table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
+        whole, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
+        table = whole if every else whole.of_last_run()
         failed = undecided = count = 0
         for warning in warnings_here(table.gpu.arch):
             print(f"Warning: {warning}", file=sys.stderr)
-        entries = len(table.everything)
-        print(
-            f"Verifying {entries} entries of {table.gpu.slug}: each is compiled and checked anew.",
-            file=sys.stderr,
-        )
-        with evaluator:
+        entries, others = len(table.everything), len(whole.everything) - len(table.everything)
+        left = f" {others} are not of the last run: --all has them." if others else ""
+        what = f"{entries} entr{'y' if entries == 1 else 'ies'} of {table.gpu.slug}"
+        print(f"Verifying {what}: each is compiled and checked anew.{left}", file=sys.stderr)
+        with evaluator, Screen(console(), entries) as screen:
             for proof in proofs_of(table, evaluator):
                 print(printable(str(proof)), flush=True)
+                screen.passed()
                 failed, count = failed + (not proof.holds), count + 1
                 undecided += not proof.decided
     late = f"; {undecided} ran out of time and have no verdict: verify again" if undecided else ""
@@ -156,7 +167,6 @@ def sanitize(
     racecheck, initcheck and synccheck find.
     """
     from flashgen.evaluate.sanitize import sanitize as sanitized
-    from flashgen.schedules.config import kernel_name
     from flashgen.table.emit import kernels_of
 
     check_least("--seeds", seeds, 1)
@@ -180,6 +190,56 @@ def sanitize(
             failed += not result.holds
     if failed:
         raise typer.Exit(1)
+
+
+def try_kernel(
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            metavar="KERNEL|SPEC", help="A kernel by name, or the first of a spec's in the table."
+        ),
+    ],
+    gpu: UseGpu = False,
+    target: Target = None,
+    seq: Annotated[int | None, typer.Option(help="Keys; those of the table's entry.")] = None,
+    out: Out = Path(),
+) -> None:
+    """Try a kernel as the templates make it now: the difference from generated/, the check, the
+    time.
+
+    For who changes a template: docs/change-a-kernel.md. Writes nothing. Without --gpu the kernel
+    is interpreted or executed on the CPU, and its time is an estimate.
+    """
+    from flashgen.spec.problem import workload
+    from flashgen.tune.try_kernel import difference, tried
+
+    if gpu == (target is not None):
+        raise InvalidArgument("try needs either --gpu or --target SLUG")
+    with temporary_folder("try") as cache:
+        table, evaluator = _table_and_evaluator(gpu, target, out, cache, 2)
+        entry = next((e for e in table.everything if _is_called(e, kernel)), None)
+        if entry is None:
+            shipped = (kernel_name(e.spec, e.config) for e in table.everything)
+            spec, config = _unshipped(kernel, table.gpu, shipped)
+            problem = workload(spec, seq or DEFAULT_SEQ)
+        else:
+            spec, config = entry.spec, entry.config
+            problem = entry.problem if seq is None else workload(spec, seq)
+        changed = difference(spec, config, paths.generated_dir(out))
+        print(kernel_name(spec, config))
+        for line in changed or ["diff:   none: generated/ has this text"]:
+            print(printable(line))
+        with evaluator:
+            result = tried(spec, config, problem, evaluator)
+    for line in result.lines():
+        print(printable(line))
+    if not result.holds:
+        raise typer.Exit(1)
+
+
+def _is_called(entry: Entry, name: str) -> bool:
+    """Whether this is the name of an entry's kernel, or of its spec."""
+    return name in (kernel_name(entry.spec, entry.config), entry.spec.name)
 
 
 def _unshipped(name: str, gpu: Gpu, shipped: Iterable[str]) -> tuple[AttentionSpec, KernelConfig]:

@@ -15,8 +15,10 @@ from flashgen.cli.options import (
     DTypes,
     FeatureNames,
     HeadDims,
+    NoFeature,
     Out,
     Target,
+    check_no_feature,
     named_table,
     spec_filter,
     tables_of,
@@ -72,6 +74,7 @@ def show(
     head_dim: HeadDims = None,
     causal: Causal = None,
     feature: FeatureNames = None,
+    no_feature: NoFeature = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs, with runs.")] = False,
     kernel: Annotated[
         str | None,
@@ -89,7 +92,8 @@ def show(
     if slug is None or kernel is not None:
         got = "neither" if slug is None else "both"
         raise InvalidArgument(f"show takes the slug of a GPU, or --kernel NAME: got {got}")
-    wanted = spec_filter(direction, dtype, head_dim, causal, feature)
+    check_no_feature(feature, no_feature)
+    wanted = spec_filter(direction, dtype, head_dim, causal, feature, only=no_feature)
     table = named_table(slug, out, evidence=True)
     entries = [entry for entry in table.everything if wanted(entry.spec)]
     stale = stale_of(entries)
@@ -128,12 +132,18 @@ def targets(
     mine: Annotated[
         bool, typer.Option("--mine", help="Those of this machine, and how each was recognised.")
     ] = False,
+    named: Annotated[
+        bool, typer.Option("--named", help="Others that are known by name, and what serves them.")
+    ] = False,
     out: Out = Path(),
 ) -> None:
     """List the known GPUs, which need not be present, and what their tables hold."""
     from flashgen.table import show as showing
 
     tables, console = tables_of(out), showing.console()
+    if named:
+        console.print(showing.named_grid(tables))
+        return
     if not mine:
         others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
         console.print(showing.targets_grid([*TARGETS.values(), *others], tables, console.width))
@@ -154,6 +164,11 @@ def report(
     out: Out = Path(),
 ) -> None:
     """Write DIR/report.html: the table and the history of its searches in one file."""
+    write_report_of(slug, out)
+
+
+def write_report_of(slug: str, out: Path) -> None:
+    """Write the report of a GPU, and say where it is."""
     from flashgen.report.html import write_report
     from flashgen.search.history import outcomes_of
     from flashgen.table.show import console

@@ -19,7 +19,7 @@ import flashgen
 from flashgen import paths, settings
 from flashgen.runtime import registry
 from flashgen.runtime.selection import relatives
-from flashgen.spec.gpu import TARGETS, Gpu, product_of
+from flashgen.spec.gpu import NAMED, TARGETS, Gpu, product_of
 
 PACKAGES = ("torch", "triton", "numpy", "numba", "optuna", "nvidia-ml-py")
 """Their versions decide what compiles, is estimated, searched and read from the driver."""
@@ -161,9 +161,12 @@ def _serving(found: Mapping[str, Any], slug: str | None, gpu: Gpu | None) -> str
     if own is not None:
         return f"{own}, {_contents(found[own])}"
     archs = {name: table.gpu.arch for name, table in found.items()}
-    served = gpu or TARGETS.get(slug)
+    served = gpu or TARGETS.get(slug) or NAMED.get(slug)
     order = relatives(archs, slug, served) if served else []
-    lent = f"the entries of {order[0]} serve" if order else "default kernels serve"
+    lent = "default kernels serve"
+    if served and order:
+        near = found[order[0]].gpu
+        lent = f"the entries of {order[0]} serve, the most like it: {near.arch}, {near.sms} SMs"
     return f"none for {slug}: {lent}"
 
 

@@ -21,7 +21,8 @@ from flashgen.schedules.defaults import default_configs, default_spec, other_hal
 from flashgen.schedules.legality import may_spill, why_illegal, why_unserved
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.data_sheets import FAMILY
-from flashgen.spec.gpu import TARGETS, Gpu, product_of
+from flashgen.spec.gpu import TARGETS, Gpu, product_of, unlikeness
+from flashgen.spec.named import Named
 from flashgen.spec.problem import BUCKETS, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 
@@ -261,13 +262,13 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
     return sorted(served.choices.get(slug, {}).get(spec, ()), key=distance)
 
 
-def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
+def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu | Named) -> list[str]:
     """Other GPUs among `archs` whose entries may serve: the alias first, then those of the
-    architecture, then those of its family, by SM count.
+    architecture, then those of its family; of these the same matrix rate, then near SM counts.
     """
 
-    def order(other: str) -> tuple[bool, bool, int, str]:
-        apart = abs(TARGETS[other].sms - gpu.sms) if other in TARGETS else 0
+    def order(other: str) -> tuple[bool, bool, tuple[bool, int], str]:
+        apart = unlikeness(TARGETS[other], gpu) if other in TARGETS else (False, 0)
         return product_of(slug) != other, archs[other] != gpu.arch, apart, other
 
     alike = (gpu.arch, FAMILY.get(gpu.arch))

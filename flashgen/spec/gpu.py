@@ -14,6 +14,7 @@ from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.data_sheets import DATA_SHEETS, KIB, LIMITS, SAME_AS, DataSheet
+from flashgen.spec.named import PRODUCTS, Named
 
 LONGEST_NAME = 100
 """Characters of a product's name: files are named after it."""
@@ -190,6 +191,9 @@ OFFLINE_TARGET = "nvidia_h100_80gb_hbm3"
 ALIASES: dict[str, str] = {slug_of(name): slug_of(other) for name, other in SAME_AS.items()}
 """Products served by the table of another one, by slug."""
 
+NAMED: dict[str, Named] = {slug_of(product.name): product for product in PRODUCTS}
+"""Products known by name alone, by slug."""
+
 _MIG = re.compile(r"_mig_(\d+c_)?\d+g_\d+gb(_me)?$")
 """What NVML adds to the name of a GPU for a slice of it: MIG 3g.40gb."""
 
@@ -202,9 +206,36 @@ def product_of(slug: str) -> str:
     return ALIASES.get(whole, whole)
 
 
+def unlikeness(other: Gpu, gpu: Gpu | Named) -> tuple[bool, int]:
+    """Orders GPUs of one architecture, the most like first: by matrix rate, then by SMs."""
+    known = gpu.matrix_flops_per_clock
+    apart = known is not None and other.matrix_flops_per_clock != known
+    return apart, abs(other.sms - gpu.sms)
+
+
+def _why_named_alone(product: Named) -> str:
+    """What is true of a GPU that is known by name alone, and what to do."""
+    if product.arch not in LIMITS:
+        return (
+            f"{product.name} is {product.arch}: Triton has no code for the tensor cores of Turing "
+            "and Volta, so no table is for it; use torch's attention there"
+        )
+    alike = [gpu for gpu in TARGETS.values() if gpu.arch == product.arch]
+    near = min(alike, key=lambda gpu: unlikeness(gpu, product))
+    return (
+        f"{product.name} ({product.arch}, {product.sms} SMs) is known by name alone, and nothing "
+        f"is estimated for it: name {near.slug}, which is most like it, or use --gpu on it"
+    )
+
+
 def recognised_as(gpu: Gpu) -> str:
     """How a device was recognised, in one sentence without its name."""
     product = product_of(gpu.slug)
+    if product in NAMED:
+        return (
+            "known by name; clocks and bandwidth are those of its driver, the matrix rate that of "
+            f"another {gpu.arch}"
+        )
     if product not in TARGETS:
         rate = f"and the matrix rate of another {gpu.arch}"
         if gpu.matrix_flops_per_clock is None:
@@ -226,6 +257,8 @@ def known_target(slug: str) -> Gpu:
         return TARGETS[product_of(slug)]
     except KeyError:
         wanted = slug_of(slug)
+        if wanted in NAMED:
+            raise InvalidArgument(_why_named_alone(NAMED[wanted])) from None
         near = [known for known in TARGETS if known.startswith(wanted)] if wanted else []
         near = near or difflib.get_close_matches(wanted, TARGETS, n=1, cutoff=0.3)
         hint = f"did you mean {' or '.join(near)}?" if near else "flashgen targets lists them."

@@ -14,8 +14,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flashgen.errors import printable
+from flashgen.runtime.selection import relatives
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import Gpu, product_of
+from flashgen.spec.gpu import ALIASES, NAMED, TARGETS, Gpu, product_of
 from flashgen.spec.vocabulary import DECODING
 from flashgen.table.entry import Entry, figure
 from flashgen.table.evidence import facts_of
@@ -23,6 +24,8 @@ from flashgen.table.table import Table, sources
 
 WIDTH_OF_FILES = 200
 """Columns where the output is no terminal: wide enough that no kernel's name is cut."""
+
+NO_CODE = "none: Triton has no code for its tensor cores"
 
 NARROW = 120
 """Columns with which the longest slug and its facts fit a line."""
@@ -238,6 +241,24 @@ def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table], width: int
             _number(gpu.peak_tflops, 0),
             between.join(f"{number} {source}" for source, number in held.items()) or "none",
         )
+    return grid
+
+
+def named_grid(tables: Mapping[str, Table]) -> Grid:
+    """Products that are known by name alone, and those served as another: whose entries serve."""
+    archs = {slug: table.gpu.arch for slug, table in tables.items()}
+    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("slug", "arch"):
+        grid.add_column(name, no_wrap=True)
+    grid.add_column("SMs", justify="right", no_wrap=True)
+    grid.add_column("served by the entries of")
+    for slug, product in NAMED.items():
+        order = relatives(archs, slug, product)
+        grid.add_row(slug, product.arch, str(product.sms), order[0] if order else NO_CODE)
+    for slug, other in ALIASES.items():
+        gpu = TARGETS[other]
+        whose = other if other in tables else relatives(archs, slug, gpu)[0]
+        grid.add_row(slug, gpu.arch, "", whose)
     return grid
 
 

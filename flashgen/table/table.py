@@ -100,6 +100,13 @@ class Table:
         entries = tuple(entry for entry in found if not entry.tritons)
         return replace(self, entries=entries, executed=tuple(e for e in found if e.tritons))
 
+    def of_last_run(self) -> Table:
+        """The table with what its latest tuning run wrote alone; all of it without evidence."""
+        dates = [run.id.partition("-")[0] for run in self.runs]  # a run has an id for each donor
+        last = {run.id for run in self.runs if run.id.startswith(max(dates))}
+        mine = [entry for entry in self.everything if entry.evidence.run in last]
+        return self.of(mine) if mine else self
+
     def find(
         self, spec: AttentionSpec, bucket: Bucket, config: KernelConfig | None = None
     ) -> Entry | None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from flashgen import paths
+from flashgen.schedules.config import kernel_name
 from flashgen.spec.problem import bucket_of
+from flashgen.table.entry import Entry
 from flashgen.table.show import entries_grid
 from flashgen.tune.progress import explain_options, failure_lines
 from flashgen.tune.story import Story
@@ -58,6 +60,13 @@ def _changes(story: Story) -> str:
     return f"{changes} entr{'y' if changes == 1 else 'ies'} changed"
 
 
+def _serving(story: Story, found: Entry) -> str:
+    """The kernel that serves what was searched, which may be that of an entry that stays."""
+    entry = story.table.find(*found.key) or found
+    kernel = kernel_name(entry.spec, entry.config)
+    return f"{entry.spec.name} of {found.problem.seq_k} keys is served by {kernel}"
+
+
 def _to_try(story: Story) -> list[str]:
     """Commands that show, verify and use what was found."""
     options, slug = story.options, story.slug
@@ -68,9 +77,11 @@ def _to_try(story: Story) -> list[str]:
     served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
     keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in options.searches]
     mine = [story.found[key] for key in keys if key in story.found]
-    lines = ["Try next:"]
+    lines = [_serving(story, entry) for entry in mine[:1]]
+    lines.append("Try next:")
     if mine:  # sharing kernels touches other buckets, too
         lines.append(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
-    lines.append(f"  flashgen verify {'--gpu' if story.on_gpu else f'--target {slug}'}{option}")
+    if story.changed:  # otherwise the last run of the table is another
+        lines.append(f"  flashgen verify {'--gpu' if story.on_gpu else f'--target {slug}'}{option}")
     lines.append(f"  {served}python -c 'from flashgen import attention; help(attention)'")
     return lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -13,6 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from flashgen.errors import printable
 from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.schedules.outcome import FAILURES, STRENGTH, Outcome, Status
 from flashgen.search.goal import Found, Progress
@@ -30,6 +33,9 @@ from flashgen.table.entry import (
 
 PACE_S = 180.0
 """Of the past, for the time left: other programs come and go, and candidates differ."""
+
+EVERY_S = 30.0
+"""Without a terminal: a line of standard error says how far a run is."""
 
 SETTLING_S = 20.0
 """Before anything is said of the time left: the first candidates are awaited one by one."""
@@ -74,12 +80,15 @@ class _Bar(Bar):
 
 
 class Screen:
-    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search.
+    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search, and
+    one each EVERY_S on standard error.
 
-    A search is named by its title while it is under way; several may be. Threads may share it.
+    seconds: after which no search goes on. A search is named by its title while it is under way;
+    several may be. Threads may share it.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, seconds: float | None = None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
         self._console = console
         self._total = total
         self._done = 0
@@ -93,6 +102,7 @@ class Screen:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total, stage="", left="")
+        self._ended = threading.Event()
 
     def expect(self, count: int) -> None:
         """So many more searches will begin."""
@@ -117,6 +127,11 @@ class Screen:
         self._console.print(sentence + self._still_to_come())
         self._update()
 
+    def passed(self) -> None:
+        """One more is done, of which the caller printed a line."""
+        self._done += 1
+        self._update()
+
     def _update(self) -> None:
         """Show how far all are, and what the earliest that is under way does."""
         running = tuple(self._running.items())
@@ -138,8 +153,11 @@ class Screen:
 
     def _left(self) -> str:
         """About how long the run still takes, if that is known."""
-        left = self._pace.left_s(time.monotonic())
-        return f"about {_duration(left)} left" if left else ""
+        now = time.monotonic()
+        left = self._pace.left_s(now)
+        if left and self._end is not None:
+            left = min(left, max(0.0, self._end - now))
+        return f"about {duration(left)} left" if left else ""
 
     def _still_to_come(self) -> str:
         """Without a bar: how many are done, and about how long the others will take."""
@@ -149,11 +167,24 @@ class Screen:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self._console.is_terminal:
+            threading.Thread(target=self._beat, daemon=True).start()
         return self
+
+    def _beat(self) -> None:
+        """A line each EVERY_S, until the end."""
+        began = time.monotonic()
+        while not self._ended.wait(EVERY_S):
+            (task,) = self._bar.tasks
+            where = task.description.rstrip()
+            words = [f"{time.monotonic() - began:.0f} s", where, task.fields["stage"]]
+            line = ", ".join(filter(None, [*words, task.fields["left"]]))
+            print(printable(line), file=sys.stderr, flush=True)
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._bar.update(self._task, completed=self._total, stage="done", left="")
+        self._ended.set()
         self._bar.stop()
 
 
@@ -180,7 +211,8 @@ def _best(progress: Progress) -> list[str]:
     return words
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time to read: 45 s, 12 min, 1.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -39,7 +39,7 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_places(options, console))
         stack.enter_context(alone_in(paths.state_dir(options.out)))
-        screen = Screen(console, len(found) * len(options.searches))
+        screen = Screen(console, len(found) * len(options.searches), options.budget.seconds)
         stop = Stop(lambda: screen.say(WINDING_DOWN))
         stories = []
         for place in found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,7 +33,7 @@ def flashgen(
     tmp_path: Path, *words: str, fail: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], list[events.Event]]:
     program = [sys.executable, "-W", "ignore", "-m", "flashgen", *words]
-    zeros = ZEROS if words[0] in ("tune", "verify") else {}
+    zeros = ZEROS if words[0] in ("tune", "verify", "compare") else {}
     return command(program, tmp_path, **TIME, **zeros, COLUMNS="200", RECORDING_CUDA_FAIL=fail)
 
 
@@ -75,6 +76,17 @@ def test_bench_times_the_tuned_kernel_beside_its_peers(tuned: Path) -> None:
     assert "measured" in done.stdout
     assert json.loads((out / "bench.json").read_text())
     assert os.path.exists(out / "bench.md")
+
+
+def test_compare_times_everybody_and_answers(tmp_path: Path) -> None:
+    done, found = flashgen(tmp_path, "compare", *ONE, "--time-budget", "100")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert events.of(Fault, found) == []
+    row = done.stdout.splitlines()[1]
+    assert row.startswith("forward bf16_d64_causal, 512 keys")
+    assert re.search(r"\d us (flash|cuDNN|efficient|math)", row)
+    assert re.search(r"\d us +\d+\.\d\d x +(yes|no) +fwd_bf16_d64_causal", row)
+    assert "unknown" not in done.stdout
 
 
 def test_verify_runs_an_entry_on_the_gpu(tuned: Path, tmp_path: Path) -> None:

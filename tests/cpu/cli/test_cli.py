@@ -20,6 +20,7 @@ import yaml
 import flashgen
 from flashgen import __main__, cli, paths
 from flashgen.cli import prove
+from flashgen.cli import tune as tuning
 from flashgen.cli.options import table_of
 from flashgen.errors import FlashgenError
 from flashgen.kernels.loader import load_kernel
@@ -129,6 +130,11 @@ class TestBadInput:
             ("tune --seq -5", 2, "--seq must be at least 1: got -5"),
             ("tune --seq 4096 --seq 5000", 2, "at most one length a bucket: got 4096 and 5000"),
             ("tune --time-budget -1", 2, "--time-budget must be more than 0 seconds: got -1.0"),
+            (
+                "tune --feature alibi --no-feature",
+                2,
+                "--feature and --no-feature exclude each other: name one",
+            ),
             ("tune --seed -1", 2, "seed must be 0 to 4294967295: got -1"),
             ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("tune --sampler lucky", 2, "sampler must be one of auto"),
@@ -270,7 +276,12 @@ class TestTune:
     def options(self, run, monkeypatch):
         """Run `flashgen tune` with these arguments up to the tuning: the TuneOptions it gets."""
         got: list[TuneOptions] = []
-        monkeypatch.setattr("flashgen.tune.tune.tune", lambda options, _: got.append(options))
+
+        def tuned(options: TuneOptions, _: object) -> tuple[Table, ...]:
+            got.append(options)
+            return ()
+
+        monkeypatch.setattr("flashgen.tune.tune.tune", tuned)
 
         def options_of(line: str) -> TuneOptions:
             code, _, errors = run("tune", *line.split())
@@ -279,13 +290,55 @@ class TestTune:
 
         return options_of
 
-    def test_the_workload_of_a_bare_tune(self, options) -> None:
+    def test_the_workload_of_a_bare_tune(self, options, monkeypatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         found = options("")
         names = [spec.name for spec in found.specs]
         assert names == [f"fwd_bf16_d{d}{m}" for d in (64, 128) for m in ("", "_causal")]
         assert found.seqs == (4096,)
         assert (found.where, found.out, found.shard) == (Wanted(), Path(), (1, 1))
         assert (found.budget.trials, found.budget.seconds, found.improve_only) == (60, None, False)
+
+    def test_without_a_gpu_a_bare_tune_is_a_demonstration(
+        self, run, options, without_gpu: None
+    ) -> None:
+        found = options("")
+        assert [spec.name for spec in found.specs] == ["fwd_bf16_d128_causal"]
+        assert (found.where, found.out) == (Wanted(), Path("demonstration"))
+        assert found.budget.seconds == tuning.DEMONSTRATION_S
+        code, output, _ = run("tune")
+        assert code == 0
+        assert output.startswith("No GPU is here, so this is a demonstration, for an H100 that is ")
+
+    def test_a_demonstration_takes_what_is_named(self, options, without_gpu: None) -> None:
+        found = options("--head-dim 96 --no-causal --trials 7 --out mine")
+        assert [spec.name for spec in found.specs] == ["fwd_bf16_d96"]
+        assert (found.budget.trials, found.budget.seconds) == (7, None)
+        assert found.out == Path("mine")
+        named = options("--target nvidia_l4")
+        assert (len(named.specs), named.out, named.budget.seconds) == (4, Path(), None)
+
+    def test_a_demonstration_leaves_a_report(
+        self, run, out: Path, without_gpu: None, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("flashgen.tune.tune.tune", lambda *_: (TABLE,))
+        code, output, _ = run("tune", "--out", out)
+        assert (code, output.splitlines()[-1]) == (0, f"Written: {out / 'report.html'}")
+        assert SPEC.name in (out / "report.html").read_text()
+
+    def test_a_dry_run_names_searches_and_a_time_and_runs_nothing(self, run, monkeypatch) -> None:
+        monkeypatch.setattr("flashgen.tune.tune.tune", lambda *_: pytest.fail("it ran"))
+        line = "tune --dry-run --target nvidia_l4 --head-dim 128 --causal --jobs 2 --trials"
+        code, output, _ = run(*line.split(), 60)
+        *_, search, last = output.splitlines()
+        assert code == 0
+        assert re.match(
+            r"fwd_bf16_d128_causal seq 4096, heads 16/16, .*: 60 of \d+ configs", search
+        )
+        assert last.startswith("nvidia_l4: 1 search, about 2 min with 2 processes")
+        few = run(*line.split(), 10, "--time-budget", "5")[1].splitlines()[-1]
+        assert "5 s by --time-budget; all of them take about 16 s" in few
+        assert run(*line.split(), 10, "--cluster", "auto")[0] == 2
 
     def test_every_option_arrives(self, options) -> None:
         found = options(
@@ -318,6 +371,9 @@ class TestTune:
         few = options(f"--from-tables --trials 0 --direction decode --seq 1500 --out {tmp_path}")
         assert few.budget.trials == 1
         assert [(s.direction, p.seq_k) for s, p in few.work] == [("decode", 1500)]
+        plain = options(f"--from-tables --no-feature --target nvidia_l4 --out {tmp_path}")
+        assert {spec.feature_words for spec, _ in plain.work} == {()}
+        assert len(plain.work) == 2
         path = ROOT / "examples" / "workloads" / "llama-3-8b.yaml"
         assert options(f"--from-tables --workload {path}").work == workloads.load(path).work
 
@@ -623,6 +679,7 @@ class TestShow:
             ("--no-causal --dtype bf16", ["decode_bf16_d128"]),
             ("--feature softcap", ["fwd_fp16_d64_softcap"]),
             ("--feature softcap --feature window", []),
+            ("--no-feature", ["fwd_bf16_d128_causal", "decode_bf16_d128"]),
         ],
     )
     def test_options_name_entries(self, run, out: Path, options: str, names: list[str]) -> None:
@@ -796,7 +853,7 @@ class Evaluator:
     def evaluate(self, stage, spec, problem, configs):
         for config in configs:
             told = self.only is None or config == self.only
-            status = self.status[stage] if told else Status.OK
+            status = self.status.get(stage, Status.OK) if told else Status.OK
             yield Outcome(
                 spec=spec,
                 problem=problem,
@@ -877,6 +934,19 @@ class TestVerify:
         monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: both)
         errors = run("verify", "--target", "nvidia_h200", "--out", out)[2]
         assert errors == "Verifying 2 entries of nvidia_h200: each is compiled and checked anew.\n"
+
+    def test_it_verifies_the_last_run_or_all(self, run, out: Path, monkeypatch) -> None:
+        table = load_with_evidence(out / "configs" / "nvidia_h200.yaml")
+        old, new = table.entries
+        newer = replace(table.runs[0], id="20270102T030405Z-estimated")
+        new = replace(new, evidence=replace(new.evidence, run=newer.id))
+        both = replace(table, entries=(old, new), runs=(*table.runs, newer))
+        monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: (both, Evaluator()))
+        line = ["verify", "--target", "nvidia_h200", "--out", out]
+        _, output, errors = run(*line)
+        assert "1 are not of the last run: --all has them." in errors
+        assert "nvidia_h200: 1 of 1 entries hold" in output
+        assert "nvidia_h200: 2 of 2 entries hold" in run(*line, "--all")[1]
 
     def test_other_registers_fail_unless_stale(self, verify) -> None:
         code, (stale, fresh, last) = verify(Evaluator(registers=200))
@@ -1016,6 +1086,44 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
         assert command in done.stdout
 
 
+class TestTry:
+    """flashgen try: a template is changed, and what becomes of it is told; nothing is written."""
+
+    @pytest.fixture
+    def tried(self, run, out: Path, monkeypatch):
+        def with_evaluator(evaluator: Evaluator, *words: object) -> tuple[int, list[str]]:
+            both = (TABLE, evaluator)
+            monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: both)
+            code, output, _ = run("try", *words, "--target", H200.slug, "--out", out)
+            return code, output.splitlines()
+
+        return with_evaluator
+
+    def test_an_unchanged_template_has_no_difference(self, tried) -> None:
+        code, (name, same, checked, timed) = tried(Evaluator(), SPEC.name)
+        assert (code, name) == (0, kernel_name(SPEC, AHEAD))
+        assert same == "diff:   none: generated/ has this text"
+        assert checked.startswith("check:  ok; 1.50 floors, 4 cases, interpreter")
+        assert timed.startswith("time:   ok; ")
+
+    def test_a_changed_text_is_shown(self, tried, out: Path) -> None:
+        text = render(SPEC, AHEAD).text_name
+        file = out / "generated" / "kernels" / f"{text}.py"
+        file.write_text(file.read_text().replace("tl.exp2(", "tl.exp(", 1))
+        code, lines = tried(Evaluator(), kernel_name(SPEC, AHEAD))
+        assert code == 0
+        assert any(line.startswith("-") and "tl.exp(" in line for line in lines)
+        assert any(line.startswith("+") and "tl.exp2(" in line for line in lines)
+
+    def test_a_wrong_kernel_has_no_time(self, tried) -> None:
+        code, lines = tried(Evaluator(checked=Status.WRONG), SPEC.name)
+        assert (code, lines[-1].split("; ")[0]) == (1, "check:  wrong")
+
+    def test_a_name_there_is_not(self, run, out: Path) -> None:
+        assert run("try", "fwd_bf16_d63", "--target", H200.slug, "--out", out)[0] == 2
+        assert "try needs either --gpu or --target" in run("try", SPEC.name)[2]
+
+
 def test_a_kernel_that_no_table_has_is_executed_by_its_name(run, out: Path) -> None:
     name = "bwd_delta_bf16_d64_br32_bc16_w2_s1_fa2_ptr"
     code, printed, _ = run("sanitize", name, "--target", H200.slug, "--out", out)
@@ -1032,6 +1140,43 @@ def test_the_list_of_commands_has_a_sentence_for_each() -> None:
         text = command.short_help or command.help
         assert text.endswith("."), name
         assert "\n" not in text, name
+
+
+def test_the_help_of_tune_has_examples_then_a_panel_a_question(run, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    code, text, _ = run("tune", "--help")
+    assert code == 0
+    places = [
+        text.index(word)
+        for word in (
+            "flashgen tune --gpu  ",
+            "─ What: ", "│ --head-dim ",
+            "─ Where: ", "│ --target ",
+            "─ How long", "│ --trials ",
+            "─ Output: ", "│ --out ",
+        )
+    ]  # fmt: skip
+    assert places == sorted(places)
+
+
+def test_no_help_says_bool(run) -> None:
+    for line in ("--help", "tune --help", "verify --help", "table --help", "table diff --help"):
+        code, text, _ = run(*line.split())
+        assert (code, "bool" in text.replace("boolean-mask", "")) == (0, False), line
+
+
+def test_a_shell_completes_commands_options_and_gpus() -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        done = programs.run(
+            ["-m", "flashgen"], env=os.environ | words | {"_FLASHGEN_COMPLETE": "complete_bash"}
+        )
+        return done.stdout.split()
+
+    assert completed("flashgen tu") == ["tune"]
+    assert completed("flashgen tune --no-f") == ["--no-feature"]
+    assert completed("flashgen tune --target nvidia_h20") == ["nvidia_h200", "nvidia_h20"]
+    assert completed("flashgen show --feature al") == ["alibi"]
 
 
 def test_without_a_package_of_an_extra_it_says_what_to_install(run, monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """The code of README.md, CONTRIBUTING.md and docs/ runs, and names only options there are.
 
-```python     all blocks of a page run in one process, one after the other, sharing their names
+```python     each block runs in a process of its own, as when it is pasted alone
 ```bash       runs in an empty folder, where `flashgen` is this checkout's; must be quick
               Both are forks of one process (tests/programs.py).
 ... no-run    after the language: shown only; its flashgen commands must still be ones flashgen takes
@@ -60,14 +60,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-PYTHON = {
-    page: [
-        block
-        for block in BLOCKS
-        if (block.page, block.language, block.runs) == (page, "python", True)
-    ]
-    for page in dict.fromkeys(block.page for block in BLOCKS)
-}
+PYTHON = [block for block in BLOCKS if block.language == "python" and block.runs]
 BASH = [block for block in BLOCKS if block.language == "bash"]
 
 
@@ -91,7 +84,7 @@ def test_every_block_says_what_it_is() -> None:
         if block.language not in {"python", "bash"} | SHOWN_ONLY
     ]
     assert unknown == []
-    assert any(blocks for blocks in PYTHON.values())
+    assert PYTHON
     assert any(block.runs for block in BASH)
 
 
@@ -100,16 +93,16 @@ FIRST = ("README.md", "using-attention.md", "tuning.md")
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=() if p in FIRST else SLOW) for p, blocks in PYTHON.items() if blocks],
+    "block",
+    [
+        pytest.param(block, marks=() if block.page in FIRST else SLOW, id=str(block))
+        for block in PYTHON
+    ],
 )
-def test_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    # Line numbers are those of the page, so that a traceback points into it.
-    program = ""
-    for block in PYTHON[page]:
-        program += "\n" * (block.line - program.count("\n")) + block.text
-    file = tmp_path / f"{page}.py"
-    file.write_text(program)
+def test_python_block_runs_alone(block: Block, tmp_path: Path) -> None:
+    """As whoever pastes it runs it."""
+    file = tmp_path / f"{block.page}.py"
+    file.write_text("\n" * block.line + block.text)  # a traceback has the lines of the page
     done = programs.run([file], cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
 

@@ -309,7 +309,8 @@ def test_every_known_gpu_gets_its_table_and_the_command_that_makes_it_better(slu
     serving, folder, better = machine.tables(gpu)
     own = serving.value.startswith(f"{slug}, ")
     if not own:
-        lent = re.fullmatch(rf"none for {slug}: the entries of \S+ serve", serving.value)
+        sentence = rf"none for {slug}: the entries of \S+ serve, the most like it: .*"
+        lent = re.fullmatch(sentence, serving.value)
         assert lent or gpu.arch.startswith("gfx")
     assert folder.value == str(paths.shipped_generated_dir())
     assert better.value == "flashgen tune --gpu" + " --from-tables" * (not own)

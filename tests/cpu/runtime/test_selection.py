@@ -22,7 +22,7 @@ from flashgen.schedules.defaults import default_config, specs_with_default
 from flashgen.schedules.legality import may_spill, why_illegal
 from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
+from flashgen.spec.gpu import ALIASES, NAMED, TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_config, make_spec
@@ -109,12 +109,12 @@ def test_packed_sequences_of_a_class_take_the_tile_of_its_entry() -> None:
     ]
 
 
-def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
+def test_the_relative_of_a_gpu_nobody_listed_has_its_matrix_rate() -> None:
     choice = make_choice(SPEC, SMALL, BUCKETS[2])
     table = served(nvidia_l4=(choice,), nvidia_geforce_rtx_4090=(choice,))
     l40 = dataclasses.replace(TARGETS["nvidia_l40s"], name="NVIDIA L40")
     found = ladder(table, l40.slug, l40, SPEC, 5000)
-    assert [s.slug for s in found.rungs] == ["nvidia_geforce_rtx_4090", "nvidia_l4", None]
+    assert [s.slug for s in found.rungs] == ["nvidia_l4", "nvidia_geforce_rtx_4090", None]
 
 
 def test_float32_and_smaller_head_dims_match_nothing() -> None:
@@ -363,16 +363,30 @@ def test_times_of_two_origins_do_not_compare(other: Selection) -> None:
     assert not prefers_fused(other, fast, fast)
 
 
-def test_relatives_come_by_their_number_of_sms() -> None:
+def test_a_gpu_known_by_name_alone_has_relatives_of_its_matrix_rate() -> None:
+    archs = {slug: gpu.arch for slug, gpu in TARGETS.items()}
+
+    def first(slug: str) -> str:
+        return next(iter(relatives(archs, slug, NAMED[slug])), "none")
+
+    assert first("nvidia_geforce_rtx_4070_ti") == "nvidia_geforce_rtx_4070"  # not the L4: 58 SMs
+    assert first("nvidia_geforce_rtx_3060") == "nvidia_geforce_rtx_3080"
+    assert first("nvidia_rtx_a4000") == "nvidia_a10"
+    assert first("nvidia_rtx_4000_sff_ada_generation") == "nvidia_l4"
+    assert first("nvidia_geforce_rtx_5060_laptop_gpu") == "nvidia_geforce_rtx_5070"
+    assert first("tesla_t4") == "none"
+
+
+def test_relatives_come_by_their_matrix_rate_and_number_of_sms() -> None:
     archs = {
         slug: TARGETS[slug].arch
         for slug in ("nvidia_geforce_rtx_4090", "nvidia_l4", "nvidia_l40s", "nvidia_h200")
     }
     small = dataclasses.replace(TARGETS["nvidia_l4"], name="NVIDIA Small", sms=60)
     large = dataclasses.replace(small, sms=136)
-    by_name = ["nvidia_geforce_rtx_4090", "nvidia_l4", "nvidia_l40s"]
-    assert relatives(archs, small.slug, small) == ["nvidia_l4", by_name[0], by_name[2]]
-    assert relatives(archs, large.slug, large) == ["nvidia_l40s", by_name[0], by_name[1]]
+    other_rate = "nvidia_geforce_rtx_4090"
+    assert relatives(archs, small.slug, small) == ["nvidia_l4", "nvidia_l40s", other_rate]
+    assert relatives(archs, large.slug, large) == ["nvidia_l40s", "nvidia_l4", other_rate]
 
 
 @pytest.mark.parametrize(

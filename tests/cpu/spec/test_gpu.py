@@ -12,6 +12,7 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.kernels import launch
 from flashgen.spec.gpu import (
     ALIASES,
+    NAMED,
     TARGETS,
     from_properties,
     known_target,
@@ -100,6 +101,19 @@ def test_an_unknown_slug_names_the_nearest() -> None:
     with pytest.raises(InvalidArgument, match="nvidia_a100_sxm4_80gb or nvidia_a100_sxm4_40gb"):
         known_target("nvidia_a100")
     assert known_target("nvidia_h200_nvl").slug == "nvidia_h200"
+
+
+def test_a_gpu_known_by_name_alone_says_what_is_true_of_it() -> None:
+    with pytest.raises(InvalidArgument, match=r"28 SMs\) is known by name alone.*geforce_rtx_3080"):
+        known_target("nvidia_geforce_rtx_3060")
+    with pytest.raises(InvalidArgument, match="Tesla V100-PCIE-16GB is sm_70: Triton has no code"):
+        known_target("tesla_v100_pcie_16gb")
+    assert not NAMED.keys() & (TARGETS.keys() | ALIASES.keys())
+    for product in NAMED.values():  # whole SMs
+        assert product.cores == product.sms * (64 if product.arch in ("sm_70", "sm_75") else 128)
+    found = from_properties(device("NVIDIA RTX A4000", 8, 6, sms=48), dict(LIMITS) | CLOCKS)
+    assert recognised_as(found).startswith("known by name; ")
+    assert found.matrix_flops_per_clock == NAMED[found.slug].matrix_flops_per_clock
 
 
 LIMITS = {"max_shared_mem": 101376, "max_num_regs": 65536}

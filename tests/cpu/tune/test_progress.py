@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
 from flashgen.search.goal import Progress
+from flashgen.tune import progress
 from flashgen.tune.progress import PACE_S, SETTLING_S, Pace, Screen
 
 TITLE = "bwd_dkv_bf16_d128_causal seq 16384"
@@ -38,6 +40,23 @@ def test_nothing_is_lost_once_a_best_is_known(width: int) -> None:
     assert re.search(r"[━╸╺]{10} .*0:00:0\d$", words)
     assert "…" not in last
     assert max(map(len, last.splitlines())) <= width
+
+
+def test_without_a_terminal_a_line_says_from_time_to_time_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    console = Console(file=io.StringIO(), width=100)
+    with Screen(console, 4) as screen:
+        screen.begin(TITLE)
+        screen.show(TITLE, Progress(done=1, total=2, stage="timed", best_us=7.0))
+        screen.passed()
+        time.sleep(0.2)
+    beats = capsys.readouterr().err.splitlines()
+    assert len(beats) > 1
+    assert beats[-1] == f"0 s, 2/4 {TITLE}, timed, best 7.0 us"
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""  # the run has ended
 
 
 def test_several_at_once_are_counted_and_the_earliest_is_shown() -> None:

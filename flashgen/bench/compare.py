@@ -1,0 +1,224 @@
+"""Whether flashgen is faster than SDPA and flash_attn for what a user runs: `flashgen compare`.
+
+    searches of a model, a workload or specs -> cases -> judged and raced as by bench -> one table
+
+Without a GPU the times are those of its table: flashgen's, and SDPA's where the run that measured
+the entry timed it too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from flashgen.bench.case import BenchCase, make_inputs
+from flashgen.bench.contenders import dispatchers, flashgen_and_torch
+from flashgen.bench.peers import peers
+from flashgen.bench.race import Line, run_case
+from flashgen.bench.run import compiled_backward, on_device, place_of
+from flashgen.schedules.outcome import Timing
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.problem import Problem, bucket_of
+from flashgen.table.table import Table
+
+GROUPS = ("flashgen", "sdpa", "flash-attn-2", "flash-attn-3", "flash-attn-4")
+"""The contenders, by their word of `flashgen bench --contender`."""
+
+Verdict = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One case: the results of flashgen and of the others. note: why something is missing, or which
+    kernel serves.
+    """
+
+    title: str
+    ours: Line | None = None
+    others: tuple[Line, ...] = ()
+    note: str = ""
+
+    def best(self, group: str) -> Line | None:
+        """The fastest right one of the others whose group begins so; else one without a time."""
+        mine = [line for line in self.others if line.group.startswith(group)]
+        right = [line for line in mine if line.status == "ok"]
+        return min(right or mine, key=_us, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The time of the best of the others over flashgen's; None if one of them is unknown."""
+        us = min((_us(line) for line in self.others if line.status == "ok"), default=math.inf)
+        mine = _us(self.ours) if self.ours and self.ours.status == "ok" else math.inf
+        return us / mine if max(us, mine) < math.inf else None
+
+    @property
+    def faster(self) -> Verdict:
+        """Whether flashgen is faster beyond noise: its 80th percentile below the other's 20th."""
+        rivals = [line.timing for line in self.others if line.status == "ok" and line.timing]
+        if not rivals or self.ours is None or (self.ours.status == "ok" and not self.ours.timing):
+            return "unknown"
+        best = min(rivals, key=lambda timing: timing.median_us)
+        mine = self.ours.timing if self.ours.status == "ok" else None
+        return "yes" if mine is not None and mine.high_us < best.low_us else "no"
+
+
+def _us(line: Line) -> float:
+    return line.timing.median_us if line.timing else math.inf
+
+
+def cases_of(
+    work: Iterable[tuple[AttentionSpec, Problem]], *, smoke: bool
+) -> tuple[list[BenchCase], list[Row]]:
+    """The cases of searches, in order, and rows for what cannot be compared."""
+    found: dict[str, BenchCase] = {}
+    left: list[Row] = []
+    for spec, problem in work:
+        if spec.direction == "backward_delta":  # it has no mask, and is part of every backward
+            continue
+        why = _why_not(spec)
+        if why:
+            left.append(Row(title=f"{spec.name}, {problem.seq_k} keys", note=why))
+            continue
+        case = _case(spec, problem)
+        if smoke:
+            group = case.problem.heads // case.problem.kv_heads
+            queries = 1 if case.direction == "decode" else 33
+            sizes = Problem(batch=1, heads=group, kv_heads=1, seq_q=queries, seq_k=33)
+            case = replace(case, problem=sizes)
+        found.setdefault(case.key, case)
+    return list(found.values()), left
+
+
+def _why_not(spec: AttentionSpec) -> str:
+    """Why SDPA and flash_attn have nothing to compare with; "" where they have."""
+    words = [*spec.feature_words, *spec.cache_options.replace("--", "").split()]
+    if spec.precision != "ieee":
+        words.append(spec.precision)
+    return f"not compared: SDPA and flash_attn are called without {', '.join(words)}" * bool(words)
+
+
+def _case(spec: AttentionSpec, problem: Problem) -> BenchCase:
+    """The case of a search. All kernels of a backward are one, whose heads are not grouped: so
+    many scores of a whole group would not fit beside the float64 reference.
+    """
+    if spec.direction == "decode":
+        return BenchCase(direction="decode", spec=replace(spec, mask="none"), problem=problem)
+    if spec.direction == "forward":
+        return BenchCase(direction="forward", spec=spec, problem=problem)
+    forward = spec.for_direction("forward")
+    ungrouped = replace(problem, kv_heads=problem.heads)
+    return BenchCase(direction="backward", spec=forward, problem=ungrouped)
+
+
+def title_of(case: BenchCase) -> str:
+    """What is compared, in the words of the options."""
+    p = case.problem
+    heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
+    name = case.spec.name.split("_", 1)[1]
+    return f"{case.direction} {name}, {p.seq_k} keys, {p.batch} x {heads} heads"
+
+
+def compare(
+    cases: Sequence[BenchCase],
+    say: Callable[[str], object],
+    *,
+    index: int,
+    seconds: float,
+    smoke: bool = False,
+) -> Iterator[Row]:
+    """A row for each case as it becomes known, on the CUDA device of this index, or, for a smoke
+    run, on the CPU without times. No case starts that would not end within `seconds`, judged by the
+    longest before. Raises Spoiled.
+    """
+    began, longest = time.monotonic(), 0.0
+    place, (tuned, untuned) = place_of(index, smoke=smoke), dispatchers()
+    with torch.no_grad(), on_device(place), compiled_backward():
+        for case in cases:
+            spent = time.monotonic() - began
+            if spent + longest > seconds:
+                yield Row(title=title_of(case), note="not begun: the time is over")
+                continue
+            say(f"{spent:.0f} s: {title_of(case)}")
+            everybody = (*flashgen_and_torch(case, tuned, untuned, smoke=smoke), *peers(case))
+            contenders = [each for each in everybody if each.group in GROUPS]
+            lines, _ = run_case(case, make_inputs(case, place.device), contenders, place)
+            yield _row(case, lines)
+            longest = max(longest, time.monotonic() - began - spent)
+
+
+def _row(case: BenchCase, lines: Sequence[Line]) -> Row:
+    """The best of flashgen's own, of pages and of the whole cache, beside the others."""
+    own = sorted((line for line in lines if line.own), key=lambda line: line.name != "flashgen")
+    ours = own[0]
+    others = tuple(line for line in lines if not line.own)
+    return Row(title=title_of(case), ours=ours, others=others, note=ours.detail)
+
+
+def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
+    """The same by what a table holds: nothing runs."""
+    for case in cases:
+        spec, bucket = case.spec, bucket_of(case.problem.seq_k)
+        entry = table.find(spec, bucket) if case.direction != "backward" else None
+        us = entry.result.median_us if entry else None
+        if entry is None or us is None:
+            yield Row(title=title_of(case), note=f"{table.gpu.slug} has no time of it")
+            continue
+        measured = entry.evidence
+        ours = _published("flashgen", us, measured.low_us or us, measured.high_us or us)
+        note = f"{entry.config.label}, {entry.result.source}"
+        if measured.sdpa_us is None:
+            note += "; no time of SDPA on this GPU is published"
+            yield Row(title=title_of(case), ours=ours, note=note)
+            continue
+        sdpa = _published("SDPA", measured.sdpa_us, measured.sdpa_us, measured.sdpa_us)
+        yield Row(title=title_of(case), ours=ours, others=(sdpa,), note=note)
+
+
+def _published(name: str, us: float, low_us: float, high_us: float) -> Line:
+    timing = Timing(median_us=us, low_us=low_us, high_us=high_us, samples=1)
+    return Line(name=name, group=name.lower(), detail="", status="ok", timing=timing)
+
+
+HEADINGS = ("what", "SDPA", "flash_attn", "flashgen", "ratio", "faster")
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """The table, then what it says together. ratio: the best of the others over flashgen."""
+    cells = [HEADINGS, *(_cells(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
+    for number, row in enumerate(cells):
+        told = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"{told}  {rows[number - 1].note if number else ''}".rstrip()
+    verdicts = [row.faster for row in rows]
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    if not ratios:
+        yield "\nNo case has a time of both: whether flashgen is faster is not known."
+        return
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    unknown = f", unknown in {verdicts.count('unknown')}" if "unknown" in verdicts else ""
+    yield (
+        f"\nflashgen is faster than the best of the others in {verdicts.count('yes')} of "
+        f"{len(verdicts)} cases{unknown}: {mean:.2f} x in geometric mean."
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ratio = "-" if row.ratio is None else f"{row.ratio:.2f} x"
+    sdpa, flash = row.best("sdpa"), row.best("flash-attn")
+    return row.title, _cell(sdpa), _cell(flash), _cell(row.ours), ratio, row.faster
+
+
+def _cell(line: Line | None) -> str:
+    if line is None:
+        return "-"
+    backend = line.name.removeprefix("SDPA").removeprefix("flash_attn").strip()
+    named = f" {backend}" if backend and line.name != "flashgen" else ""
+    if line.timing is None:
+        return f"{line.status}{named}"
+    wrong = "" if line.status == "ok" else f" {line.status.upper()}"
+    return f"{line.timing.median_us:.1f} us{named}{wrong}"
