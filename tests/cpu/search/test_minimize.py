@@ -255,7 +255,7 @@ class TestProduct:
     def test_one_without_a_legal_point(self) -> None:
         with pytest.raises(InvalidArgument, match="none of 6 is legal"):
             minimize(ProductSpace({"x": (1, 2, 3), "way": "ab"}, lambda _: False), cost, Budget())
-        large = ProductSpace({"x": range(500), "y": range(500)}, lambda _: False)
+        large = ProductSpace({"x": range(101), "y": range(100)}, lambda _: False)
         with pytest.raises(NoMinimum):
             minimize(large, cost, Budget())
 
