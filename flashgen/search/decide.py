@@ -179,7 +179,7 @@ def to_measure(
     those within PROMISING of the least known estimate, and all of `always`. They follow by
     estimate; one without keeps the place at which it was proposed, sound kernels before others.
     """
-    first, promising, postponed = [], [], []
+    first, promising, postponed = (list[Outcome]() for _ in range(3))
     for outcome in compiled:
         if outcome.config in always:
             (promising if outcome.estimate else first).append(outcome)

@@ -61,8 +61,11 @@ class Explorer:
         self._to_the_last = method.sampler == "exhaustive"
         self._configs = tuple(dict.fromkeys((*goal.legal, *goal.space)))
         self._number = {config: number for number, config in enumerate(self._configs)}
-        space = ListedSpace([vars(config) for config in self._configs])
-        self._trials = Trials(space, method, storage=storage, name=goal.title, fresh=True)
+        points = [vars(config) for config in self._configs]
+        space = ListedSpace(points[: (size := len(set(goal.legal)))])
+        self._trials = Trials(
+            space, method, others=points[size:], storage=storage, name=goal.title, fresh=True
+        )
         self._launched: dict[KernelConfig, KernelConfig] = {}
         evidence.prunes, evidence.report = self._prunes, self._report
         self._budget = budget.trials
@@ -189,7 +192,9 @@ class Explorer:
         like = vars(min(times, key=times.__getitem__)).items()
         known = {_tile(config) for config in (*self._tried, *chosen)}
         found: dict[tuple[int, int], KernelConfig] = {}
-        for config in sorted(self._configs, key=lambda c: -len(vars(c).items() & like)):
+        for config in sorted(
+            dict.fromkeys(self._goal.legal), key=lambda c: -len(vars(c).items() & like)
+        ):
             if _tile(config) not in known and (not self._met(config) or config in self._waiting):
                 found.setdefault(_tile(config), config)
         first = list(found.values())[:count]
@@ -204,6 +209,7 @@ class Explorer:
         wait, or in disregard of them.
         """
         waiting = {self._number[config] for config in self._waiting}
+        waiting = {number for number in waiting if number < self._trials.space.size}
         expected = self._expected_us() if estimates else {}
         values = {self._number[config]: us for config, us in expected.items()}
         closed = {self._number[config] for config in but}
@@ -306,7 +312,8 @@ class Explorer:
 
     def _record(self, config: KernelConfig, outcome: Outcome) -> None:
         """Report the outcome of a stage to the trial of a config, and end it after the last."""
-        number, us = self._number[config], outcome.timing and outcome.timing.median_us
+        number = self._number[config]
+        us = outcome.timing.median_us if outcome.timing else None
         if us:
             self._trials.report(number, us, int(outcome.stage == "timed"))
         if outcome.ok and outcome.stage != self._evidence.stages[-1]:

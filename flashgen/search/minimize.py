@@ -10,8 +10,9 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -143,14 +144,16 @@ def minimize(
     most = legal.size if everything else min(budget.trials, legal.size)
     done: list[Evaluation] = []
     infinite = False
-    for number in _order(trials, guessed, [*first, *(legal if everything else ())]):
+    for number in _order(trials, guessed, chain(first, legal if everything else ())):
         point = legal.point(number)
         value = evaluator(point)
         if value is not None and not isinstance(value, Real):
             raise NotAValue(value, point, tuple(done))
         if value is not None and not math.isfinite(value):
-            infinite = infinite or _say_not_finite(value, point)
-            value = None
+            if not infinite:
+                said = "a value that is not finite counts as a failure"
+                warnings.warn(f"{said}: got {value!r} for {dict(point)}", stacklevel=2)
+            infinite, value = True, None
         done.append(Evaluation(point=point, value=value))
         trials.tell(number, value)
         notify(done[-1])
@@ -168,7 +171,7 @@ def minimize(
     return Minimum(point=point, value=value, evaluations=tuple(done), exhaustive=exhaustive)
 
 
-def _order(trials: Trials, guessed: int, first: Sequence[int]) -> Iterator[int]:
+def _order(trials: Trials, guessed: int, first: Iterable[int]) -> Iterator[int]:
     """The numbers of points in the order of evaluation, each with a trial: some best guesses, the
     first, then what the sampler proposes.
     """
@@ -195,11 +198,3 @@ def _guess(guesses: Callable[[Point], float | None], point: Point) -> float | No
             f"a guess must be a finite number above 0, or None: got {guess!r} for {dict(point)}"
         )
     return guess
-
-
-def _say_not_finite(value: float, point: Point) -> bool:
-    warnings.warn(
-        f"a value that is not finite counts as a failure: got {value!r} for {dict(point)}",
-        stacklevel=3,
-    )
-    return True

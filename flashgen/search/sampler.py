@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +30,7 @@ MOST_VALUES = 1000
 
 FIT = "kernel_sampler:fit"
 """The user attributes of a study that keep the last fits, so that a resumed study goes on with
-them."""
+them. They are texts, because Optuna copies attributes whenever they are read."""
 
 
 class KernelSampler(BaseSampler):
@@ -76,6 +77,8 @@ class KernelSampler(BaseSampler):
             self._acquisition = Acquisition(self._space, seed, guesses, likely_first=likely_first)
             self._sample = self._acquisition.sample
         self._chosen: dict[tuple[str, int], int] = {}  # points by study and trial
+        self._ended: dict[str, tuple[int, dict[int, float | None]]] = {}
+        """By study: how many first trials have ended, and their values by the numbers of points."""
         self._common: dict[str, IntersectionSearchSpace] = {}
         self._of_products: dict[str, KernelSampler] = {}
         self.assume()
@@ -161,23 +164,33 @@ class KernelSampler(BaseSampler):
         found = self._acquisition.choose(self._seen(study, trial), trial.number, fits)
         for names, fit in fits.items():
             if fit is not before.get(names):
-                study.set_user_attr(f"{FIT}{names:d}", asdict(fit))
+                study.set_user_attr(f"{FIT}{names:d}", json.dumps(asdict(fit)))
         return found
 
     def _seen(self, study: Study, trial: FrozenTrial) -> Seen:
         """What the other trials say. Of several trials of a point, the last value counts."""
-        seen, running = Seen(closed=set(self._closed)), dict[int, None]()
         sign, name = 1 if study.direction == StudyDirection.MINIMIZE else -1, study.study_name
-        for each in study.get_trials(deepcopy=False):
+        trials = study.get_trials(deepcopy=False)
+        count, values = self._ended.get(name, (0, {}))
+
+        def end(each: FrozenTrial, values: dict[int, float | None]) -> None:
             number = self._number_of(name, each)
-            if number == ILLEGAL or each.number == trial.number:
-                continue
-            if not each.state.is_finished():
-                running[number] = None
-            elif (values := each.values) and math.isfinite(values[0]):
-                seen.values[number] = sign * values[0]
-            else:
-                seen.values.setdefault(number, None)
+            if number != ILLEGAL and (known := each.values) and math.isfinite(known[0]):
+                values[number] = sign * known[0]
+            elif number != ILLEGAL:
+                values.setdefault(number, None)
+
+        while count < len(trials) and trials[count].state.is_finished():
+            end(trials[count], values)
+            count += 1
+        self._ended[name] = count, values
+        seen, running = Seen(values=dict(values), closed=set(self._closed)), dict[int, None]()
+        for each in trials[count:]:
+            if each.state.is_finished():
+                end(each, seen.values)
+            elif each.number != trial.number:
+                running[self._number_of(name, each)] = None
+        running.pop(ILLEGAL, None)
         for number in running:
             if number in self._assumed:
                 seen.values[number] = self._assumed[number]

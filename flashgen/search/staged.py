@@ -127,6 +127,13 @@ def search(
     return replace(found, interrupted=interrupted)
 
 
+def _usable(explorer: Explorer, evidence: Evidence) -> list[KernelConfig]:
+    """Without a GPU: the configs, as they are launched, that compile and are not refused."""
+    timed = map(partial(evidence.get, "timed"), explorer.explored)
+    usable = (o.config for o in timed if o and (o.ok or o.status is Status.NO_ESTIMATE))
+    return list(dict.fromkeys(usable))
+
+
 def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     """Without a GPU, of configs that tables hold: by estimate, or else by facts, from the first
     that is right, so no entry is estimated slower than the default or than what another table would
@@ -136,9 +143,7 @@ def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     def wrong(config: KernelConfig) -> bool:
         return not (evidence.ask("check", [config])[0].ok and evidence.twin_serves(config))
 
-    explored = map(partial(evidence.get, "timed"), explorer.explored)
-    usable = [o.config for o in explored if o and (o.ok or o.status is Status.NO_ESTIMATE)]
-    full = [evidence.full(config) for config in dict.fromkeys(usable)]
+    full = [evidence.full(config) for config in _usable(explorer, evidence)]
     timed = [outcome for outcome in full if outcome.timing]
     ranked = by_loss(timed) if timed else by_facts(full)
     ranked.sort(key=lambda outcome: outcome.config != evidence.goal.trusted)
@@ -153,13 +158,9 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     The config with the best estimate is checked too: ties are relative to it, if it is correct.
     """
     goal = evidence.goal
-    timed = [o for o in map(partial(evidence.get, "timed"), explorer.explored) if o]
-    order = goal.space if any(outcome.ok for outcome in timed) else goal.order
-    place: dict[KernelConfig, int] = {}
-    for number, config in enumerate(order):
-        place.setdefault(evidence.launched(config), number)
-    found = (o.config for o in timed if o.ok or o.status is Status.NO_ESTIMATE)
-    usable = list(dict.fromkeys(found))
+    usable = _usable(explorer, evidence)
+    order = goal.space if any(evidence.passed("timed", c) for c in usable) else goal.order
+    place = {evidence.launched(config): -number for number, config in enumerate(reversed(order))}
     usable.sort(key=place.__getitem__)
     while True:
         full = [

@@ -13,7 +13,7 @@ import functools
 import importlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.paths import install_command
 from flashgen.search.journal import Journal
-from flashgen.search.points import ILLEGAL, Space
+from flashgen.search.points import ILLEGAL, Space, parameters_of
 from flashgen.search.sampler import KernelSampler
 from flashgen.search.space import DROP_ABOVE, Method, Point, Value
 
@@ -112,6 +112,7 @@ class Trials:
     Args:
         space: the points that may be proposed.
         method: the sampler and its seed.
+        others: further points that may be begun; their numbers follow those of the space.
         guesses: as KernelSampler's.
         storage: where the study is kept; otherwise in memory.
         name: of the study, which goes on if the storage has it.
@@ -124,6 +125,7 @@ class Trials:
         space: Space,
         method: Method,
         *,
+        others: Sequence[Point] = (),
         guesses: Callable[[Point], float | None] | None = None,
         storage: BaseStorage | None = None,
         name: str | None = None,
@@ -131,7 +133,10 @@ class Trials:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space = space
+        self._others = others
         self._method = method
+        every = [*map(space.point, space), *others] if others else []
+        union = parameters_of(every) if others else space.parameters
         own = method.sampler in ("auto", "exhaustive")
         self._fresh = fresh and not own
         sampler = self._sampler(0) if not own else KernelSampler(
@@ -139,14 +144,14 @@ class Trials:
         )  # fmt: skip
         self._ranked: dict[str, tuple[Value, ...]] = {
             each.name: each.values
-            for each in space.parameters
+            for each in union
             if each.ordered and method.sampler not in OF_NAMES
         }
         self._distributions: dict[str, BaseDistribution] = {
             each.name: IntDistribution(0, len(each.values) - 1)
             if each.name in self._ranked
             else CategoricalDistribution(each.values)
-            for each in space.parameters
+            for each in union
         }
         self._storage = storage or InMemoryStorage()
         open_study = functools.partial(
@@ -176,7 +181,7 @@ class Trials:
         all have one. again: points under way that may come again.
         """
         for _ in range(ASKS):
-            if len(self) >= self.space.size and not again:
+            if sum(n < self.space.size for n in self) >= self.space.size and not again:
                 return None
             trial_id = self._next()
             number = self._number_of(self._storage.get_trial(trial_id))
@@ -195,7 +200,9 @@ class Trials:
     def begin(self, number: int) -> None:
         """Ask for the trial of a point, whatever the sampler would propose."""
         if number not in self:
-            values = {name: self.space.point(number)[name] for name in self._distributions}
+            size = self.space.size
+            point = self.space.point(number) if number < size else self._others[number - size]
+            values = {name: point[name] for name in self._distributions}
             ranks = {name: some.index(values[name]) for name, some in self._ranked.items()}
             self._ids[number] = self._next(values | ranks)
 
@@ -262,7 +269,10 @@ class Trials:
     def _number_of(self, trial: FrozenTrial) -> int:
         """The number of the point of a trial, or ILLEGAL."""
         values = {name: some[trial.params[name]] for name, some in self._ranked.items()}
-        return self.space.find(trial.params | values)
+        point = trial.params | values
+        number = self.space.find(point)
+        same = number != ILLEGAL and point.items() <= dict(self.space.point(number)).items()
+        return number if same else ILLEGAL
 
     def _tell(
         self, trial_id: int, value: float | None, attrs: Mapping[str, Any], state: TrialState

@@ -12,8 +12,9 @@ resolves little between 1.0 and 1.1. A failure has the height of the cap: no wor
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -59,8 +60,9 @@ class Fit:
     points: int = 0
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Fit:
-        """The fit of asdict(), as JSON gives it back."""
+    def of(cls, text: str) -> Fit:
+        """The fit of a JSON text of asdict()."""
+        record = json.loads(text)
         return cls(**{**record, "lengths": tuple(record["lengths"])})
 
 

@@ -83,17 +83,7 @@ def test_a_record_is_one_json_line_with_every_field(tmp_path: Path) -> None:
         lines = log.path.read_text().splitlines()  # on the disk before close
     assert len(lines) == 1
     record = json.loads(lines[0])
-    wanted = {
-        "spec",
-        "problem",
-        "config",
-        "stage",
-        "status",
-        "source",
-        "timing",
-        "digest",
-        "detail",
-    }
+    wanted = {*"spec problem config stage status source timing digest detail".split()}
     assert wanted <= record.keys()
     assert Outcome.from_json(record) == outcome()
 

@@ -255,7 +255,7 @@ class TestProduct:
     def test_one_without_a_legal_point(self) -> None:
         with pytest.raises(InvalidArgument, match="none of 6 is legal"):
             minimize(ProductSpace({"x": (1, 2, 3), "way": "ab"}, lambda _: False), cost, Budget())
-        large = ProductSpace({"x": range(500), "y": range(500)}, lambda _: False)
+        large = ProductSpace({"x": range(101), "y": range(100)}, lambda _: False)
         with pytest.raises(NoMinimum):
             minimize(large, cost, Budget())
 
@@ -431,24 +431,14 @@ print(ours, others)
 """
 
 
-@pytest.mark.parametrize("sampler", ["auto", "tpe"])
-def test_it_loads_nothing_of_attention(sampler: str, tmp_path: Path) -> None:
+def test_it_loads_nothing_of_attention(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, sampler],
+        [sys.executable, "-c", ALONE, "auto"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    names = [
-        "acquisition",
-        "journal",
-        "minimize",
-        "points",
-        "sampler",
-        "space",
-        "study",
-        "surrogate",
-    ]
+    names = "acquisition journal minimize points sampler space study surrogate".split()
     ours = ["flashgen", "flashgen.errors", "flashgen.files", "flashgen.paths", "flashgen.search"]
     ours += [*(f"flashgen.search.{name}" for name in names), "flashgen.settings"]
     assert done.stdout.strip() == f"{ours} ['optuna']"

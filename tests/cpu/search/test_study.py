@@ -159,7 +159,7 @@ class TestResumed:
         kills = 0
         while True:
             with monkeypatch.context() as patch:
-                came = killed_at(24, torn, patch)
+                came = killed_at(15, torn, patch)
                 evaluator = fake(guess=lambda c: landscape(c) / 2)
                 try:
                     found = run(tmp_path / "killed", evaluator, sampler)
