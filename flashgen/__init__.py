@@ -2,7 +2,8 @@
 
 The public names are loaded when first used: `import flashgen` alone loads no torch. docs/api.md
 lists them. The pipeline, one package a step:
-spec -> kernels -> compile -> evaluate (check, measure or estimate) -> search -> table -> runtime.
+spec -> schedules -> kernels -> compile -> evaluate (check, measure or estimate) -> search -> table
+-> runtime.
 """
 
 from __future__ import annotations

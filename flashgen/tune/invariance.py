@@ -105,7 +105,7 @@ def _defaults(spec: AttentionSpec, gpu: Gpu) -> Iterator[Kernel]:
         spec, direction="forward", varlen=False, paged=False, leftpad=False, indexed=False
     )
     step = forward.for_direction("decode")
-    gradients = [forward.for_direction(each) for each in ("backward_dq", BY_KEYS[0])]  # type: ignore[arg-type]
+    gradients = [forward.for_direction(each) for each in ("backward_dq", BY_KEYS[0])]
     packed = [replace(each, varlen=True) for each in (forward, *gradients)]
     pages = [replace(packed[0], paged=True), replace(step, paged=True)]
     for each in (forward, step, *packed, *pages, *gradients):

@@ -44,6 +44,10 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
         "a sampler that the user names",
         ("importlib.import_module(module)",),
     ),
+    "spec/__init__.py": (
+        "public names of schedules, which stayed where they were when schedules became a package above spec",
+        ("importlib.import_module(f'flashgen.schedules.{_OF_SCHEDULES[name]}')",),
+    ),
     "runtime/folders.py": (
         "a generated package, from its folder",
         (

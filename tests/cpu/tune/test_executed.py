@@ -11,6 +11,7 @@ import pytest
 
 from flashgen import settings
 from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.hopper import HOPPER
 from flashgen.schedules.outcome import Status, Timing
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket
@@ -93,7 +94,7 @@ def test_what_the_same_chip_was_measured_with_needs_no_estimate(
 def test_candidates_are_few_and_float16_takes_what_bfloat16_took() -> None:
     table = made_table(made_entry())
     found = program.candidates(SPEC, table, ())
-    assert len(found) == program.MOST["hopper"]
+    assert len(found) == HOPPER.admitted
     assert {config.order for config in found} == {"longest_first"}
     twin = replace(SPEC, dtype="float16")
     assert program.candidates(twin, table, chosen()) == (FAST,)
