@@ -19,8 +19,9 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.data_sheets import FAMILY
 from flashgen.spec.defaults import default_configs, default_spec, other_half, plainer_specs
-from flashgen.spec.gpu import TARGETS, Gpu, Named, product_of, unlikeness
+from flashgen.spec.gpu import TARGETS, Gpu, product_of, unlikeness
 from flashgen.spec.legality import may_spill, why_illegal, why_unserved
+from flashgen.spec.named import Named
 from flashgen.spec.problem import BUCKETS, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 from flashgen.spec.whole_rows import MMA_SYNC
