@@ -47,7 +47,8 @@ class Where:
     @property
     def unnamed(self) -> bool:
         """Whether no option says which GPU."""
-        return not self.gpu and self.target is self.gpus is self.cluster is None
+        whole = self.shard == "1/1"
+        return not self.gpu and whole and self.target is self.gpus is self.cluster is None
 
     def __post_init__(self) -> None:
         check_least("--jobs", self.jobs, 1)
@@ -153,7 +154,7 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
     """
     if how_long.dry_run and where.cluster is not None:
         raise InvalidArgument("--dry-run is of this host: leave out --cluster")
-    demonstrates = where.unnamed and not _gpu_is_here()
+    demonstrates = where.unnamed and not how_long.dry_run and not _gpu_is_here()
     if demonstrates:
         what, how_long, output = _demonstration(what, how_long, output)
     out = output.out or Path()
@@ -193,6 +194,8 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
         for line in dry_run.lines(options, screen.print):
             screen.print(line)
         return
+    if demonstrates:
+        _say_what_it_is(options.budget.seconds, out)
     tables = run(options, screen)
     if demonstrates:
         for table in tables:
@@ -206,9 +209,15 @@ def _gpu_is_here() -> bool:
 
 
 def _demonstration(what: What, how_long: HowLong, output: Output) -> tuple[What, HowLong, Output]:
-    """What a run does that nobody gave a GPU, where the options leave it open; says so."""
+    """What a run does that has no GPU and no name of one, where the options leave it open."""
     out = output.out or Path(DEMONSTRATION)
     seconds = how_long.time_budget or (DEMONSTRATION_S if how_long.trials is None else None)
+    if not (what.in_file or how_long.from_tables or what.names_specs):
+        what = replace(what, head_dim=["128"], causal=True)
+    return what, replace(how_long, time_budget=seconds), replace(output, out=out)
+
+
+def _say_what_it_is(seconds: float | None, out: Path) -> None:
     print(
         "No GPU is here, so this is a demonstration, for an H100 that is not there: kernels are "
         "compiled and checked, and their times are estimates. "
@@ -216,9 +225,6 @@ def _demonstration(what: What, how_long: HowLong, output: Output) -> tuple[What,
         + f"rites to {out}. --target names another GPU.",
         flush=True,
     )
-    if not (what.in_file or how_long.from_tables or what.names_specs):
-        what = replace(what, head_dim=["128"], causal=True)
-    return what, replace(how_long, time_budget=seconds), replace(output, out=out)
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Recorder:
         return "\n".join([*lines, ""])
 
 
-def _fields(noted: Noted) -> Mapping[str, object]:
+def _fields(noted: Noted) -> dict[str, object]:
     """The keys of a spec of a workload, without heads and lengths."""
     spec = noted.spec
     found: dict[str, object] = {"dtype": spec.dtype, "head_dim": spec.head_dim}
