@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flashgen.errors import ToolKilled
 from flashgen.evaluate.workers.child import Unrecoverable
 
 Payload = dict[str, Any]
@@ -68,6 +69,27 @@ def segfault(payload: Payload) -> Payload:
 def abort(payload: Payload) -> Payload:
     os.write(2, b"LLVM ERROR: Broken invariant\n")
     os.abort()
+
+
+def killed(payload: Payload) -> Payload:
+    """Be ended as by the system where memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def killed_once(payload: Payload) -> Payload:
+    """Be so for the first time; then say how many other tasks of the folder run."""
+    folder = Path(payload["folder"])
+    try:
+        (folder / "killed").touch(exist_ok=False)
+    except FileExistsError:
+        return {"beside": len(list(folder.glob("busy*")))}
+    return killed(payload)
+
+
+def tool_killed(payload: Payload) -> Payload:
+    """What is raised where a program that the task has started was."""
+    raise ToolKilled("ptxas was ended by SIGKILL")
 
 
 def leave(payload: Payload) -> Payload:

@@ -20,7 +20,7 @@ from flashgen import settings
 from flashgen.compile import gcn, sass
 from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
 from flashgen.compile.occupancy import resident_blocks
-from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError, ToolKilled
 from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
@@ -370,6 +370,8 @@ def compiled_by_triton(
     except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
         unknown = "" if arch in LIMITS else f", which is none of {', '.join(LIMITS)}"
         reason = f"{name} for {arch}{unknown}: {_first_line(error)}"
+        if re.search(r"failed with error code (-9|137)\b", str(error)):
+            raise ToolKilled(f"ptxas was ended by SIGKILL while it compiled {name}") from None
         raise toolchain_error(error) or CompileFailed(reason) from error
 
 

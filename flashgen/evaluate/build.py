@@ -29,6 +29,7 @@ from flashgen.evaluate.workers.answers import (
     Raised,
     TimedOut,
     finite,
+    killed,
 )
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, in_place, render
@@ -258,6 +259,8 @@ class Builder:
 
 def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:
     """The result for a kernel that failed to compile or crashed the compiler; its text is kept."""
+    if killed(answer):
+        return BuildResult(status=Status.KILLED, detail=str(answer), rendered=rendered)
     if isinstance(answer, Raised) and not answer.ended:
         status = Status.COMPILE_ERROR
         text = answer.message if answer.kind == "CompileFailed" else str(answer)

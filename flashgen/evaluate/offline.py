@@ -27,7 +27,15 @@ from flashgen.evaluate.build import (
 from flashgen.evaluate.evaluator import BaseEvaluator, Ranks, Request, triton_version
 from flashgen.evaluate.pools import Children, Once, Pools
 from flashgen.evaluate.tasks import CHECK_LIMIT_S, Check, Tasks, task
-from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, TimedOut
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Died,
+    Done,
+    Failure,
+    Raised,
+    TimedOut,
+    killed,
+)
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY
 from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
@@ -192,11 +200,13 @@ def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Stat
     """Status and detail of a kernel that did not run to the end; the kernel is written to a file.
 
     CRASHED if its process ended, RUN_ERROR if only the launch failed, OUT_OF_RESOURCES if the GPU
-    lacks shared memory, registers or memory. UNSTEADY is not the fault of
-    the kernel, which is not written.
+    lacks shared memory, registers or memory. UNSTEADY and KILLED are not
+    the fault of the kernel, which is not written.
     """
     if unsteady(answer):
         return Status.UNSTEADY, str(answer)
+    if killed(answer):
+        return Status.KILLED, str(answer)
     if isinstance(answer, Raised) and answer.kind == "InvalidPtx":
         return Status.UNCHECKABLE, f"not checkable without a GPU: {answer.message}"
     if isinstance(answer, Raised) and answer.kind == "OutOfResources":

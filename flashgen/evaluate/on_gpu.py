@@ -37,7 +37,7 @@ from flashgen.evaluate.tasks import (
     Tasks,
     task,
 )
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, finite
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, finite, killed
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -263,10 +263,12 @@ class GpuEvaluator(BaseEvaluator):
         """The outcome of one of several that failed together, though each runs by itself.
 
         Whichever was at fault, the others must not be quarantined: all are RUN_ERROR. If the times
-        of a round jumped, none is at fault.
+        of a round jumped, or it was killed from outside, none is at fault.
         """
         if unsteady(answer):
             return self._outcome(one, Status.UNSTEADY, str(answer))
+        if killed(answer):
+            return self._outcome(one, Status.KILLED, str(answer))
         assert one.built.rendered is not None
         detail = f"it runs by itself, but its round failed: {answer}"
         detail = kept(detail, one.built.rendered, self._cache)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, ToolKilled
 
 Kind = Literal["compile", "interpret", "device"]
 """What a task needs: Triton's compiler, Triton's interpreter, or a GPU."""
@@ -72,9 +72,14 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process ended, or was killed because it answered with garbage or held too much memory."""
+    """The process ended, or was killed because it answered with garbage or held too much memory.
+
+    outside: by a signal that neither a fault of its own nor this pool sends, as SIGKILL where the
+    machine runs out of memory. The task may be innocent.
+    """
 
     detail: str
+    outside: bool = False
 
     def __str__(self) -> str:
         return self.detail
@@ -96,6 +101,13 @@ class TimedOut:
 
 Failure = Raised | Died | TimedOut
 Answer = Done | Failure
+
+
+def killed(answer: Answer) -> bool:
+    """Whether the process of a task, or a program that it had started, was killed from outside."""
+    if isinstance(answer, Died):
+        return answer.outside
+    return isinstance(answer, Raised) and answer.kind == ToolKilled.__name__
 
 
 class WorkerLost(FlashgenError, RuntimeError):
