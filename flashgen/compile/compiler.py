@@ -121,15 +121,21 @@ class Compiled(Record):
     def from_json(cls, record: dict[str, Any]) -> Self:
         """The Compiled of a record that to_json made. Raises InvalidArgument."""
         made = super().from_json(record)
-        lengths = [loop.instructions for loop in made.loops]
-        if min((*lengths, *(length for _, length in made.spilling)), default=1) < 1:
+        made.must_be_possible()
+        return made
+
+    def must_be_possible(self) -> None:
+        """Raise InvalidArgument where figures contradict each other."""
+        lengths = [loop.instructions for loop in self.loops]
+        if min((*lengths, *(length for _, length in self.spilling)), default=1) < 1:
             raise InvalidArgument("a loop must have an instruction: got none")
-        if made.num_warps < 1 or made.shared_bytes < 0:
+        if self.num_warps < 1 or self.shared_bytes < 0:
             raise InvalidArgument(
                 f"a kernel must have a warp, and bytes of shared memory >= 0: got "
-                f"{made.num_warps} and {made.shared_bytes}"
+                f"{self.num_warps} and {self.shared_bytes}"
             )
-        return made
+        if min(self.registers, self.spill_bytes, self.tensor_columns, *(self.issued or ())) < 0:
+            raise InvalidArgument("registers, spills, columns and instructions must be >= 0")
 
 
 def compile_kernel(

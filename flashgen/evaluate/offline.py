@@ -15,6 +15,7 @@ from typing import Any
 
 from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
+from flashgen.evaluate.arrivals import check_of
 from flashgen.evaluate.build import (
     Builder,
     BuildResult,
@@ -42,7 +43,7 @@ from flashgen.kernels.render import Rendered
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Status
-from flashgen.spec.records import parsed, record_of, value_of
+from flashgen.spec.records import parsed, value_of
 
 CHECK_SEED = 0
 """One seed for all: results are shared between runs, buckets and GPUs by the kernel's digest."""
@@ -141,7 +142,7 @@ class OfflineEvaluator(BaseEvaluator):
             if not isinstance(answer, Done):
                 status, detail = check_failed(answer, rendered, self._cache)
                 return request.outcome(config, status, detail, digest=rendered.digest)
-            result = CheckResult(**answer.value)
+            result = check_of(answer.value, CHECK_SEED)
             self._remember(config, rendered.digest, result)
         status, detail = check_verdict(result, rendered, self._cache)
         return request.outcome(
@@ -159,11 +160,10 @@ class OfflineEvaluator(BaseEvaluator):
         try:
             record = parsed(content_of(self._check_file(config, digest)))
             record = value_of(dict[str, Any], record, "the record")
-            result = record_of(CheckResult, record.get("check"))
+            result = check_of(record.get("check"), CHECK_SEED)
         except (OSError, ValueError):
             return None
-        same = record.get("triton") == triton_version() and result.seed == CHECK_SEED
-        return result if same else None
+        return result if record.get("triton") == triton_version() else None
 
     def _remember(self, config: KernelConfig, digest: str, result: CheckResult) -> None:
         """Store a result. Only verdicts: a crash, a timeout or a NaN may be the machine's fault."""

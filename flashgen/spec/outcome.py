@@ -132,6 +132,10 @@ class CheckResult:
     detail: str = ""
     rms: float = 0.0
 
+    def __post_init__(self) -> None:
+        if min(self.floors, self.lse_error, self.rms, self.cases) < 0:
+            raise InvalidArgument("the errors of a check, and its cases, must be >= 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Record):

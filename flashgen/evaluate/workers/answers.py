@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import importlib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -24,6 +23,8 @@ class Task:
         limit_s: its seconds of CPU time; pool.Limits may extend it.
         kind: what the child must be able to do.
         rank: where tasks wait, those of the least rank go first.
+        judge: "module:function", which is given the payload and what the function returned, and
+            raises ValueError where the one cannot be the result of the other.
 
     Examples:
         >>> from flashgen.evaluate.workers.answers import Task
@@ -36,6 +37,7 @@ class Task:
     limit_s: float
     kind: Kind = "compile"
     rank: int = 0
+    judge: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,12 @@ class WorkerUnfit(WorkerLost):
     blames = False
 
 
+class WrongAnswer(WorkerUnfit):
+    """A worker answered what cannot be. Its task is to blame only if it makes several do so."""
+
+    blames = True
+
+
 class Pool(Protocol):
     """Evaluates tasks: child processes here (Workers, Device), an actor elsewhere, or a Crew of
     these.
@@ -147,26 +155,13 @@ class Pool(Protocol):
         """End the workers, and what they do. May be called again."""
 
 
-def finite(answer: Answer) -> Answer:
-    """The answer; if it holds a NaN or infinity, a Raised that names it.
-
-    Logs cannot hold a NaN, and no comparison with one is true. For a check NaN is a result, which
-    check_verdict judges: a kernel may write NaN.
-    """
-    if not isinstance(answer, Done):
-        return answer
-    found = _not_finite("", answer.value)
-    if found is None:
-        return answer
-    return Raised("ValueError", f"{found}, where a finite number was due", "")
-
-
-def _not_finite(name: str, value: object) -> str | None:
-    """The first NaN or infinity in a JSON value, with its path: "timings.1.median_us is nan"."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{name} is {value}"
-    inner: Iterable[tuple[object, object]] = ()
-    if isinstance(value, dict | list):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-    places = (_not_finite(f"{name}.{key}" if name else str(key), each) for key, each in inner)
-    return next(filter(None, places), None)
+def why_wrong(task: Task, answer: Answer) -> str | None:
+    """Why an answer cannot be one of this task, as its judge says; None if it can."""
+    if not task.judge or not isinstance(answer, Done):
+        return None
+    module, function = task.judge.split(":")
+    try:
+        getattr(importlib.import_module(module), function)(task.payload, answer.value)
+    except (FlashgenError, ValueError) as error:
+        return str(error)
+    return None

@@ -20,7 +20,15 @@ from concurrent.futures import Future
 
 from flashgen.errors import ToolKilled
 from flashgen.evaluate.workers import usage
-from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task, TimedOut, killed
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Done,
+    Raised,
+    Task,
+    TimedOut,
+    killed,
+    why_wrong,
+)
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY, REAP_LIMIT_S, Child
 
 logger = logging.getLogger(__name__)
@@ -207,6 +215,8 @@ class Workers:
         first = child.answered == 0
         limit_s = self._limits.seconds(task, first=first)
         answer = child.ask(task, limit_s, self._limits.hang_s(task, first=first))
+        if why := why_wrong(task, answer):
+            return Raised("ValueError", why, "")
         if isinstance(answer, Done):
             self._limits.learn(task, child.spent_s, first=first)
         return answer
