@@ -18,7 +18,6 @@ from flashgen.runtime.eager.gradients import (
     rounded_gradients,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.from_call import check_scale
 from flashgen.spec.vocabulary import Direction
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -47,7 +46,7 @@ def make_inputs(
         v=v,
         do=reference_cases.moved(do, q.dtype, device),
         dlse=dlse.to(device),
-        scale=check_scale(None, spec.head_dim),
+        scale=case.scale(spec.head_dim),
         diagonal=case.diagonal(spec),
         features=reference_cases.make_features(spec, case, seed, device),
         precision=spec.precision,
