@@ -232,7 +232,7 @@ class GpuEvaluator(BaseEvaluator):
             yield replace(
                 self._outcome(one, timing=timing),
                 passes_us=passes,
-                sdpa_us=found.sdpa and found.sdpa.median_us,
+                sdpa_us=found.sdpa.median_us if found.sdpa else None,
             )
 
     def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:

@@ -61,7 +61,7 @@ class Surroundings(TorchFunctionMode):
         return inner
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no types there
         self.kept = all(torch.equal(now, was) for now, was in self._before) and all(
             bool((margin == fill).all()) for margin, fill in self._outputs
         )
