@@ -88,14 +88,14 @@ docs: $(FOR_DOCS)
 papers: $(FOR_TUNING)
 	$(BIN)/python examples/papers $(PAPERS)
 
-# The wheel is made from the source distribution, and runs where nothing else is installed, in another folder.
+# Dates in the archives are those of the commit, so that two builds of it are equal. The wheel is made from the source distribution, and runs where nothing else is installed, in another folder.
 EMPTY := $(CURDIR)/$(VENV)/release
 TRY := import flashgen, torch; q = torch.randn(1, 2, 9, 16); flashgen.attention(q, q, q, causal=True); \
 print("flashgen", flashgen.__version__, "from", flashgen.__path__[0], "digest", flashgen.digest()[:12])
 
 release: $(FOR_ALL)
 	rm -rf dist $(EMPTY)
-	$(BIN)/python -m build --outdir dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/python -m pip install --quiet --disable-pip-version-check twine
 	$(EMPTY)/bin/python -m twine check --strict dist/*

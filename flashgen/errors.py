@@ -64,6 +64,10 @@ class ToolchainError(FlashgenError, RuntimeError):
     """The machine lacks something required: a C compiler, a package of an extra, a folder."""
 
 
+class ToolKilled(FlashgenError, RuntimeError):
+    """A program that flashgen had started was killed from outside, as where memory runs out."""
+
+
 class LaunchError(FlashgenError, RuntimeError):
     """No candidate, from the tuned entry to the default kernel, could be launched for this call."""
 

@@ -147,16 +147,22 @@ FAULTS: dict[str, tuple[KernelConfig, str]] = {
     "garbage": (make_config(32, 64, num_stages=5), "garbage"),
     "forge": (make_config(32, 128, num_stages=5), "garbage"),
     "nan": (make_config(64, 32, num_stages=5), "nan"),
+    "killed": (make_config(64, 64, num_stages=5), "SIGKILL"),
+    "tool_killed": (make_config(64, 128, num_stages=5), "SIGKILL"),
 }
 """Ways of tests.worker_faults to fail, the config that each is played on, and words of the sentence.
 
 After a death comes a good config, so that the fresh child is not on its first task when the next one hangs.
 """
 
-RUNNING = dict.fromkeys(FAULTS, Status.CRASHED) | {"hang": Status.TIMEOUT}
+OUTSIDE = dict.fromkeys(("killed", "tool_killed"), Status.KILLED)
+"""What no kernel is to blame for, so it is not quarantined either."""
+
+RUNNING = dict.fromkeys(FAULTS, Status.CRASHED) | {"hang": Status.TIMEOUT} | OUTSIDE
 EXPECTED: dict[Stage, dict[str, Status]] = {
     "compile": dict.fromkeys(FAULTS, Status.COMPILE_CRASH)
-    | {"hang": Status.TIMEOUT, "nan": Status.COMPILE_ERROR},
+    | {"hang": Status.TIMEOUT, "nan": Status.COMPILE_ERROR}
+    | OUTSIDE,
     "check": RUNNING | {"nan": Status.WRONG},
     "timed": RUNNING | {"nan": Status.RUN_ERROR},
     "final": RUNNING | {"nan": Status.RUN_ERROR},
@@ -221,8 +227,9 @@ class FaultsContract:
         for fault, (_, words) in FAULTS.items():
             assert words in found[fault].detail, found[fault]
             json.dumps(found[fault].to_json(), allow_nan=False)
-        # What hangs is tried twice. A final round ends at the first fault; then each is timed alone.
-        more = ["hang"] + ["segfault"] * (stage == "final")
+        # What hangs or is killed is tried twice. A final round ends at the first fault; then each is
+        # timed alone.
+        more = ["hang", *OUTSIDE] + ["segfault"] * (stage == "final")
         assert played(faults) == Counter([*FAULTS, *more])
         assert children() == before
         assert not any(map(lives, pids(faults)))
@@ -232,7 +239,7 @@ class FaultsContract:
         """Nor by a new evaluator; until told to."""
         killers = [fault for fault in FAULTS if was[fault] in KILLERS]
         configs = [FAULTS[fault][0] for fault in killers]
-        assert len(configs) == len(FAULTS) - 1  # a figure that is none kills nobody
+        assert len(configs) == len(FAULTS) - 1 - len(OUTSIDE)  # nan kills nobody
         already = played(faults)
         outcomes = self.ask(faults, stage, configs[0], self.good[0], *configs[1:])
         assert played(faults) == already

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.spec.gpu import TARGETS
+from flashgen.tune.worker import Worker
 
 
 def mixed(_: dict[str, Any]) -> dict[str, Any]:
@@ -26,3 +29,16 @@ def none(_: dict[str, Any]) -> dict[str, Any]:
 
 def broken(_: dict[str, Any]) -> dict[str, Any]:
     raise RuntimeError("driver too old")
+
+
+class Liar(Worker):
+    """A worker whose first answer of all, which creates a file, is the lie that the task names."""
+
+    def run(self, task: Task) -> Any:
+        try:
+            Path(task.payload["file"]).touch(exist_ok=False)
+        except FileExistsError:
+            return super().run(task)
+        return {"garbage": "garbage", "form": (Done({"us": -1.0}), {"../x.json": ""})}[
+            task.payload["lie"]
+        ]

@@ -20,7 +20,7 @@ from flashgen import settings
 from flashgen.compile import gcn, sass
 from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
 from flashgen.compile.occupancy import resident_blocks
-from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError, ToolKilled
 from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
@@ -109,15 +109,21 @@ class Compiled(Record):
     def from_json(cls, record: dict[str, Any]) -> Self:
         """The Compiled of a record that to_json made. Raises InvalidArgument."""
         made = super().from_json(record)
-        lengths = [loop.instructions for loop in made.loops]
-        if min((*lengths, *(length for _, length in made.spilling)), default=1) < 1:
+        made.must_be_possible()
+        return made
+
+    def must_be_possible(self) -> None:
+        """Raise InvalidArgument where figures contradict each other."""
+        lengths = [loop.instructions for loop in self.loops]
+        if min((*lengths, *(length for _, length in self.spilling)), default=1) < 1:
             raise InvalidArgument("a loop must have an instruction: got none")
-        if made.num_warps < 1 or made.shared_bytes < 0:
+        if self.num_warps < 1 or self.shared_bytes < 0:
             raise InvalidArgument(
                 f"a kernel must have a warp, and bytes of shared memory >= 0: got "
-                f"{made.num_warps} and {made.shared_bytes}"
+                f"{self.num_warps} and {self.shared_bytes}"
             )
-        return made
+        if min(self.registers, self.spill_bytes, self.tensor_columns, *(self.issued or ())) < 0:
+            raise InvalidArgument("registers, spills, columns and instructions must be >= 0")
 
 
 def compile_kernel(
@@ -351,6 +357,8 @@ def compiled_by_triton(
     except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
         unknown = "" if arch in LIMITS else f", which is none of {', '.join(LIMITS)}"
         reason = f"{name} for {arch}{unknown}: {_first_line(error)}"
+        if re.search(r"failed with error code (-9|137)\b", str(error)):
+            raise ToolKilled(f"ptxas was ended by SIGKILL while it compiled {name}") from None
         raise toolchain_error(error) or CompileFailed(reason) from error
 
 

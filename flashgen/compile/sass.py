@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from flashgen.errors import ToolchainError
+from flashgen.errors import ToolchainError, ToolKilled
 from flashgen.files import temporary_folder
 
 TOOL_SECONDS = 120
@@ -243,6 +243,8 @@ def disassemble(cubin: bytes) -> Listing:
             )
         except subprocess.TimeoutExpired:
             raise ToolchainError(f"cuobjdump did not end within {TOOL_SECONDS} s") from None
+    if done.returncode == -9:
+        raise ToolKilled("cuobjdump was ended by SIGKILL, as where the machine runs out of memory")
     if done.returncode != 0:
         reason = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise ToolchainError(f"cuobjdump failed with code {done.returncode}: {reason}")

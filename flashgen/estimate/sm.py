@@ -367,6 +367,23 @@ class Replay(Record):
     outside: int
     firm: bool
 
+    def must_agree(self) -> None:
+        """Raise InvalidArgument where lengths or signs contradict each other."""
+        of_phase = (*self.cycles, *self.far_cycles, self.lone_cycles, self.loaded_bytes, self.usage)
+        of_loop = (self.block_flops, self.block_work, self.least_cycles, self.equal_parts)
+        loops = sorted(loop for phase in self.phases for loop in phase)
+        if (
+            {len(each) for each in of_phase} != {len(self.phases)}
+            or {len(each) for each in of_loop} != {len(loops)}
+            or loops != list(range(len(loops)))
+            or not 1 <= self.residents == len(self.cycles) == len(self.far_cycles)
+        ):
+            raise InvalidArgument("a replay must have as many figures as blocks, phases and loops")
+        times = (*self.cycles, *self.far_cycles, self.lone_cycles)
+        rest = (self.loaded_bytes, *of_loop, (self.outside,))
+        if min(x for each in times for x in each) <= 0 or min(x for y in rest for x in y) < 0:
+            raise InvalidArgument("the cycles of a replay must be > 0, and its figures >= 0")
+
 
 def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -> Replay:
     """Replay a kernel's main loops on one SM of `gpu`.
@@ -439,7 +456,9 @@ def recall_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay | None:
         record = value_of(dict[str, Any], parsed(content_of(file)), "the record")
         if record.get("made_by") != _made_by(gpu):
             return None
-        return record_of(Replay, record.get("replay"))
+        found = record_of(Replay, record.get("replay"))
+        found.must_agree()
+        return found
     except (OSError, ValueError):
         return None
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.bounds import cycles_a_score
-from flashgen.compile.compiler import Compiled, judge, recall, residents, shortcomings
+from flashgen.compile.compiler import judge, recall, residents, shortcomings
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
-from flashgen.estimate.sm import Replay, recall_replay
+from flashgen.estimate.sm import recall_replay
 from flashgen.estimate.trip_counts import tuned_splits
+from flashgen.evaluate.arrivals import Built
 from flashgen.evaluate.evaluator import Request, triton_version
 from flashgen.evaluate.pools import Once
 from flashgen.evaluate.tasks import COMPILE_LIMIT_S, Compile, Tasks, task
@@ -28,7 +29,7 @@ from flashgen.evaluate.workers.answers import (
     Pool,
     Raised,
     TimedOut,
-    finite,
+    killed,
 )
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, in_place, render
@@ -38,26 +39,6 @@ from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, timed_problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """The result of the compile task. replay is None if there can be no estimate; no_estimate then
-    gives the reason.
-    """
-
-    compiled: Compiled
-    replay: Replay | None
-    no_estimate: str = ""
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Built:
-        """The Built of the compile task's answer."""
-        return cls(
-            compiled=Compiled.from_json(record["compiled"]),
-            replay=record["replay"] and Replay.from_json(record["replay"]),
-            no_estimate=record["no_estimate"],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +205,7 @@ class Builder:
             gpu=self._gpu,
             cache=str(self._cache / "compiled"),
             whole=key[1],
+            digest=key[0],
         )
         return self._compilers.submit(task(self._tasks.compile, asked, COMPILE_LIMIT_S, build.rank))
 
@@ -234,7 +216,7 @@ class Builder:
             return build.drafted
         for key in build.keys:
             if key not in self._built:
-                answer = finite(self._answers.result(key, partial(self._submit, build, key)))
+                answer = self._answers.result(key, partial(self._submit, build, key))
                 if not isinstance(answer, Done):
                     return _failed(answer, rendered, self._cache)
                 self._built[key] = Built.from_json(answer.value)
@@ -258,6 +240,8 @@ class Builder:
 
 def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:
     """The result for a kernel that failed to compile or crashed the compiler; its text is kept."""
+    if killed(answer):
+        return BuildResult(status=Status.KILLED, detail=str(answer), rendered=rendered)
     if isinstance(answer, Raised) and not answer.ended:
         status = Status.COMPILE_ERROR
         text = answer.message if answer.kind == "CompileFailed" else str(answer)

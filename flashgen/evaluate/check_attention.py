@@ -2,8 +2,9 @@
 
 The sizes are the least that show each mistake: ragged tiles and whole ones, shared heads, rows
 without keys; as many tiles in a row as fill the ring of loads twice; scores that make the running
-maximum jump at each tile, or never. Packed sequences have unused tokens between them, and empty
-ones among them.
+maximum jump at each tile, or never; one query and one key. The first case varies all that may vary,
+in three batches of eight heads, four of which share K and V. Packed sequences have unused tokens
+between them, and empty ones among them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from flashgen.evaluate.check_sampled import SampledCase, operands, sampled_cases, sampled_trial
 from flashgen.inputs.features import Features
-from flashgen.inputs.from_call import check_scale
 from flashgen.inputs.packed import Sequences, from_bounds
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_forward import Forward, order_limits
@@ -54,11 +54,15 @@ def attention_cases(
 
 
 def case(
-    sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str
+    sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: Any
 ) -> CheckCase:
     """The case of these lengths and numbers of heads; options as CheckCase has them."""
     problem = Problem(batch=batch, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-    return CheckCase(problem=problem, **options)  # type: ignore[arg-type]
+    return CheckCase(problem=problem, **options)
+
+
+LONG_WALK, SMALL_DIM = 20, 64
+"""Tiles in a row of a kernel whose head dims are this small: elsewhere they take too long."""
 
 
 def ring_tiles(config: KernelConfig) -> int:
@@ -69,6 +73,8 @@ def ring_tiles(config: KernelConfig) -> int:
 def long_side(spec: AttentionSpec, config: KernelConfig) -> tuple[int, int]:
     """One tile of what a program owns, and ring_tiles() of what it walks: (queries, keys)."""
     br, bc, tiles = config.br, config.bc, ring_tiles(config)
+    if max(spec.head_dim, spec.head_dim_v) <= SMALL_DIM:
+        tiles = max(tiles, LONG_WALK)
     return (tiles * br, bc) if spec.direction in BY_KEYS else (br, tiles * bc)
 
 
@@ -81,13 +87,15 @@ def tile_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCase, ..
     # the first.
     alignment = "top_left" if spec.direction in BY_KEYS else "bottom_right"
     return (
-        case(br + 5, 2 * bc + 7, batch=2, heads=6, kv=2, layout="bshd"),
+        case(br - 3, bc + 7, batch=3, heads=8, kv=2, layout="bshd", varied=True),
         case(br, 3 * bc + 1, scores="growing"),
-        case(br, 2 * bc + 1),
-        case(2 * br + 1, bc + 1, alignment="top_left"),
+        case(br, bc + 1, heads=7),
+        case(2 * br + 1, 2 * bc + 1, batch=2, heads=2, kv=2, layout="bshd", alignment="top_left"),
         case(max(br, bc) + 1, max(1, bc - 1)),
         case(*long_side(spec, config), alignment=alignment),
         case(br, 3 * bc, scores="falling"),
+        case(1, 1),
+        case(1, 2 * bc + 3),
     )
 
 
@@ -108,10 +116,12 @@ def walking_cases(spec: AttentionSpec, config: KernelConfig, device: str) -> tup
 
 
 def segment_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCase, ...]:
-    """Of an invariant forward, more keys than the segment after which it closes its sums."""
+    """Of an invariant forward, more keys than two segments, after each of which it closes its sums:
+    the third has a tile and a part of one.
+    """
     if not spec.invariant or spec.direction != "forward":
         return ()
-    return (case(config.br, SEGMENT + config.bc + 7),)
+    return (case(config.br, 2 * SEGMENT + config.bc + 7),)
 
 
 def block_mask_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCase, ...]:
@@ -132,6 +142,9 @@ def block_mask_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[CheckCa
 
 SPARE_PAGES = 3
 """Pages of a drawn pool that no sequence has: NaN, as is what lies beyond a length."""
+
+FAR_PAGES = 1 << 15
+"""Pages before all others of some pools: 16 bits with a sign do not hold their numbers."""
 
 Lengths = tuple[tuple[int, int], ...]
 
@@ -186,6 +199,7 @@ class PackedCase(CheckCase):
         return (
             f"packed {lengths}, spare {self.spare}, heads {p.heads}/{p.kv_heads}, {self.index}, "
             f"page size {self.page_size}, {self.alignment}, {self.layout}, {self.scores} scores"
+            f"{', varied' * self.varied}"
         )
 
 
@@ -217,9 +231,10 @@ def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase,
     alignment = "top_left" if spec.direction in BY_KEYS else "bottom_right"
     return (
         packed_case(
-            [(br + 5, 2 * bc + 7), (0, 3), (3, 0), (1, bc), (0, 0), (br, bc + 1)],
-            heads=6,
+            [(br + 5, bc + 7), (0, 3), (3, 0), (1, bc), (0, 0)],
+            heads=8,
             kv_heads=2,
+            varied=True,
         ),
         packed_case([(br, 2 * bc), (br, bc)], index="int64", page_size=1),
         packed_case(
@@ -249,8 +264,9 @@ def in_pages(
     assert isinstance(case, PackedCase)
     size, lengths = case.page_size, packed.lengths()
     width = max(-(-keys // size) for *_, keys in lengths) if lengths else 0
-    pages = len(lengths) * width + SPARE_PAGES
-    order = torch.randperm(pages, generator=torch.Generator().manual_seed(seed + 3))
+    far = FAR_PAGES if size == 1 else 0
+    pages = far + len(lengths) * width + SPARE_PAGES
+    order = far + torch.randperm(pages - far, generator=torch.Generator().manual_seed(seed + 3))
     table = order[: len(lengths) * width].view(len(lengths), width).to(k.device)
 
     def pool(x: Tensor) -> Tensor:
@@ -289,7 +305,7 @@ def attention_trial(
 def _forward(spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str) -> Trial:
     q, k, v = reference_cases.make_inputs(spec, case, seed, device)
     features = reference_cases.make_features(spec, case, seed, device)
-    scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
+    scale, diagonal = case.scale(spec.head_dim), case.diagonal(spec)
     keys, values, given = in_pages(k, v, features, case, seed) if spec.paged else (k, v, features)
 
     def compare(found: tuple[Tensor, Tensor]) -> Comparison:

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.evaluate.check_attention import SPARE_PAGES
+from flashgen.evaluate.check_attention import FAR_PAGES, SPARE_PAGES
 from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import Features
-from flashgen.inputs.from_call import check_scale
 from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts, Rotation
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
@@ -38,6 +37,7 @@ class DecodeCase:
     splits: of the keys; for combine, the parts; for append, the new keys. page_size: of a paged
     cache. layout: the memory layout of Q and the cache, as in cases.draw. shared: all sequences
     start with the same page. scores: as CheckCase has them; for combine, the LSE of the parts.
+    varied: as CheckCase has it. far: pages before all that are used.
     """
 
     lengths: tuple[int, ...]
@@ -50,6 +50,16 @@ class DecodeCase:
     layout: str = "bhsd"
     shared: bool = False
     scores: Scores = "even"
+    varied: bool = False
+    far: int = 0
+
+    def of_attention(self) -> CheckCase:
+        """The case of as many full sequences."""
+        problem = Problem(
+            batch=len(self.lengths), heads=self.kv_heads * self.group, kv_heads=self.kv_heads,
+            seq_q=self.seq_q, seq_k=self.capacity,
+        )  # fmt: skip
+        return CheckCase(problem=problem, layout=self.layout, varied=self.varied)
 
     def __str__(self) -> str:
         lengths = ", ".join(map(str, self.lengths))
@@ -57,7 +67,8 @@ class DecodeCase:
             f"lengths {lengths} of {self.capacity}, seq_q {self.seq_q}, "
             f"heads {self.kv_heads * self.group}/{self.kv_heads}, splits {self.splits}, "
             f"page size {self.page_size}, {self.layout}, {self.scores} scores"
-            f"{', shared pages' * self.shared}"
+            f"{', shared pages' * self.shared}{', varied' * self.varied}"
+            f"{f', from page {self.far}' * bool(self.far)}"
         )
 
 
@@ -67,7 +78,7 @@ def cache_cases(
     """The cases every candidate must pass: no key, one, a tile and its neighbours, primes; pages
     smaller than a tile, as large and larger; rows that fill a tile and more; splits without a key;
     a split whose tiles fill the ring of loads twice, at a place where seed 0 draws a window of all
-    keys; of an invariant decode two segments.
+    keys; of an invariant decode three segments; pages whose numbers 16 bits do not hold.
     """
     bc, br = config.bc, config.br
     ring = (2 * config.num_stages + 2) * bc
@@ -81,18 +92,19 @@ def cache_cases(
         )
         return (
             replace(case, splits=1, page_size=1),
-            replace(case, splits=br + 1, page_size=8, layout="bshd"),
+            replace(case, splits=br + 1, page_size=8, layout="bshd", varied=True),
             replace(case, splits=2, page_size=64, layout="sliced"),
         )
     edges = (0, 1, bc - 1, bc, bc + 1)
     queries = 1 if not spec.causal else 5
-    two_segments = DecodeCase(
-        lengths=(SEGMENT + bc + 5, 3), capacity=SEGMENT + 2 * bc, seq_q=queries, group=4
+    segments = DecodeCase(
+        lengths=(2 * SEGMENT + bc + 5, 3), capacity=2 * SEGMENT + 2 * bc, seq_q=queries, group=4
     )
     return (
-        DecodeCase(lengths=edges, capacity=2 * bc, seq_q=queries, kv_heads=2, group=3, splits=2),
+        DecodeCase(lengths=edges, capacity=2 * bc, seq_q=queries, kv_heads=2, group=4, splits=2,
+                   varied=True),
         DecodeCase(
-            lengths=(4 * bc, 3 * bc + 7, 2 * bc), capacity=5 * bc, splits=4, seq_q=queries,
+            lengths=(4 * bc, 3 * bc + 7, 2 * bc), capacity=5 * bc, splits=5, seq_q=queries,
             page_size=1, layout="bshd", kv_heads=2, group=4, shared=True,
         ),
         DecodeCase(
@@ -102,10 +114,13 @@ def cache_cases(
         DecodeCase(
             lengths=(2 * bc + 5,), capacity=3 * bc, splits=3, seq_q=2, group=br, page_size=bc
         ),
-        DecodeCase(lengths=(3 * bc + 1,), capacity=4 * bc, group=4, scores="growing"),
+        DecodeCase(
+            lengths=(3 * bc + 1,), capacity=4 * bc, group=7, page_size=1, far=FAR_PAGES,
+            scores="growing",
+        ),
         DecodeCase(lengths=(ring + 5,), capacity=ring + bc, group=12),
         DecodeCase(lengths=(3 * bc + 1,), capacity=4 * bc, group=4, scores="falling"),
-        *((two_segments,) if spec.invariant else ()),
+        *((segments,) if spec.invariant else ()),
     )  # fmt: skip
 
 
@@ -121,7 +136,7 @@ def cache_trial(
     q, cache = make_call(spec, case, seed, device)
     if spec.direction == "append":
         return _append(spec, cache, q, case.splits, seed)
-    scale = check_scale(None, spec.head_dim)
+    scale = case.of_attention().scale(spec.head_dim)
     features = make_features(spec, case, cache, seed, device)
     call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits, features=features)
     return Trial(
@@ -182,17 +197,22 @@ def make_call(
     dtype, batch = getattr(torch, spec.dtype), len(case.lengths)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
 
-    def drawn(outer: int, heads: int, size: int, dim: int) -> Tensor:
-        x = reference_cases.draw((outer, heads, size, dim), case.layout, generator)
+    of_attention = case.of_attention()
+
+    def drawn(name: str, outer: int, heads: int, size: int, dim: int) -> Tensor:
+        x = reference_cases.draw((outer, heads, size, dim), of_attention.layout_of(name), generator)
+        if name != "q" and spec.paged and case.far:
+            x = torch.cat((x.new_full((case.far, *x.shape[1:]), float("nan")), x))
         return reference_cases.moved(x, dtype, "cpu")
 
-    q = drawn(batch, case.kv_heads * case.group, case.seq_q, spec.head_dim)
+    q = drawn("q", batch, case.kv_heads * case.group, case.seq_q, spec.head_dim)
     table = None
     outer, size = batch, case.capacity
     if spec.paged:
         size, each = case.page_size, -(-case.capacity // case.page_size)
         outer = batch * each + SPARE_PAGES
         table = torch.randperm(outer, generator=generator)[: batch * each].int().view(batch, each)
+        table += case.far
         if case.shared:
             table[:, 0] = table[0, 0]
     rows = leftpad = None
@@ -203,8 +223,8 @@ def make_call(
         share = torch.rand(batch, generator=generator)
         share[::3], share[1::3] = (0.0, 1.0) if seed % 2 else (0.5, 0.0)
         leftpad = (share * lengths).int()
-    k = drawn(outer, case.kv_heads, size, spec.head_dim)
-    v = drawn(outer, case.kv_heads, size, spec.head_dim_v)
+    k = drawn("k", outer, case.kv_heads, size, spec.head_dim)
+    v = drawn("v", outer, case.kv_heads, size, spec.head_dim_v)
     cache = Cache(k=k, v=v, lengths=lengths, block_table=table, rows=rows, leftpad=leftpad)
     if case.scores != "even":
         q *= reference_cases.LARGEST_SCORES
@@ -263,14 +283,10 @@ def make_features(
     """The features of a spec, as cases.make_features draws them for a full cache. A bias per
     sequence has NaN where the sequence has no key.
     """
-    heads = case.kv_heads * case.group
-    problem = Problem(
-        batch=len(case.lengths), heads=heads, kv_heads=case.kv_heads, seq_q=case.seq_q,
-        seq_k=cache.capacity,
-    )  # fmt: skip
-    drawn = CheckCase(problem=problem, layout=case.layout)
+    drawn = case.of_attention()
+    drawn = replace(drawn, problem=replace(drawn.problem, seq_k=cache.capacity))
     features = reference_cases.make_features(spec, drawn, seed, device)
-    bias, own = features.bias, (problem.batch, cache.capacity)
+    bias, own = features.bias, (len(case.lengths), cache.capacity)
     if spec.bias == "additive" and bias is not None and bias.shape[::3] == own:
         for number, (first, end) in enumerate(eager_cache.held(cache)):
             bias[number, ..., :first] = float("nan")
@@ -339,7 +355,8 @@ def _append(spec: AttentionSpec, cache: Cache, queries: Tensor, new_keys: int, s
         angles = torch.rand((cache.capacity, spec.head_dim // 2 - 4), generator=generator) * 6
         cos, sin = angles.cos().to(device), angles.sin().to(device)
         rotation = Rotation(q=queries, cos=cos, sin=sin, q_step=seed % 2)
-    written = replace(cache, k=cache.k.clone(), v=cache.v.clone())
+    own = (reference_cases.moved(x, x.dtype, device) for x in (cache.k, cache.v))
+    written = replace(cache, **dict(zip("kv", own, strict=True)))
     call = Append(k=k, v=v, cache=written, rotation=rotation)
     return Trial(call=call, compare=partial(_judge_append, call=call, before=cache, spec=spec))
 
@@ -405,7 +422,8 @@ def _without_nan(x: Tensor) -> Tensor:
     """X with 0 for NaN, in its own strides."""
     if x.dtype == torch.int8:
         return x
-    return torch.empty_like(x).copy_(x.float().nan_to_num())
+    made = reference_cases.moved(x, x.dtype, x.device)
+    return made.copy_(x.float().nan_to_num())
 
 
 def _wide(x: Tensor) -> Tensor:

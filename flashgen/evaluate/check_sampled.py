@@ -39,14 +39,19 @@ class SampledCase(CheckCase):
 
 
 def sampled_cases(spec: AttentionSpec, device: str) -> tuple[SampledCase, ...]:
-    """On a GPU, one batch of what tuning times at TIMED_SEQ. There is none of what no head has by
+    """On a GPU, one batch at TIMED_SEQ whose heads share K and V as those of most models do, and
+    one at half of that whose heads share none. There is none of what no head has by
     itself: draws of dropout, block masks, packed sequences, and gradients of a bias.
     """
     shared = spec.dropout or spec.block_mask or spec.varlen
     whole = spec.direction in ("backward_delta", "backward_dbias")
     if shared or whole or torch.device(device).type != "cuda":
         return ()
-    return (SampledCase(problem=replace(workload(spec, TIMED_SEQ), batch=1)),)
+    timed, short = (replace(workload(spec, seq), batch=1) for seq in (TIMED_SEQ, TIMED_SEQ // 2))
+    return (
+        SampledCase(problem=replace(timed, heads=32, kv_heads=8)),
+        SampledCase(problem=replace(short, heads=16, kv_heads=16)),
+    )
 
 
 def sampled_trial(

@@ -15,6 +15,7 @@ from typing import Any
 
 from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
+from flashgen.evaluate.arrivals import check_of
 from flashgen.evaluate.build import (
     Builder,
     BuildResult,
@@ -27,14 +28,22 @@ from flashgen.evaluate.build import (
 from flashgen.evaluate.evaluator import BaseEvaluator, Ranks, Request, triton_version
 from flashgen.evaluate.pools import Children, Once, Pools
 from flashgen.evaluate.tasks import CHECK_LIMIT_S, Check, Tasks, task
-from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, TimedOut
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Died,
+    Done,
+    Failure,
+    Raised,
+    TimedOut,
+    killed,
+)
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY
 from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import CheckResult, Outcome, Source, Status
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.records import parsed, record_of, value_of
+from flashgen.spec.records import parsed, value_of
 
 CHECK_SEED = 0
 """One seed for all: results are shared between runs, buckets and GPUs by the kernel's digest."""
@@ -133,7 +142,7 @@ class OfflineEvaluator(BaseEvaluator):
             if not isinstance(answer, Done):
                 status, detail = check_failed(answer, rendered, self._cache)
                 return request.outcome(config, status, detail, digest=rendered.digest)
-            result = CheckResult(**answer.value)
+            result = check_of(answer.value, CHECK_SEED)
             self._remember(config, rendered.digest, result)
         status, detail = check_verdict(result, rendered, self._cache)
         return request.outcome(
@@ -151,11 +160,10 @@ class OfflineEvaluator(BaseEvaluator):
         try:
             record = parsed(content_of(self._check_file(config, digest)))
             record = value_of(dict[str, Any], record, "the record")
-            result = record_of(CheckResult, record.get("check"))
+            result = check_of(record.get("check"), CHECK_SEED)
         except (OSError, ValueError):
             return None
-        same = record.get("triton") == triton_version() and result.seed == CHECK_SEED
-        return result if same else None
+        return result if record.get("triton") == triton_version() else None
 
     def _remember(self, config: KernelConfig, digest: str, result: CheckResult) -> None:
         """Store a result. Only verdicts: a crash, a timeout or a NaN may be the machine's fault."""
@@ -192,11 +200,13 @@ def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Stat
     """Status and detail of a kernel that did not run to the end; the kernel is written to a file.
 
     CRASHED if its process ended, RUN_ERROR if only the launch failed, OUT_OF_RESOURCES if the GPU
-    lacks shared memory, registers or memory. UNSTEADY is not the fault of
-    the kernel, which is not written.
+    lacks shared memory, registers or memory. UNSTEADY and KILLED are not
+    the fault of the kernel, which is not written.
     """
     if unsteady(answer):
         return Status.UNSTEADY, str(answer)
+    if killed(answer):
+        return Status.KILLED, str(answer)
     if isinstance(answer, Raised) and answer.kind == "InvalidPtx":
         return Status.UNCHECKABLE, f"not checkable without a GPU: {answer.message}"
     if isinstance(answer, Raised) and answer.kind == "OutOfResources":

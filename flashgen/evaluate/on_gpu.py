@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.errors import NoEstimate
+from flashgen.evaluate.arrivals import Round, check_of
 from flashgen.evaluate.build import (
     Build,
     Builder,
@@ -37,10 +38,10 @@ from flashgen.evaluate.tasks import (
     Tasks,
     task,
 )
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, finite
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, killed
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.outcome import CheckResult, Outcome, Source, Status, Timing
+from flashgen.schedules.outcome import Outcome, Source, Status, Timing
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import record_of
 
@@ -151,7 +152,7 @@ class GpuEvaluator(BaseEvaluator):
             return self._outcome(one, one.built.status, one.built.detail)
         if one.request.stage == "check":
             return self._checked(one, answer.result())
-        return self._timed(one, finite(answer.result()))
+        return self._timed(one, answer.result())
 
     def _submit(
         self, request: Request, function: str, asked: Asked, limit_s: float
@@ -170,7 +171,7 @@ class GpuEvaluator(BaseEvaluator):
         if not isinstance(answer, Done):
             return self._blamed(one, answer)
         assert one.built.rendered is not None  # it compiled
-        result = CheckResult(**answer.value)
+        result = check_of(answer.value, SEED)
         status, detail = check_verdict(result, one.built.rendered, self._cache)
         return self._outcome(one, status, detail, check=result if sound(result) else None)
 
@@ -200,7 +201,7 @@ class GpuEvaluator(BaseEvaluator):
         answer = self._round(request, [configs[i] for i in ready])
         if not isinstance(answer, Done) and not unsteady(answer):
             for i in ready:
-                alone = finite(self._submit_alone(request, configs[i]).result())
+                alone = self._submit_alone(request, configs[i]).result()
                 outcomes[i] = self._timed(every[i], alone)
             ready = [i for i in ready if outcomes[i].ok]
             answer = self._round(request, [configs[i] for i in ready])
@@ -219,29 +220,28 @@ class GpuEvaluator(BaseEvaluator):
         """The outcomes of a round; a round at another clock than the run's is UNSTEADY as a
         whole.
         """
-        timings = [record_of(Timing, each) for each in value["timings"]]
-        why = self._clock.why_unsteady(timings[0].clock_mhz, request.search) if timings else ""
-        sdpa = value["sdpa"]
-        for one, timing, passes in zip(racing, timings, value["passes"], strict=True):
+        found = record_of(Round, value)
+        if not racing:
+            return
+        self.conditions = found.conditions
+        why = self._clock.why_unsteady(found.timings[0].clock_mhz, request.search)
+        for one, timing, passes in zip(racing, found.timings, found.passes, strict=True):
             if why:
                 yield self._outcome(one, Status.UNSTEADY, why)
                 continue
             yield replace(
                 self._outcome(one, timing=timing),
-                passes_us=tuple(passes),
-                sdpa_us=sdpa and record_of(Timing, sdpa).median_us,
+                passes_us=passes,
+                sdpa_us=found.sdpa.median_us if found.sdpa else None,
             )
 
     def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:
         if not configs:
-            return Done({"timings": [], "passes": [], "sdpa": None})
+            return Done({"timings": [], "passes": [], "sdpa": None, "conditions": {}})
         asked = Final(launches=self._launches(request), configs=tuple(configs))
         with_sdpa = len(configs) + 1
         limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * with_sdpa
-        answer = finite(self._submit(request, self._tasks.final, asked, limit_s).result())
-        if isinstance(answer, Done):
-            self.conditions = Conditions(**answer.value["conditions"])
-        return answer
+        return self._submit(request, self._tasks.final, asked, limit_s).result()
 
     def _launches(self, request: Request) -> Launches:
         return Launches(
@@ -263,10 +263,12 @@ class GpuEvaluator(BaseEvaluator):
         """The outcome of one of several that failed together, though each runs by itself.
 
         Whichever was at fault, the others must not be quarantined: all are RUN_ERROR. If the times
-        of a round jumped, none is at fault.
+        of a round jumped, or it was killed from outside, none is at fault.
         """
         if unsteady(answer):
             return self._outcome(one, Status.UNSTEADY, str(answer))
+        if killed(answer):
+            return self._outcome(one, Status.KILLED, str(answer))
         assert one.built.rendered is not None
         detail = f"it runs by itself, but its round failed: {answer}"
         detail = kept(detail, one.built.rendered, self._cache)

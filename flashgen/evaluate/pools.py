@@ -20,7 +20,16 @@ from flashgen.evaluate.tasks import (
     placed,
     task,
 )
-from flashgen.evaluate.workers.answers import Answer, Died, Done, Pool, Raised, Task, TimedOut
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Died,
+    Done,
+    Pool,
+    Raised,
+    Task,
+    TimedOut,
+    killed,
+)
 from flashgen.evaluate.workers.pool import Turns, Workers
 
 T = TypeVar("T")
@@ -80,7 +89,7 @@ class Children:
 
 class Device:
     """CUDA device `index` of this process, as a pool of one: tasks run on it, whatever device they
-    name. One that ran out of time is tried once more.
+    name. One that ran out of time or was killed from outside is tried once more.
 
     After a task that ended the child, the GPU must answer a new one before the next task: if it
     does not, that raises DeviceLost. answers: the task that finds out.
@@ -104,7 +113,7 @@ class Device:
             answer = self._workers.submit(placed(task, device=self.name)).result()
             if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
                 self._ended = str(answer).splitlines()[0]
-            if last or not isinstance(answer, TimedOut):
+            if last or not (isinstance(answer, TimedOut) or killed(answer)):
                 break
         return answer
 

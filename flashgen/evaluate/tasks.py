@@ -75,13 +75,16 @@ class Tasks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compile:
-    """Compile a kernel for a GPU; whole: as a decode of one split. cache: the folder of results."""
+    """Compile a kernel for a GPU; whole: as a decode of one split. cache: the folder of results.
+    digest: of the kernel's text.
+    """
 
     spec: AttentionSpec
     config: KernelConfig
     gpu: Gpu
     cache: str
     whole: bool
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,13 @@ class Answers:
 
 
 Asked = Compile | ForArch | Check | Measure | Final | Answers
+JUDGES: dict[type, str] = {
+    Compile: "flashgen.evaluate.arrivals:judge_compile",
+    Check: "flashgen.evaluate.arrivals:judge_check",
+    Measure: "flashgen.evaluate.arrivals:judge_measure",
+    Final: "flashgen.evaluate.arrivals:judge_final",
+}
+"""What finds answers that cannot be right: Task.judge."""
 Payload = dict[str, Any]
 
 
@@ -161,8 +171,11 @@ def task(function: str, asked: Asked, limit_s: float, rank: int = 0) -> Task:
         kind = "compile"
     elif isinstance(asked, Check) and asked.device == "cpu":
         kind = "interpret"
+    judge = JUDGES.get(type(asked), "")
     payload = asdict(asked)
-    return Task(function=function, payload=payload, limit_s=limit_s, kind=kind, rank=rank)
+    return Task(
+        function=function, payload=payload, limit_s=limit_s, kind=kind, rank=rank, judge=judge
+    )
 
 
 def placed(asked: Task, *, device: str | None = None, cache: Path | None = None) -> Task:
@@ -193,6 +206,8 @@ def compile_one(payload: Payload) -> Payload:
     asked = record_of(Compile, payload, "the task")
     spec, config, gpu, cache = asked.spec, asked.config, asked.gpu, Path(asked.cache)
     rendered = render(spec, config)
+    if rendered.digest != asked.digest:
+        raise ToolchainError("the templates are others than when the run began: run it again")
     compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=asked.whole, cache=cache)
     made: Payload = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
     try:
@@ -268,7 +283,7 @@ def measure_one(payload: Payload) -> Payload:
                 ceiling=ceiling,
             )
             for run, ceiling in zip(
-                _prepared(launches, asked.config), _ceilings(launches), strict=True
+                _prepared(launches, asked.config), ceilings(launches), strict=True
             )
         ]
     return asdict(Timing.of_batches(timings))
@@ -288,15 +303,15 @@ def measure_round(payload: Payload) -> Payload:
         sdpa = _sdpa(launches)
         racing = [_prepared(launches, config) for config in asked.configs] + [sdpa] * bool(sdpa)
         every = [run for runs in racing for run in runs]
-        ceilings = _ceilings(launches)
+        limits = ceilings(launches)
         raced = interleave(
             every,
             stopwatch=_stopwatch(launches.device, launches.l2_bytes),
-            ceilings=ceilings * len(racing),
+            ceilings=limits * len(racing),
         )
         timings = [each.timing for each in raced]
         conditions = _conditions_under_load(every, timings, launches.device)
-    size = len(ceilings)
+    size = len(limits)
     found = [Raced.of_batches(raced[at : at + size]) for at in range(0, len(raced), size)]
     kernels = found[: len(asked.configs)]
     return {
@@ -345,7 +360,7 @@ def _sdpa(launches: Launches) -> list[Run]:
     return runs
 
 
-def _ceilings(launches: Launches) -> list[Ceiling]:
+def ceilings(launches: Launches) -> list[Ceiling]:
     """The work of each launch of _prepared."""
     from flashgen.evaluate.measure import Ceiling
 

@@ -20,6 +20,7 @@ kernels/interpreter_speed.py makes it faster, with the same results. No other mo
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import Any
 
@@ -29,6 +30,16 @@ _repaired = False
 _in_one_order = False
 """Whether products of the kernel that runs are summed in one order. BLAS has one for each shape."""
 _lock = threading.RLock()
+
+
+def _renew() -> None:
+    """In the child of a fork nobody would release a lock that another thread held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def active() -> bool:

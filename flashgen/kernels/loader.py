@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import linecache
+import os
 import sys
 import threading
 import types
@@ -100,7 +101,18 @@ class TextLoader(importlib.abc.ExecutionLoader):
         return self._filename
 
 
-_executing = threading.Lock()
+def lock_of_loading() -> threading.RLock:
+    """A lock for what loads modules. A fork waits for it: in the child nobody would release it, and
+    what was half loaded would stay so.
+    """
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        free = lock.release
+        os.register_at_fork(before=lock.acquire, after_in_parent=free, after_in_child=free)
+    return lock
+
+
+_executing = lock_of_loading()
 
 
 def load_text(rendered: Rendered) -> Kernel:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flashgen.inputs.block_mask import BlockMask
 from flashgen.inputs.features import Features, Fp8
+from flashgen.inputs.from_call import check_scale
 from flashgen.inputs.packed import Sequences
 from flashgen.reference.attention import Comparison
 from flashgen.runtime.block_mask import PARTIAL, WHOLE, document, from_boolean, prefix_lm
@@ -32,6 +33,13 @@ deviation from nearly 0 at the first key to LARGEST_SCORES at the last, so that 
 jumps at each tile, beyond what exp2 can take. falling: the other way.
 """
 
+VARIED = {"q": "sliced", "k": "bshd", "v": "sliced"}
+CALLERS_SCALE = 1.375
+"""Of a case that varies: times the scale that a caller who names none gets."""
+
+MARGIN = 1 << 16
+"""Elements before and after what a kernel may touch: 64 rows of 8 heads of 128."""
+
 LARGEST_SCORES = 64.0
 """A row of 16 such keys reaches 100 on average; exp2 overflows float32 at 128 / log2(e) = 89."""
 
@@ -51,13 +59,23 @@ class CheckCase:
     """One comparison: sizes, alignment of the causal mask, and the memory layout of Q, K and V.
 
     layout bhsd is contiguous; bshd has heads inside the sequence, as projections leave them; sliced
-    is cut from larger tensors, so that no stride is what the shape suggests.
+    is cut from larger tensors, so that no stride is what the shape suggests. varied: Q, K and V
+    have one each, the scale is the caller's, and what may differ by batch does, at every seed.
     """
 
     problem: Problem
     alignment: str = "bottom_right"
     layout: str = "bhsd"
     scores: Scores = "even"
+    varied: bool = False
+
+    def layout_of(self, name: str) -> str:
+        """The layout of q, k or v."""
+        return VARIED[name] if self.varied else self.layout
+
+    def scale(self, head_dim: int) -> float:
+        """The scale of its scores."""
+        return check_scale(None, head_dim) * (CALLERS_SCALE if self.varied else 1.0)
 
     def diagonal(self, spec: AttentionSpec) -> int | None:
         """The diagonal offset of this case under the spec's mask."""
@@ -78,7 +96,7 @@ class CheckCase:
         p = self.problem
         return (
             f"batch {p.batch}, heads {p.heads}/{p.kv_heads}, seq {p.seq_q}x{p.seq_k}, "
-            f"{self.alignment}, {self.layout}, {self.scores} scores"
+            f"{self.alignment}, {self.layout}, {self.scores} scores{', varied' * self.varied}"
         )
 
 
@@ -91,12 +109,12 @@ def make_inputs(
     generator = torch.Generator().manual_seed(seed)
     p, dtype = case.problem, getattr(torch, spec.operand_dtype)
 
-    def draw_heads(heads: int, seq: int, dim: int) -> Tensor:
-        return draw((p.batch, heads, seq, dim), case.layout, generator)
+    def draw_heads(name: str, heads: int, seq: int, dim: int) -> Tensor:
+        return draw((p.batch, heads, seq, dim), case.layout_of(name), generator)
 
-    q = draw_heads(p.heads, p.seq_q, spec.head_dim)
-    k = draw_heads(p.kv_heads, p.seq_k, spec.head_dim)
-    v = draw_heads(p.kv_heads, p.seq_k, spec.head_dim_v)
+    q = draw_heads("q", p.heads, p.seq_q, spec.head_dim)
+    k = draw_heads("k", p.kv_heads, p.seq_k, spec.head_dim)
+    v = draw_heads("v", p.kv_heads, p.seq_k, spec.head_dim_v)
     if case.scores != "even":
         q *= LARGEST_SCORES
         k *= weights_of(case.scores, p.seq_k)
@@ -121,10 +139,23 @@ def draw(shape: tuple[int, int, int, int], layout: str, generator: torch.Generat
 
 
 def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """X as another type on a device, with its strides and the elements between its rows."""
-    base = x if x._base is None else x._base
-    base = base.to(device=device, dtype=dtype)
-    return base.as_strided(x.shape, x.stride(), x.storage_offset())
+    """X as another type on a device, with its strides and the elements between its rows, amid a
+    larger buffer whose margins are NaN.
+    """
+    count = x.untyped_storage().nbytes() // x.itemsize
+    buffer = in_margins(count, dtype, device)
+    buffer[MARGIN : MARGIN + count] = x.as_strided((count,), (1,), 0).to(device, dtype)
+    return buffer.as_strided(x.shape, x.stride(), MARGIN + x.storage_offset())
+
+
+def in_margins(
+    count: int, dtype: torch.dtype, device: torch.device | str, fill: int = 0xFF
+) -> Tensor:
+    """A buffer for `count` elements between two margins, all of whose bytes are `fill`: of 0xFF
+    every floating-point type makes NaN.
+    """
+    size = (2 * MARGIN + count) * dtype.itemsize
+    return torch.full((size,), fill, dtype=torch.uint8, device=device).view(dtype)
 
 
 def make_features(
@@ -148,14 +179,15 @@ def make_features(
     if spec.alibi:
         batches = p.batch if packed is None else packed.count
         slopes = torch.rand((batches, p.heads), generator=generator).to(device)
-        slopes = slopes if seed % 2 else slopes[:1].squeeze(0).contiguous()
+        of_batch = case.varied or seed % 2
+        slopes = slopes if of_batch else slopes[:1].squeeze(0).contiguous()
     if spec.dropout:
         rng = torch.randint(-(2**62), 2**62, (2,), generator=generator).to(device)
     chunk, chunk_start = 0, None
     if spec.chunk:
         chunk = chunks(case.longest)[seed % len(chunks(p))]
         batches = p.batch if packed is None else packed.count
-        if seed % 4:  # before the first key, behind the last one, and between
+        if case.varied or seed % 4:  # before the first key, behind the last one, and between
             drawn = torch.randint(-2 * chunk, 2 * chunk + 1, (batches,), generator=generator)
             chunk_start = drawn.int().to(device)
     sinks = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashgen.inputs.from_call import check_scale
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference.attention import Comparison
@@ -47,7 +46,7 @@ def make_inputs(
         v=v,
         do=reference_cases.moved(do, q.dtype, device),
         dlse=dlse.to(device),
-        scale=check_scale(None, spec.head_dim),
+        scale=case.scale(spec.head_dim),
         diagonal=case.diagonal(spec),
         features=reference_cases.make_features(spec, case, seed, device),
         precision=spec.precision,

@@ -47,6 +47,7 @@ FAILED: dict[Status, str] = {
     Status.WRONG: "is wrong",
     Status.RUN_ERROR: "failed when it ran",
     Status.CRASHED: "crashed when it ran",
+    Status.KILLED: "was killed from outside",
     Status.QUARANTINED: "is in quarantine",
     Status.UNSTEADY: "was never timed at a steady clock",
 }

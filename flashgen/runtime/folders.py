@@ -12,17 +12,17 @@ import hashlib
 import importlib.util
 import os
 import sys
-import threading
 from pathlib import Path
 
 from flashgen import paths
 from flashgen.errors import GeneratedError
+from flashgen.kernels.loader import lock_of_loading
 from flashgen.runtime import registry
 from flashgen.runtime.dispatcher import Dispatcher
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.registry import SHIPPED
 
-_lock = threading.RLock()
+_lock = lock_of_loading()
 
 
 def current() -> Dispatcher:

@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import stat
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +28,7 @@ from flashgen import settings
 from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.files import content_of, write_whole
 from flashgen.kernels import interpreter, launch
-from flashgen.kernels.loader import kernel_of, load_text
+from flashgen.kernels.loader import kernel_of, load_text, lock_of_loading
 from flashgen.kernels.text import text_name
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
@@ -186,7 +185,7 @@ def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
 
 _imported: dict[tuple[ModuleType, str], launch.Kernel] = {}
 _rendered: dict[str, launch.Kernel] = {}
-_loading = threading.Lock()
+_loading = lock_of_loading()
 
 
 def rendered(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:

@@ -33,6 +33,7 @@ class Status(StrEnum):
     WRONG = "wrong"  # further from float64 than allowed
     RUN_ERROR = "run_error"  # the launch failed, and the process lived on
     CRASHED = "crashed"  # the process died running it, or its device became unusable
+    KILLED = "killed"  # its process was killed from outside, twice: nothing is known of the kernel
     QUARANTINED = "quarantined"  # it killed a process before, and is not tried again
     UNSTEADY = "unsteady"  # the clock dropped while it was timed; timed again
     DROPPED = "dropped"  # clearly slower than the best after a few samples
@@ -43,15 +44,16 @@ class Status(StrEnum):
 KILLERS = (Status.COMPILE_CRASH, Status.TIMEOUT, Status.CRASHED)
 """Outcomes that cost a child process. They are kept in the quarantine."""
 
-PASSING = (*KILLERS, Status.QUARANTINED, Status.UNSTEADY)
+PASSING = (*KILLERS, Status.KILLED, Status.QUARANTINED, Status.UNSTEADY)
 """Outcomes that the log does not recall: whoever asks again is answered by the quarantine, or the
-config is timed again."""
+config is evaluated again."""
 
 FAILURES = (
     *KILLERS,
     Status.COMPILE_ERROR,
     Status.WRONG,
     Status.RUN_ERROR,
+    Status.KILLED,
     Status.QUARANTINED,
 )
 """Outcomes that a tuning run prints at its end: something is broken, the kernel or the machine."""
@@ -130,6 +132,10 @@ class CheckResult:
     detail: str = ""
     rms: float = 0.0
 
+    def __post_init__(self) -> None:
+        if min(self.floors, self.lse_error, self.rms, self.cases) < 0:
+            raise InvalidArgument("the errors of a check, and its cases, must be >= 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Record):
@@ -202,7 +208,7 @@ class Outcome(Record):
     @property
     def undecided(self) -> bool:
         """Whether it says nothing of the kernel: that ran out of time, now or when it was
-        quarantined, or the clock changed.
+        quarantined, or was killed from outside, or the clock changed.
         """
         held = self.status is Status.QUARANTINED and self.detail.startswith(Status.TIMEOUT)
-        return held or self.status in (Status.TIMEOUT, Status.UNSTEADY)
+        return held or self.status in (Status.TIMEOUT, Status.KILLED, Status.UNSTEADY)

@@ -232,11 +232,19 @@ def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) ->
         winner=ranked[0],
         p_value=p_value(ranked[0], finals, _held(finals, evidence)),
         runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
-        default=evidence.full(goal.default),
-        incumbent=evidence.full(goal.incumbent) if goal.incumbent else None,
+        default=_verdict(evidence, goal.default),
+        incumbent=_verdict(evidence, goal.incumbent) if goal.incumbent else None,
         candidates=explorer.evaluated,
         legal=len(goal.order),
         exhaustive=explorer.evaluated == len(goal.order),
         replaced=ranked[0].config != goal.incumbent,
         late=explorer.cut_short,
     )
+
+
+def _verdict(evidence: Evidence, config: KernelConfig) -> Outcome:
+    """The outcome of a rival; if its pointer twin has no verdict, that of the twin."""
+    twin = config.pointer_twin(evidence.goal.spec)
+    asked = (evidence.get(stage, twin) for stage in ("compile", "check"))
+    undecided = (outcome for outcome in asked if outcome and outcome.undecided)
+    return next(undecided, evidence.full(config))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +23,24 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Pools
-from flashgen.evaluate.workers.answers import Answer, Done, Pool, Task, WorkerLost, WorkerUnfit
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Died,
+    Done,
+    Pool,
+    Raised,
+    Task,
+    TimedOut,
+    WorkerLost,
+    WorkerUnfit,
+    WrongAnswer,
+    why_wrong,
+)
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.evaluate.workers.pool import Limits
 from flashgen.files import write_whole
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
-from flashgen.spec.records import record_of
+from flashgen.spec.records import shown, value_of
 from flashgen.tune import devices
 from flashgen.tune.places import Place, Say, Wanted, offline_targets, warn
 from flashgen.tune.worker import Worker, versions
@@ -49,6 +62,9 @@ LOOK_S = 1.0
 
 AGAIN_S = 5.0
 """Until another actor is started where one was lost."""
+
+LONGEST_TEXT = 1 << 20
+"""Characters of a message or a file of a worker: they have a few thousand."""
 
 OBJECT_STORE_BYTES = 80 << 20
 """Of a local Ray: tasks and answers are a few KB each."""
@@ -104,23 +120,64 @@ class Seat:
     def _answered(self, task: Task, begun: float, future: Future[Answer], done: Any) -> None:
         self._asked = None
         try:
-            answer, files = done.result()
-            for name, text in files.items():
-                write_whole(Path(task.payload["cache"]) / Path(name).name, text)
+            said = done.result()
         except Exception as error:  # Ray's own, or what the actor raised
             cause = getattr(error, "cause", None)
-            why = DIED if cause is None else _first_line(cause)
-            self._lose(future, why, blames=cause is None)
+            why, kind = (DIED, WorkerLost) if cause is None else (_first_line(cause), WorkerUnfit)
+            self._lose(future, why, kind)
             return
-        if isinstance(answer, Done):
-            self._limits.learn(task, time.monotonic() - begun, first=True)
+        try:
+            answer, files = _answer_of(said, task)
+        except ValueError as error:
+            self._lose(future, f"it answers what cannot be: {_first_line(error)}", WrongAnswer)
+            return
         with contextlib.suppress(InvalidStateError):  # it was overdue
+            try:
+                for name, text in files.items():
+                    write_whole(Path(task.payload["cache"]) / name, text)
+            except FlashgenError as error:  # of this machine
+                future.set_exception(error)
+                return
+            if isinstance(answer, Done):
+                self._limits.learn(task, time.monotonic() - begun, first=True)
             future.set_result(answer)
 
-    def _lose(self, future: Future[Answer], why: str, *, blames: bool = True) -> None:
-        kind = WorkerLost if blames else WorkerUnfit
+    def _lose(self, future: Future[Answer], why: str, kind: type[WorkerLost] = WorkerLost) -> None:
         with contextlib.suppress(InvalidStateError):
             future.set_exception(kind(f"{self.where}: {why}", self.where))
+
+
+def _answer_of(said: object, task: Task) -> tuple[Answer, Mapping[str, str]]:
+    """What Worker.run returned, read by types with bounds. Raises ValueError where it cannot be the
+    answer to this task: a worker may be spoiled, or lie.
+    """
+    if not isinstance(said, tuple) or len(said) != 2:
+        raise ValueError(f"an answer and files were due: got {shown(said)}")
+    answer, files = said
+    types = _FIELDS.get(type(answer))
+    if types is None or vars(answer).keys() != types.keys():
+        raise ValueError(f"an answer was due: got {shown(answer)}")
+    for name, kind in types.items():
+        value = value_of(kind, getattr(answer, name), name)
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise ValueError(f"{name} must have at most {LONGEST_TEXT} characters")
+    if why := why_wrong(task, answer):
+        raise ValueError(why)
+    files = value_of(dict[str, str], files, "the files")
+    digest = str(task.payload.get("digest", "")).removeprefix("sha256:")[:32]
+    for name, text in files.items():
+        if not re.fullmatch(rf"{digest}[\w.-]*\.json", name) or len(text) > LONGEST_TEXT:
+            raise ValueError(f"a small file of the kernel was due: got {shown(name)}")
+    return answer, files
+
+
+_FIELDS: dict[type, dict[str, Any]] = {
+    Done: {"value": dict[str, Any]},
+    Raised: {"kind": str, "message": str, "where": str, "ended": bool},
+    Died: {"detail": str, "outside": bool},
+    TimedOut: {"limit_s": float, "hung": bool},
+}
+"""The types of an answer's fields."""
 
 
 @dataclass(eq=False)
@@ -254,16 +311,17 @@ class Cluster:
         """Give a worker that has said what it is to its crew, or refuse it."""
         try:
             said = slot.asked.result()
-            crew = self._crew_of(slot, said)
         except Exception as error:
             cause = getattr(error, "cause", None)
-            why = _first_line(cause or error)
-            if cause is None and not isinstance(error, FlashgenError):  # it died before it spoke
+            if cause is None:  # it died before it spoke
                 slot.actor, slot.gone = None, time.monotonic()
-                return
-            slot.refused = why
-            self._tell(f"Left alone: {slot.where}: {why}")
-            self._free(slot)
+            else:
+                self._refuse(slot, _first_line(cause))
+            return
+        try:
+            crew = self._crew_of(slot, value_of(dict[str, Any], said, "what it says of itself"))
+        except FlashgenError as error:
+            self._refuse(slot, _first_line(error))
             return
         seat = slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits, self._answers)
         crew.add(seat)
@@ -275,6 +333,11 @@ class Cluster:
 
         slot.life.add_done_callback(ended)
 
+    def _refuse(self, slot: _Slot, why: str) -> None:
+        slot.refused = why
+        self._tell(f"Left alone: {slot.where}: {why}")
+        self._free(slot)
+
     def _crew_of(self, slot: _Slot, said: Mapping[str, Any]) -> Crew:
         """The crew of a worker that says this of itself. Raises FlashgenError if it may not be."""
         for name, here in self._versions.items():
@@ -282,9 +345,10 @@ class Cluster:
                 raise FlashgenError(f"its {name} is {said.get(name)}, and that of this run {here}")
         if not slot.gpu:
             return self.cpu
-        if not said["gpus"]:
+        gpus = value_of(tuple[Gpu, ...], said.get("gpus"), "its list of GPUs")
+        if not gpus:
             raise FlashgenError("torch sees no GPU there")
-        gpu = record_of(Gpu, said["gpus"][0], "a GPU")
+        gpu = gpus[0]
         if gpu.slug not in self.products:
             if self.begun:
                 raise FlashgenError(f"its {gpu.name} came when the run had begun; run it again")
@@ -301,7 +365,7 @@ class Cluster:
         for slot in self._slots:
             if slot.seat is seat:
                 slot.seat, slot.actor, slot.gone = None, None, time.monotonic()
-                if not error.blames:
+                if isinstance(error, WorkerUnfit):
                     slot.refused = str(error)
         if self._over.is_set():  # close() ended it
             return

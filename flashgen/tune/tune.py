@@ -124,6 +124,6 @@ def _raise_failures(stories: Sequence[Story], options: TuneOptions) -> None:
     if undecided := sum(story.undecided for story in stories):
         raise FlashgenError(
             f"{undecided} of {count} searches were cut short: their incumbent or default ran out "
-            f"of time, twice; an incumbent stays in the table; all results are saved, and the same "
-            f"command with --retry-quarantined tries again"
+            f"of time or was killed from outside, twice; an incumbent stays in the table; all "
+            f"results are saved, and the same command with --retry-quarantined tries again"
         )

@@ -22,7 +22,7 @@ from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
 from flashgen.evaluate.pools import Children
 from flashgen.evaluate.sanitize import Sanitized
 from flashgen.evaluate.tasks import ForArch, task
-from flashgen.evaluate.workers.answers import Done, TimedOut
+from flashgen.evaluate.workers.answers import Done, TimedOut, killed
 from flashgen.files import content_of
 from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig, kernel_name
@@ -187,7 +187,7 @@ def execute(
                 found = Sanitized(name=rendered.name, digest=rendered.digest, error=str(answer))
                 if isinstance(answer, Done):
                     found = record_of(Sanitized, answer.value, "the answer")
-                if not isinstance(answer, TimedOut):
+                if not (isinstance(answer, TimedOut) or killed(answer)):
                     log.parent.mkdir(parents=True, exist_ok=True)
                     with log.open("a") as file:
                         file.write(json.dumps({"triton": triton_version()} | asdict(found)) + "\n")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import importlib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, ToolKilled
 
 Kind = Literal["compile", "interpret", "device"]
 """What a task needs: Triton's compiler, Triton's interpreter, or a GPU."""
@@ -24,6 +23,8 @@ class Task:
         limit_s: its seconds of CPU time; pool.Limits may extend it.
         kind: what the child must be able to do.
         rank: where tasks wait, those of the least rank go first.
+        judge: "module:function", which is given the payload and what the function returned, and
+            raises ValueError where the one cannot be the result of the other.
 
     Examples:
         >>> from flashgen.evaluate.workers.answers import Task
@@ -36,6 +37,7 @@ class Task:
     limit_s: float
     kind: Kind = "compile"
     rank: int = 0
+    judge: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,14 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process ended, or was killed because it answered with garbage or held too much memory."""
+    """The process ended, or was killed because it answered with garbage or held too much memory.
+
+    outside: by a signal that neither a fault of its own nor this pool sends, as SIGKILL where the
+    machine runs out of memory. The task may be innocent.
+    """
 
     detail: str
+    outside: bool = False
 
     def __str__(self) -> str:
         return self.detail
@@ -98,6 +105,13 @@ Failure = Raised | Died | TimedOut
 Answer = Done | Failure
 
 
+def killed(answer: Answer) -> bool:
+    """Whether the process of a task, or a program that it had started, was killed from outside."""
+    if isinstance(answer, Died):
+        return answer.outside
+    return isinstance(answer, Raised) and answer.kind == ToolKilled.__name__
+
+
 class WorkerLost(FlashgenError, RuntimeError):
     """A worker is gone for good, and the task that it had may run elsewhere.
 
@@ -115,6 +129,12 @@ class WorkerUnfit(WorkerLost):
     """A worker cannot go on, whatever its task is."""
 
     blames = False
+
+
+class WrongAnswer(WorkerUnfit):
+    """A worker answered what cannot be. Its task is to blame only if it makes several do so."""
+
+    blames = True
 
 
 class Pool(Protocol):
@@ -135,26 +155,13 @@ class Pool(Protocol):
         """End the workers, and what they do. May be called again."""
 
 
-def finite(answer: Answer) -> Answer:
-    """The answer; if it holds a NaN or infinity, a Raised that names it.
-
-    Logs cannot hold a NaN, and no comparison with one is true. For a check NaN is a result, which
-    check_verdict judges: a kernel may write NaN.
-    """
-    if not isinstance(answer, Done):
-        return answer
-    found = _not_finite("", answer.value)
-    if found is None:
-        return answer
-    return Raised("ValueError", f"{found}, where a finite number was due", "")
-
-
-def _not_finite(name: str, value: object) -> str | None:
-    """The first NaN or infinity in a JSON value, with its path: "timings.1.median_us is nan"."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{name} is {value}"
-    inner: Iterable[tuple[object, object]] = ()
-    if isinstance(value, dict | list):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-    places = (_not_finite(f"{name}.{key}" if name else str(key), each) for key, each in inner)
-    return next(filter(None, places), None)
+def why_wrong(task: Task, answer: Answer) -> str | None:
+    """Why an answer cannot be one of this task, as its judge says; None if it can."""
+    if not task.judge or not isinstance(answer, Done):
+        return None
+    module, function = task.judge.split(":")
+    try:
+        getattr(importlib.import_module(module), function)(task.payload, answer.value)
+    except (FlashgenError, ValueError) as error:
+        return str(error)
+    return None

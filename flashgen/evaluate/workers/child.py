@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashgen.errors import ToolchainError
+from flashgen.errors import ToolchainError, ToolKilled
 from flashgen.evaluate.workers import usage
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
 from flashgen.files import no_temporary
@@ -68,6 +68,13 @@ MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCE
 
 OUT_OF_MEMORY = "OutOfMemoryError"
 """The kind of every error that says so, of the host or of a device, whoever raised it."""
+
+
+FAULTS = frozenset(
+    getattr(signal, name, None)
+    for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+)
+"""Signals that a process gets by what it does; any other comes from outside."""
 
 
 class Unrecoverable(Exception):
@@ -199,19 +206,26 @@ class Child:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def wait_until_ready(self) -> None:
-        """Block until the child is ready. Raises ToolchainError if it cannot be started."""
+        """Block until the child is ready. Raises ToolchainError if it cannot be started, and
+        ToolKilled if it was killed from outside meanwhile.
+        """
         line: bytes | None = b""
         try:
             while line is not None and b"ready" not in line:  # what an interpreter's start prints
                 line = self._read_line(START_LIMIT_S, START_HANGS_S)
-            why = "" if line else self._last_words()
+            end = None if line else self._last_words()
         except TimeoutError:
             self._end()
-            why = f"it was not ready after {START_HANGS_S:g} s, or {START_LIMIT_S:g} s of computing"
+            late = (
+                f"it was not ready after {START_HANGS_S:g} s, or {START_LIMIT_S:g} s of computing"
+            )
+            end = Died(late)
         except _TooLarge:
-            why = self._last_words()
-        if why:
-            raise ToolchainError(f"a worker process cannot be started: {why}")
+            end = self._last_words()
+        if end is not None:
+            raise (ToolKilled if end.outside else ToolchainError)(
+                f"a worker process cannot be started: {end}"
+            )
 
     def can_serve(self) -> bool:
         """Whether the child can take a task: it is alive, idle, silent and not large.
@@ -250,7 +264,7 @@ class Child:
             return Died(f"the worker held {held:.2f} GiB of memory, over its limit of {limit:.2f}")
         if line is None:
             self._spoiled = True
-            return Died(self._last_words())
+            return self._last_words()
         self.answered += 1
         return self._parsed(line)
 
@@ -346,33 +360,37 @@ class Child:
 
         return spent
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> Died:
         """How the child ended, and the last line it printed."""
-        self._wait_for_exit()
+        outside = self._ends() and not self._killed
         self.kill()
         code = self._process.returncode
         if code is None or code >= 0:
-            end = f"the worker ended with exit code {code}"
+            end, outside = f"the worker ended with exit code {code}", False
         else:
+            outside = outside and -code not in FAULTS
             end = f"the worker was ended by {signal.Signals(-code).name}"
             end += ", as where the machine runs out of memory" * end.endswith("SIGKILL")
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").strip().splitlines()
-        return f"{end}: {lines[-1][-200:]}" if lines else end
+        return Died(f"{end}: {lines[-1][-200:]}" if lines else end, outside)
 
-    def _wait_for_exit(self) -> None:
-        """Give a child whose pipe closed a moment to end by itself, without reaping it."""
+    def _ends(self) -> bool:
+        """Give a child whose pipe closed a moment to end by itself, without reaping it; returns
+        whether it did.
+        """
         if not hasattr(os, "waitid"):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-            return
+            return self._process.returncode is not None
         deadline = time.monotonic() + 1.0
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         with contextlib.suppress(ChildProcessError):  # close() has reaped it
             while time.monotonic() < deadline:
                 if os.waitid(os.P_PID, self._process.pid, flags) is not None:
-                    return
+                    return True
                 time.sleep(0.01)
+        return False
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Pool: child processes that answer tasks within limits of time and memory.
 
 A child that dies, hangs, answers with garbage or holds too much memory is killed and replaced, and
-only that task is answered Died or TimedOut. A task that ran out of time is first tried once more,
-while no other runs: a busy machine may have been at fault. Each child belongs to one thread here,
+only that task is answered Died or TimedOut. A task that ran out of time, or whose child was killed
+from outside, is first tried once more, while no other runs: a busy machine may have been at fault,
+or one without enough memory. Each child belongs to one thread here,
 which waits for it.
 """
 
@@ -17,8 +18,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 
+from flashgen.errors import ToolKilled
 from flashgen.evaluate.workers import usage
-from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task, TimedOut
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Done,
+    Raised,
+    Task,
+    TimedOut,
+    killed,
+    why_wrong,
+)
 from flashgen.evaluate.workers.child import OUT_OF_MEMORY, REAP_LIMIT_S, Child
 
 logger = logging.getLogger(__name__)
@@ -73,7 +83,9 @@ def _base(task: Task, first: bool) -> float:
 
 
 class Turns:
-    """Tasks run side by side, and each that ran out of time once more alone. Pools may share it."""
+    """Tasks run side by side, and each that ran out of time or was killed once more alone. Pools
+    may share it.
+    """
 
     def __init__(self) -> None:
         self._running = self._waiting = 0
@@ -107,7 +119,8 @@ class Workers:
         count: how many children.
         env: is added to their environment; None removes a variable.
         memory_bytes: what each may hold; by default usage.share of this machine.
-        turns: shared with a pool whose tasks run meanwhile; without, what was late is not retried.
+        turns: shared with a pool whose tasks run meanwhile; without, what was late or killed is not
+            retried.
 
     Raises:
         ToolchainError: from a result, if a child cannot be started.
@@ -186,7 +199,7 @@ class Workers:
                         # Earlier tasks may have used up the memory: retry in a fresh child.
                         child = self._usable(child)
                         answer = self._answer(child, task)
-                if self._turns and isinstance(answer, TimedOut):
+                if self._turns and (isinstance(answer, TimedOut) or killed(answer)):
                     with self._turns.taken(alone=True):
                         if not self._closed:
                             logger.warning("%s: %s; once more, alone", task.function, answer)
@@ -202,6 +215,8 @@ class Workers:
         first = child.answered == 0
         limit_s = self._limits.seconds(task, first=first)
         answer = child.ask(task, limit_s, self._limits.hang_s(task, first=first))
+        if why := why_wrong(task, answer):
+            return Raised("ValueError", why, "")
         if isinstance(answer, Done):
             self._limits.learn(task, child.spent_s, first=first)
         return answer
@@ -214,7 +229,13 @@ class Workers:
         return self._started()
 
     def _started(self) -> Child:
-        """A fresh child that is ready."""
+        """A fresh child that is ready; one that is killed as it starts is replaced once."""
+        try:
+            return self._start()
+        except ToolKilled:
+            return self._start()
+
+    def _start(self) -> Child:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool was closed")

@@ -24,7 +24,7 @@ from flashgen.compile.compiler import (
     residents,
     shortcomings,
 )
-from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.errors import InvalidArgument, ToolchainError, ToolKilled
 from flashgen.kernels.render import Rendered, render
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Status
@@ -162,6 +162,21 @@ def test_a_refusal_says_what_the_compiler_said() -> None:
     with pytest.raises(CompileFailed, match=r"br16_bc16.* for sm_80: .*no_such_name") as error:
         compile_kernel(broken, spec, config, "sm_80")
     assert "\n" not in str(error.value)
+
+
+def test_a_compiler_that_was_killed_says_nothing_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text(
+        '#!/bin/sh\ncase "$*" in *--version*) echo "release 12.9, V12.9.86";; *) kill -9 $$;; esac\n'
+    )
+    ptxas.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas))
+    with pytest.raises(
+        ToolKilled, match=r"ptxas was ended by SIGKILL while it compiled .*br16_bc16"
+    ):
+        compile_kernel(*small(), "sm_80")
 
 
 def test_an_interpreting_process_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flashgen.compile import sass
 from flashgen.compile.sass import Control, control_of, parse, self_check
-from flashgen.errors import ToolchainError
+from flashgen.errors import ToolchainError, ToolKilled
 from tests.listings import Line, line, listing
 
 
@@ -28,6 +30,17 @@ def test_text_without_code_is_refused(text: str) -> None:
 def test_bytes_that_are_no_cubin_are_refused() -> None:
     with pytest.raises(ToolchainError, match="cuobjdump failed"):
         sass.disassemble(b"not a cubin")
+
+
+def test_a_cuobjdump_that_was_killed_says_nothing_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed = tmp_path / "cuobjdump"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sass, "cuobjdump", lambda: killed)
+    with pytest.raises(ToolKilled, match="cuobjdump was ended by SIGKILL"):
+        sass.disassemble(b"a cubin")
 
 
 @pytest.mark.parametrize(

@@ -196,13 +196,56 @@ def test_some_heads_stand_for_all(direction: Any, features: dict[str, Any], seed
 
 def test_only_a_gpu_checks_lengths_that_are_timed() -> None:
     config = make_config(64, 64)
-    assert cases_of(SPEC, config, "cuda")[:-1] == cases_of(SPEC, config, "cpu")
-    (sampled,) = (case for case in cases_of(SPEC, config, "cuda") if isinstance(case, SampledCase))
-    assert sampled.problem == Problem(batch=1, heads=32, kv_heads=32, seq_q=2048, seq_k=2048)
-    assert sampled.heads() == [(0, 0), (0, 16), (0, 31)]
+    assert cases_of(SPEC, config, "cuda")[:-2] == cases_of(SPEC, config, "cpu")
+    sampled = [case for case in cases_of(SPEC, config, "cuda") if isinstance(case, SampledCase)]
+    assert [case.problem for case in sampled] == [
+        Problem(batch=1, heads=32, kv_heads=8, seq_q=2048, seq_k=2048),
+        Problem(batch=1, heads=16, kv_heads=16, seq_q=1024, seq_k=1024),
+    ]
+    assert [case.heads() for case in sampled] == [
+        [(0, 0), (0, 4), (0, 7)],
+        [(0, 0), (0, 8), (0, 15)],
+    ]
     for fields in ({"dropout": True}, {"varlen": True}, {"block_mask": True}):
         cases = cases_of(replace(SPEC, **fields), config, "cuda")
         assert not any(isinstance(case, SampledCase) for case in cases)
+
+
+def test_a_result_that_differs_from_run_to_run_is_wrong() -> None:
+    """Within rounding each time."""
+    runs: list[Tensor] = []
+
+    def unsteady(call: Any) -> tuple[Tensor, Tensor]:
+        o, lse = ideal(call)
+        runs.append(o)
+        if len(runs) % 2 == 0:
+            o[0, 0, 0, 0] = torch.nextafter(o[0, 0, 0, 0], o.new_tensor(9.0))
+        return o, lse
+
+    trial = trial_of(SPEC, CASE, 0)
+    assert compared(unsteady, trial).passed
+    runs.clear()
+    assert compared(unsteady, trial, twice=True).floors == math.inf
+    assert compared(ideal, trial, twice=True).passed
+    one = verdict_of(unsteady, SPEC, replace(CASE, scores="falling"), 0, "cpu")
+    assert one.floors == math.inf
+
+
+@pytest.mark.parametrize("place", ["before", "behind", "input", "nowhere"])
+def test_what_lies_around_the_tensors_must_stay(place: str) -> None:
+    def writes(call: Any) -> tuple[Tensor, Tensor]:
+        o, lse = ideal(call)
+        found = torch.empty(o.shape, dtype=o.dtype).copy_(o)
+        start = found.storage_offset()
+        if place == "input":
+            call.k[0, 0, 0, 0] += 1.0
+        elif place != "nowhere":
+            at = start - 1 if place == "before" else start + found.numel()
+            found.as_strided((1,), (1,), at).fill_(1.0)
+        return found, lse
+
+    verdict = compared(writes, trial_of(SPEC, CASE, 0))
+    assert verdict.passed == (place == "nowhere")
 
 
 def test_few_elements_and_uneven_scores_have_no_rms() -> None:

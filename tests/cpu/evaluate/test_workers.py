@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from flashgen.errors import ToolchainError
+from flashgen.errors import ToolchainError, ToolKilled
 from flashgen.evaluate.workers import child, pool
-from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
+from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut, killed
 from flashgen.evaluate.workers.pool import Turns, Workers
 from tests.hung import end_what_hangs
 
@@ -182,6 +183,51 @@ def test_what_ran_out_of_time_is_tried_once_more_while_nothing_else_runs(
     assert (
         len((tmp_path / "hung").read_text().splitlines()) == 3
     )  # the first task, and this one twice
+
+
+def test_what_was_killed_from_outside_is_tried_once_more_while_nothing_else_runs(
+    tmp_path: Path,
+) -> None:
+    folder, turns = str(tmp_path), Turns()
+    with Workers(1, turns=turns) as one, Workers(1, turns=turns) as others:
+        busy = [others.submit(task("busy", folder=folder, seconds=0.3)) for _ in range(3)]
+        assert eventually(lambda: any(tmp_path.glob("busy*")))
+        again = one.submit(task("killed_once", folder=folder)).result(timeout=PATIENT_S)
+        assert again == Done({"beside": 0})
+        assert all(future.result(timeout=PATIENT_S) == Done({}) for future in busy)
+        twice = answer(one, "killed")
+        blamed = [answer(one, fault) for fault in ("segfault", "abort", "leave", "garbage")]
+        tool = answer(one, "tool_killed")
+    assert isinstance(twice, Died)
+    assert "SIGKILL" in twice.detail
+    assert killed(twice)
+    assert killed(tool)
+    assert not any(map(killed, blamed))
+
+
+def test_a_child_killed_as_it_starts_is_replaced_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[int] = []
+    wait = child.Child.wait_until_ready
+
+    def shot(self: child.Child) -> None:
+        waited.append(self._process.pid)
+        if len(waited) in deadly:
+            os.kill(self._process.pid, signal.SIGKILL)
+            assert eventually(lambda: not running(self._process.pid))
+            self._arrived = SimpleQueue()
+            self._arrived.put(b"")
+        wait(self)
+
+    monkeypatch.setattr(child.Child, "wait_until_ready", shot)
+    deadly = {1}
+    with Workers(1) as workers:
+        assert isinstance(answer(workers, "echo"), Done)
+    deadly = {3, 4}
+    with Workers(1) as workers, pytest.raises(ToolKilled, match="SIGKILL"):
+        answer(workers, "echo")
+    assert len(waited) == len(set(waited)) == 4
 
 
 def test_neighbours_of_a_crash_are_not_blamed() -> None:

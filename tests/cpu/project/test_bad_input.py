@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import os
+import pickle
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,15 @@ from flashgen.errors import (
     printable,
 )
 from flashgen.estimate import jit
+from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.quarantine import Quarantine
-from flashgen.files import temporary_folder
+from flashgen.files import temporary_folder, write_whole
 from flashgen.inputs.features import check_softcap
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.schedules.config import config_of
 from flashgen.schedules.outcome import Timing
 from flashgen.search.history import outcomes_of
+from flashgen.search.journal import opened
 from flashgen.search.log import Log
 from flashgen.spec.problem import problem_of
 from flashgen.table.evidence import evidence_text, with_lines
@@ -42,6 +47,7 @@ from flashgen.table.table import dump, parse
 from flashgen.tune import hf_config, workloads
 from flashgen.tune.alone import alone_in
 from tests import fuzz
+from tests.makers import make_config
 from tests.tables import H200, made_table
 
 HUGE = "9" * 5000
@@ -269,6 +275,13 @@ class TestTerminal:
         assert wrapped("a\x1bb") == "a\\x1bb"
 
 
+class Executing:
+    """An object that computes when it is read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return operator.truediv, (1, 0)
+
+
 class TestPlantedFiles:
     @pytest.mark.parametrize("name", ["lock", "nvidia_h200.jsonl"])
     def test_a_log_follows_no_link(self, tmp_path: Path, name: str) -> None:
@@ -279,6 +292,48 @@ class TestPlantedFiles:
         with pytest.raises(FlashgenError, match="cannot be written"), alone_in(tmp_path / "s"):
             Log(tmp_path / "s" / "nvidia_h200.jsonl", gpu=H200.slug, triton="3")
         assert victim.read_text() == "precious"
+
+    def test_a_temporary_file_follows_no_link_and_a_link_in_the_place_is_replaced(
+        self, tmp_path: Path
+    ) -> None:
+        victim, table = tmp_path / "victim", tmp_path / "t.yaml"
+        victim.write_text("precious")
+        writer = f"{os.getpid()}-{threading.get_native_id()}"
+        (tmp_path / f".t.yaml.{writer}.tmp").symlink_to(victim)
+        table.symlink_to(victim)
+        write_whole(table, "new")
+        assert victim.read_text() == "precious"
+        assert (table.read_text(), table.is_symlink()) == ("new", False)
+
+    def test_a_journal_follows_no_link(self, tmp_path: Path) -> None:
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (tmp_path / "j").symlink_to(victim)
+        journal = opened(tmp_path / "j", print, resumed=True)
+        with pytest.raises(FlashgenError, match="cannot be written"), journal:
+            pass
+        assert victim.read_text() == "precious"
+
+    def test_a_cached_result_is_read_through_a_link_as_data(self, tmp_path: Path) -> None:
+        """It is no result, so it counts for none."""
+        victim = tmp_path / "victim"
+        victim.write_text("import os")
+        config = make_config(64, 64)
+        evaluator = OfflineEvaluator(H200, tmp_path, 1)
+        try:
+            file = evaluator._check_file(config, "sha256:" + "0" * 64)
+            file.parent.mkdir(parents=True)
+            file.symlink_to(victim)
+            assert evaluator._recall(config, "sha256:" + "0" * 64) is None
+        finally:
+            evaluator.close()
+        assert victim.read_text() == "import os"
+
+    def test_what_ray_sends_is_pickle_which_is_why_its_nodes_are_trusted(self) -> None:
+        page = (Path(__file__).parents[3] / "SECURITY.md").read_text()
+        assert "execute\n  code in the driver" in page
+        with pytest.raises(ZeroDivisionError):
+            pickle.loads(pickle.dumps(Executing()))
 
     def test_a_quarantine_follows_no_link(self, tmp_path: Path) -> None:
         victim = tmp_path / "victim"

@@ -67,6 +67,23 @@ def test_forms_ask_for_what_contributing_asks() -> None:
         assert len(ids) == len(set(ids))
 
 
+def test_actions_are_pinned_by_commit() -> None:
+    """A tag may be moved to other code."""
+    used = [
+        line.split("uses:")[1].strip()
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) > 10
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each) for each in used)
+
+
+def test_a_release_has_the_date_of_its_commit() -> None:
+    (build,) = [x for x in (ROOT / "Makefile").read_text().splitlines() if "-m build" in x]
+    assert "SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)" in build
+
+
 def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (flashgen.__version__, PROJECT["license"])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime.api import attention, decode
-from tests.invariance import WAYS, backward, by_drop_ins, case_of, differing
+from tests.invariance import (
+    WAYS,
+    backward,
+    by_drop_ins,
+    case_of,
+    differing,
+    drawn_of,
+    quick_seeds,
+)
 
 
 @pytest.mark.parametrize("way", [way for way in dict.fromkeys(WAYS) if way is not backward])
@@ -15,6 +25,17 @@ def test_the_same_bits(way: object) -> None:
     for seed in range(6):
         case = case_of(seed, wide=seed > 3)
         assert differing(way(case)) == 0, f"seed {seed}"  # type: ignore[operator]
+
+
+def test_what_a_seed_chooses_is_independent() -> None:
+    """Of 1,104 seeds every combination has its share, so no form is left out by a remainder."""
+    drawn = Counter(drawn_of(seed) for seed in range(1104))
+    ways = Counter(WAYS)
+    assert len(drawn) == len(ways) * 2 * 2 * 2
+    for each, count in drawn.items():
+        share = ways[each.way] / len(WAYS) * (0.4 if each.wide else 0.6) / 4
+        assert 0.4 < count / (1104 * share) < 1.9
+    assert len(quick_seeds()) <= 24
 
 
 def test_drop_ins_give_the_same_bits() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -146,3 +148,50 @@ def test_a_folder_on_the_path_serves_by_its_own_dispatcher(
 
 def test_the_emitted_schema_is_the_one_that_is_read() -> None:
     assert emit.plan({})[Path("__init__.py")].endswith(f"\nSCHEMA = {registry.SCHEMA}\n")
+
+
+FORKS = """
+import os, signal, threading, time
+from flashgen.kernels import interpreter, loader
+from flashgen.runtime import folders, kernel_files, registry
+
+inside, load = threading.Event(), folders._load
+
+def slow(*arguments):
+    inside.set()
+    time.sleep(0.5)
+    return load(*arguments)
+
+def held(lock):
+    with lock:
+        inside.set()
+        time.sleep(0.5)
+
+folders._load = slow
+for work in (
+    folders.current,
+    lambda: held(kernel_files._loading),
+    lambda: held(loader._executing),
+    lambda: held(interpreter._lock),
+):
+    inside.clear()
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        folders.current()
+        for lock in (kernel_files._loading, loader._executing, interpreter._lock):
+            with lock:
+                pass
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0, work
+    thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_while_another_thread_loads_leaves_a_child_that_loads() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], cwd=ROOT, timeout=300)
+    assert done.returncode == 0

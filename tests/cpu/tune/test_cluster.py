@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.tasks import Tasks
 from flashgen.evaluate.workers.answers import Died, Done, Task, WorkerLost, WorkerUnfit
+from flashgen.evaluate.workers.crew import Crew
 from flashgen.evaluate.workers.pool import Limits
 from flashgen.search.goal import Budget
 from flashgen.spec.gpu import TARGETS
@@ -34,7 +35,9 @@ from flashgen.table import emit
 from flashgen.tune import cluster, evaluators, tune, worker
 from flashgen.tune.cluster import Cluster, Seat
 from flashgen.tune.options import TuneOptions
+from tests import fleet_fakes
 from tests.makers import make_spec
+from tests.ray_fakes import Actor, AtOnce, Ray
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,6 +141,30 @@ def test_every_product_is_tuned_and_what_is_killed_changes_nothing(tuned: Any) -
         assert written(disturbed, gpu.slug) == written(calm, gpu.slug)
 
 
+@pytest.mark.parametrize("lie", ["garbage", "form"])
+@pytest.mark.usefixtures("local")
+def test_a_lie_over_ray_costs_its_worker_and_nothing_else(
+    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "Worker", fleet_fakes.Liar)
+    said: list[str] = []
+    run = Cluster(ray=ray, say=said.append, with_gpus=False, query="")
+    payload = {"cache": str(tmp_path / "cache"), "file": str(tmp_path / "lied"), "lie": lie}
+    try:
+        run.start()
+        before = run.cpu.size
+        task = Task(function="tests.worker_faults:echo", payload=payload, limit_s=60.0)
+        answer = run.cpu.submit(task).result()
+        assert isinstance(answer, Done)
+        assert answer.value["lie"] == lie
+        run.look()
+        assert run.cpu.size == before - 1
+    finally:
+        run.close()
+    assert ["it answers what cannot be" in sentence for sentence in said] == [True]
+    assert [path.name for path in tmp_path.iterdir()] == ["lied"]
+
+
 def kill_idle(found: list[int]) -> None:
     for pid in found:
         os.kill(pid, signal.SIGKILL)
@@ -224,55 +251,62 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-class Actor:
-    """Stands for an actor's handle: what its future does is given."""
-
-    def __init__(self, does: Callable[[Any], None]) -> None:
-        from concurrent.futures import Future
-
-        self.given: list[Any] = []
-
-        class Method:
-            def remote(method, task: Task) -> Any:
-                future: Any = Future()
-                self.given.append((task, future))
-                does(future)
-                return type("Reference", (), {"future": lambda _: future})()
-
-        self.run = Method()
-
-
-class Ray:
-    """Stands for the module of Ray."""
-
-    def __init__(self) -> None:
-        self.killed: list[object] = []
-
-    def kill(self, actor: object) -> None:
-        self.killed.append(actor)
-
-
-class AtOnce(Executor):
-    """Does what it is given in the thread that gives it."""
-
-    def submit(self, do: Any, /, *arguments: Any, **fields: Any) -> Any:
-        do(*arguments, **fields)
-
-
 TASK = Task(function="any", payload={"cache": ""}, limit_s=0.0)
 
 
 def test_what_an_actor_answers_and_what_it_leaves_arrive(tmp_path: Path) -> None:
-    files = {"k.json": "{}", "../planted.json": "{}"}
-    actor = Actor(lambda future: future.set_result((Done({"x": 1}), files)))
+    actor = Actor(lambda future: future.set_result((Done({"x": 1}), {"k-sm_90.json": "{}"})))
     seat = Seat(Ray(), actor, "n1", Limits(), AtOnce())
     task = replace(TASK, payload={"cache": str(tmp_path / "cache")})
     assert seat.submit(task).result() == Done({"x": 1})
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
-        "k.json",
-        "planted.json",
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["k-sm_90.json"]
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], "garbage", {}, {"gpus": 5}, {"gpus": [5]}, {"gpus": [{"name": "H200"}]}]
+)
+def test_a_worker_that_describes_nothing_is_left_alone_and_not_started_again(said: object) -> None:
+    said_of_it, used = list[str](), Ray()
+    run = Cluster(ray=used, say=said_of_it.append, with_gpus=True, query="")
+    slot = cluster._Slot(node="n", where="n1 (10.0.0.1)", gpu=True, actor="its actor")
+    slot.asked = Future()
+    versions = worker.versions() if isinstance(said, dict) and said else {}
+    slot.asked.set_result(said | versions if isinstance(said, dict) else said)
+    run._take_in(slot)
+    assert slot.refused
+    assert slot.seat is None
+    assert used.killed == ["its actor"]
+    assert len(said_of_it) == 1
+    assert said_of_it[0].startswith("Left alone: n1 (10.0.0.1): ")
+
+
+def test_a_worker_that_lies_is_told_by_name_and_not_started_again() -> None:
+    told: list[str] = []
+    run = Cluster(ray=Ray(), say=told.append, with_gpus=False, query="")
+    seats = [Seat(Ray(), Actor(answer), name, Limits(), AtOnce()) for name, answer in (
+        ("n1", lambda future: future.set_result("garbage")),
+        ("n2", lambda future: future.set_result((Done({"x": 1}), {}))),
+    )]  # fmt: skip
+    slots = [
+        cluster._Slot(node="n", where=s.where, gpu=False, actor=s._actor, seat=s) for s in seats
     ]
-    assert not (tmp_path / "planted.json").exists()
+    run._slots = slots
+    for seat in seats:
+        run.cpu.add(seat)
+    assert run.cpu.submit(replace(TASK, payload={})).result(timeout=60) == Done({"x": 1})
+    assert [bool(slot.refused) for slot in slots] == [True, False]
+    assert "n1: it answers what cannot be" in slots[0].refused
+    assert told == [f"Lost a worker: {slots[0].refused}; what it did is done again elsewhere."]
+
+
+def test_a_task_that_makes_three_workers_answer_what_cannot_be_is_given_up() -> None:
+    crew = Crew(hopeful=True)
+    for name in ("n1", "n2", "n3"):
+        crew.add(Seat(Ray(), Actor(lambda f: f.set_result("garbage")), name, Limits(), AtOnce()))
+    answer = crew.submit(TASK).result(timeout=60)
+    assert isinstance(answer, Died)
+    assert not answer.outside
+    assert crew.size == 0
 
 
 def test_an_actor_that_dies_is_lost_and_one_that_cannot_work_is_not_to_blame() -> None:

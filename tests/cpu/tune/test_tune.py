@@ -652,6 +652,7 @@ class TestWhatIsHeld:
         text = self.held(tmp_path / "configs")
         late = (self.HELD.config, tuned_default(SPEC, H200))
         for status, words in (
+            (Status.KILLED, "2 kernels failed:\n  2 killed: the first is fwd_bf16_d64_br64_"),
             (Status.TIMEOUT, "2 kernels failed:\n  2 timeout: the first is fwd_bf16_d64_br64_"),
             (None, "2 quarantined"),
         ):
@@ -672,6 +673,25 @@ class TestWhatIsHeld:
             assert "1 search, 0 entries changed" in printed
             explained = [line for line in printed.splitlines() if "flashgen explain" in line]
             assert len(explained[0]) > 60  # a command is one line
+
+    def test_an_incumbent_whose_twin_has_no_verdict_stays(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        """The twin serves tensors without descriptors, and its process was killed from outside."""
+        best = replace(self.HELD.config, br=128, bc=256, num_warps=8, loads="descriptor")
+        twin = best.pointer_twin(SPEC)
+        assert twin != best
+        held = replace(self.HELD, config=best)
+        table = Table(gpu=H200).with_entry(held, made_run("a", held.result.source))
+        save(table, tmp_path / "configs" / "nvidia_h200.yaml")
+        shot = Served(
+            us=lambda config: us(config) / (1 + (config == best)), gpu=H200, source="estimated",
+            failing=lambda at, c: Status.KILLED if (at, c) == ("check", twin) else None,
+        )  # fmt: skip
+        with pytest.raises(FlashgenError, match="1 of 1 searches were cut short"):
+            run(monkeypatch, tmp_path, shot)
+        (entry,) = load(tmp_path / "configs" / "nvidia_h200.yaml").entries
+        assert entry.config == best
 
 
 def test_a_spec_without_a_right_config_does_not_stop_the_others(
