@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from flashgen.kernels.conditions import Condition, always
 
-
 WIDTH = 100
 """Of a line of a head."""
 

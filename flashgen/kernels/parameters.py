@@ -64,7 +64,11 @@ def _lse() -> tuple[Parameter, ...]:
 
 
 def _lse_and_delta() -> tuple[Parameter, ...]:
-    lse, *deltas = rows("lse"), rows("delta", _ROWS, one_length), rows("delta", _PACKED_ROWS, varlen)
+    lse, *deltas = (
+        rows("lse"),
+        rows("delta", _ROWS, one_length),
+        rows("delta", _PACKED_ROWS, varlen),
+    )
     return begun((lse, *deltas))
 
 

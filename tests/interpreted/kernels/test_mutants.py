@@ -27,13 +27,13 @@ MUTANTS = {
     "zero of empty rows": (CAUSAL, "tl.where(row_sum == 0.0, 1.0, row_sum)", "row_sum"),
     "GQA head": (FULL, "kv_head = head // group", "kv_head = head % (heads // group)"),
     "GQA group of two": (FULL, "kv_head = head // group", "kv_head = head // 2"),
-    "batch": (FULL, "batch = batch_head // heads", "batch = batch_head // heads * 0"),
+    "batch": (FULL, "batch_head // heads,", "batch_head // heads * 0,"),
     "batch stride of Q": (FULL, "batch.to(tl.int64) * stride_qb", "batch.to(tl.int64) * 0"),
-    "head without its batch": (FULL, "head = batch_head % heads", "head = batch_head % heads * 0"),
+    "head without its batch": (FULL, "batch_head % heads", "batch_head % heads * 0"),
     "GQA head dropped": (FULL, "kv_head = head // group", "kv_head = head * 0"),
     "scale": (FULL, "factor = 1.0 if SCALED else scale_log2e", "factor = 1.0"),
     "LSE base": (FULL, "* LN_2", ""),
-    "unwritten rows": (FULL, "lse_mask = rows < seq_q", "lse_mask = rows < seq_q - 1"),
+    "unwritten rows": (FULL, "in_lse = (rows < seq_q)", "in_lse = (rows < seq_q - 1)"),
     "V not advanced": (FULL, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
 }  # fmt: skip
 
