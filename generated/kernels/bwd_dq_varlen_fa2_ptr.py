@@ -165,7 +165,6 @@ def bwd_dq_varlen_fa2_ptr(
         element_rows = (head_rows + (rows & ~8)) * total_k + k_begin
     factor = 1.0 if SCALED else scale_log2e  # to units of log2
     dq = tl.zeros([BR, HEAD_DIM_PAD], tl.float32)
-
     # Rows see keys [key_begin, key_end); all of them see [full_begin, full_end), whole tiles.
     key_begin, key_end, full_begin, full_end = 0, seq_k, 0, seq_k // BC * BC
     if CAUSAL or HIDES_FIRST:
