@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from flashgen.kernels.conditions import Condition, always
+
+WIDTH = 100
+"""Of a line of a head."""
 
 
 class Parameter(NamedTuple):
@@ -17,8 +18,9 @@ class Parameter(NamedTuple):
     is that of Q, {cached} that of K and V, {out} that of results, {whole} the same but float32
     where results are parts; {by_k} and {by_v} are ":16" where the head dim of Q and K, or of V, is
     a multiple of 16. "i32:1" is 1 but for odd tensors, "desc" a descriptor, "constexpr" a number of
-    the kernel (kernels/constants.py). note is the comment behind the name, heading one on a line
-    before it. A number with specialized False never decides what Triton compiles.
+    the kernel (kernels/constants.py). note is the comment behind it, which ends its line of the
+    head, heading one on a line before it; first: it begins a line. A number with specialized False
+    never decides what Triton compiles.
 
     of says which texts have the parameter, given which of their kernels are given a value: to the
     others it is None.
@@ -31,6 +33,7 @@ class Parameter(NamedTuple):
     of: Condition = always
     given: Condition = always
     heading: str = ""
+    first: bool = False
 
     @property
     def constant(self) -> bool:
@@ -60,28 +63,43 @@ def rows(tensor: str, note: str = "", of: Condition = always) -> Parameter:
     return Parameter(f"{tensor}_ptr", "*fp32:16", note, of=of)
 
 
+def begun(found: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """Parameters that share lines of a head, of which the first begins one."""
+    first, *others = found
+    return first._replace(first=True), *others
+
+
 def head(name: str, found: Iterable[Parameter], language: str = "tl") -> str:
     """The decorator of a kernel and its def, whose parameters are these. language: tl, or gl.
 
-    Parameters without a note share lines.
+    Parameters share lines up to one with a note, which says something of its line, or of itself.
     """
     decorator, taken = "@gluon.jit" if language == "gl" else "@triton.jit", tuple(found)
-    numbers = _wrapped([f'"{each.name}"' for each in taken if not each.specialized], 4)
-    lines = [f"{decorator}(do_not_specialize=[", *numbers, "])  # fmt: skip", f"def {name}("]
-    for apart, group in itertools.groupby(taken, lambda each: bool(each.note or each.heading)):
-        rows = [(each, each.name + f": {language}.constexpr" * each.constant) for each in group]
-        if not apart:
-            lines += _wrapped([declared for _, declared in rows], 4)
-            continue
-        for each, declared in rows:
-            lines += [f"    # {each.heading}"] * bool(each.heading)
-            lines.append(f"    {declared},{each.comment}")
-    return "\n".join([*lines, "):  # fmt: skip"])
+    numbers = ", ".join(f'"{each.name}"' for each in taken if not each.specialized).split()
+    lines = _filled(numbers, f"{decorator}(do_not_specialize=[", "])  # fmt: skip")
+    lines.append(f"def {name}(")
+    line: list[str] = []
+    for each in taken:
+        if each.first or each.heading:
+            lines += _filled(line)
+            line = []
+        lines += [f"    # {each.heading}"] * bool(each.heading)
+        line.append(each.name + f": {language}.constexpr" * each.constant + ",")
+        if each.note:
+            lines += _filled(line, behind=each.comment)
+            line = []
+    return "\n".join([*lines, *_filled(line), "):  # fmt: skip"])
 
 
-def _wrapped(words: Sequence[str], indent: int) -> list[str]:
-    """Lines of words, a comma behind each."""
-    margin = " " * indent
-    text = ", ".join(words).replace(": ", ":_")  # a name and its type stay together
-    lines = textwrap.wrap(text, 99, initial_indent=margin, subsequent_indent=margin)
-    return [line.replace(":_", ": ").removesuffix(",") + "," for line in lines]
+def _filled(words: Sequence[str], before: str = "    ", behind: str = "") -> list[str]:
+    """Lines of these words, the first behind `before`, the last with `behind` at its end."""
+    lines = [before]
+    for n, word in enumerate(words, 1):
+        space = " " * (not lines[-1].endswith((" ", "[")))
+        last = behind if n == len(words) else ""
+        if lines[-1].strip() and len(lines[-1] + space + word + last) > WIDTH:
+            lines.append("    ")
+            space = ""
+        lines[-1] += space + word
+    lines[-1] += behind
+    return [line for line in lines if line.strip()]

@@ -18,7 +18,7 @@ from flashgen.kernels.conditions import (
 # isort: on
 # fmt: on
 
-from flashgen.kernels.head import Parameter, constant, number, rows
+from flashgen.kernels.head import Parameter, begun, constant, number, rows
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURES
@@ -29,6 +29,7 @@ from flashgen.spec.vocabulary import Direction
 _OF_V = ("v", "o", "do", "dv", "new_v")
 _BLOCKS = "Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim]."
 _ROWS = "(batch, heads, seq_q) float32, contiguous"
+_PACKED_ROWS = "(heads, total_q) float32, contiguous"
 _CONTIGUOUS = "float32, contiguous but for count"
 
 
@@ -47,7 +48,7 @@ def _tensors(*tensors: str, **types: str) -> tuple[Parameter, ...]:
 def _strides(*tensors: str, of: Condition = pointer) -> tuple[Parameter, ...]:
     """Strides of (batch, heads, seq, dim), packed (heads, total, dim), or of a cache in pages."""
     batch, pages = both(of, one_length), both(of, paged)
-    return tuple(
+    return begun(
         Parameter(f"stride_{x}{d}", "i32{by_v}" if x in _OF_V else "i32{by_k}", of=condition)
         for x in tensors
         for d, condition in (
@@ -58,10 +59,17 @@ def _strides(*tensors: str, of: Condition = pointer) -> tuple[Parameter, ...]:
     )
 
 
-def _lse(*names: str) -> tuple[Parameter, ...]:
-    packed = "(heads, total_q) float32, contiguous"
-    notes = ((_ROWS, one_length), (packed, varlen))
-    return tuple(rows(name, note, of) for name in names for note, of in notes)
+def _lse() -> tuple[Parameter, ...]:
+    return rows("lse", f"LSE: {_ROWS}", one_length), rows("lse", f"LSE: {_PACKED_ROWS}", varlen)
+
+
+def _lse_and_delta() -> tuple[Parameter, ...]:
+    lse, *deltas = (
+        rows("lse"),
+        rows("delta", _ROWS, one_length),
+        rows("delta", _PACKED_ROWS, varlen),
+    )
+    return begun((lse, *deltas))
 
 
 def _scales() -> tuple[Parameter, ...]:
@@ -75,18 +83,19 @@ def _scales() -> tuple[Parameter, ...]:
 
 
 # fmt: off
-_HEAD_DIMS = tuple(
+_HEAD_DIMS = begun(
     Parameter(name, "i32:16", of=both(plain, pointer), given=any_dim)
     for name in ("head_dim", "head_dim_v")
 )
 _FEATURES = tuple(
     Parameter(each.name, each.type, each.note, each.specialized, of_feature(row.field),
-              on_for(row.field, row.value, each.unless_causal))
+              on_for(row.field, row.value, each.unless_causal),
+              first=n == 0 and row.field != "bias")  # which stands with the head dims
     for row in FEATURES
-    for each in row.arguments
+    for n, each in enumerate(row.arguments)
 )
 _HEADS = (number("heads"), number("group", "query heads per head of K and V"))
-_SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive")
+_SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
 
 def _sizes(longest: str, least_key: str = "") -> tuple[Parameter, ...]:
@@ -132,7 +141,7 @@ _BLOCK_MASK = (
     number("listed", "", block_mask),
 )
 _TILE = (
-    constant("BR"), constant("BC"),
+    constant("BR")._replace(first=True), constant("BC"),
     constant("NUM_STAGES", "", plain),
     constant("STAGES", "", specialized),
     constant("NUM_WARPS", "", ampere),
@@ -151,16 +160,16 @@ _IN_PARTS = (
     constant("HEAD_DIM_V_PAD", "", negated(has_parts)),
 )
 _V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(has_parts)))
-_PRECISION = constant("PRECISION", "of products of float32: ieee or tf32; or None", plain)
+_PRECISION = constant("PRECISION", "of float32 products: ieee, tf32 or None", plain)
 _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
-_ADDS = constant("ADDS", "a bias is added; else it is bool, and hides keys",
+_ADDS = constant("ADDS", "else a bias hides keys",
                  both(plain, of_feature("bias")))
 _SWITCHES = (
     constant("CAUSAL", "", plain),
     _ADDS,
     constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", plain),
-    _PRECISION,
     _ROWS_OF_EIGHT,
+    _PRECISION,
 )
 _REGISTERS = (
     constant("CONSUMER_REGISTERS", "", hopper), constant("PRODUCER_REGISTERS", "", hopper),
@@ -174,15 +183,17 @@ _OF_BLACKWELL = tuple(
 
 _FORWARD = (
     *_tensors("q", "k", "v", "o", k="*{cached}", v="*{cached}", o="*{out}"),
-    *_lse("lse"),
+    *_lse(),
     *_strides("q", "k", "v", "o"),
     _SCALE,
     *_sizes("max_seq_q", "at least 1"),
     *_HEAD_DIMS,
     *_FEATURES,
-    number("batch_heads", "batch * heads", tiled, lambda s, c: c.takes_heads),
-    number("heads_together", "of a run: their K and V fit in L2", tiled,
-           lambda s, c: c.order == "grouped"),
+    *begun((
+        number("batch_heads", "", tiled, lambda s, c: c.takes_heads),
+        number("heads_together", "batch * heads; heads of a run: their K and V fit in L2", tiled,
+               lambda s, c: c.order == "grouped"),
+    )),
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
     *(rows(x, of=fa1) for x in ("acc", "sum", "max")),
     *_TILE,
@@ -196,9 +207,9 @@ _FORWARD = (
     constant("INVARIANT", "one multiply-add is written so", ampere),
     constant("PERSISTENT", "a program has every n-th tile of O", specialized),
     constant("PIECES", "of 64 columns of Q and K, or 1 of all", blackwell),
-    _PRECISION,
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,
+    _PRECISION,
     *_REGISTERS,
     constant("RESCALE_LOG2", "", blackwell),
     constant("SOFTMAX_REGISTERS", "", blackwell), constant("OTHER_REGISTERS", "", blackwell),
@@ -206,7 +217,7 @@ _FORWARD = (
 )
 _DKV = (
     *_tensors("q", "k", "v", "do", "dk", "dv"),
-    *_lse("lse", "delta"),
+    *_lse_and_delta(),
     rows("dq", "(batch, heads, seq_q, head_dim) float32, contiguous: takes dQ / scale",
           both(fused, plain)),
     rows("dq", "float32, as many as (batch, heads, whole tiles, padded dim): gets dQ / scale",
@@ -226,7 +237,7 @@ _DKV = (
 )
 _DQ = (
     *_tensors("q", "k", "v", "do", "dq"),
-    *_lse("lse", "delta"),
+    *_lse_and_delta(),
     *_strides("q", "k", "v", "do", "dq"),
     Parameter("scale", "fp32", "of the softmax, with its sign"),
     Parameter("scale_log2e", "fp32", "its size * log2(e); the sign is in Q"),
@@ -240,7 +251,7 @@ _DQ = (
 _DBIAS = (
     *_tensors("q", "k", "v", "do")[:4],
     Parameter("dbias_ptr", "*{whole}:16", "(batches, heads, rows, keys) of the gradient"),
-    *_lse("lse", "delta"),
+    *_lse_and_delta(),
     *_strides("q", "k", "v", "do"),
     _SCALE,
     *_sizes("max_seq_q"),

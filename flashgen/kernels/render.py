@@ -22,7 +22,6 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
 
 HEADER_LINES = 5
-LINE_LENGTH = 100
 KEPT = 4096
 """Kernels that a process keeps: more than generated/ has, which tune makes after every search."""
 
@@ -215,7 +214,6 @@ def _environment() -> Environment:
     )
     environment.globals.clear()
     environment.filters["block"] = _block
-    environment.filters["deeper"] = _deeper
     environment.filters["py"] = _py
     return environment
 
@@ -226,26 +224,6 @@ def _block(text: str, width: int = 0) -> str:
     So a macro call on a line of its own stands for the macro's lines and nothing more.
     """
     return textwrap.indent(text, " " * width).removesuffix("\n")
-
-
-def _deeper(text: str, width: int) -> str:
-    """A block of statements, made for the level it stands at, moved to the right as _block does;
-    its comments are broken anew where they would pass LINE_LENGTH.
-    """
-    lines: list[str] = []
-    for line in text.splitlines():
-        comment = line.lstrip()
-        if not comment.startswith("# ") or len(line) + width <= LINE_LENGTH:
-            lines.append(line)
-            continue
-        margin = " " * (len(line) - len(comment)) + "# "
-        lines += textwrap.wrap(
-            comment.removeprefix("# "),
-            LINE_LENGTH - width,
-            initial_indent=margin,
-            subsequent_indent=margin,
-        )
-    return _block("\n".join(lines), width)
 
 
 def quoted(text: str) -> str:

@@ -99,7 +99,7 @@ FEATURES: tuple[Feature, ...] = (
         scores=True, positions=True,
         given=lambda call: call.bias_kind == "additive",
         arguments=(
-            Argument(name="bias_ptr", type="*{out}:16", note="(batch, heads, seq_q, seq_k)"),
+            Argument(name="bias_ptr", type="*{out}:16"),
             *_BIAS_STRIDES,
         ),
     ),
@@ -108,10 +108,7 @@ FEATURES: tuple[Feature, ...] = (
         short="_bm", scores=True, positions=True,
         given=lambda call: call.bias_kind == "boolean",
         arguments=(
-            Argument(
-                name="bias_ptr", type="*u8:16",
-                note="(batch, heads, seq_q, seq_k), 0 where the query may not see the key",
-            ),
+            Argument(name="bias_ptr", type="*u8:16"),
             *_BIAS_STRIDES,
         ),
     ),
@@ -120,9 +117,12 @@ FEATURES: tuple[Feature, ...] = (
         scores=True, positions=True, diagonal=True, per_head="slopes",
         given=lambda call: call.slopes is not None,
         arguments=(
-            Argument(name="slopes_ptr", type="*fp32:16", note="(batch, heads) float32"),
+            Argument(name="slopes_ptr", type="*fp32:16"),
             Argument(name="stride_slopes_b", type="i32", specialized=False),
-            Argument(name="stride_slopes_h", type="i32", specialized=False),
+            Argument(
+                name="stride_slopes_h", type="i32", specialized=False,
+                note="ALiBi: (batch, heads) float32",
+            ),
         ),
     ),
     Feature(
@@ -130,15 +130,11 @@ FEATURES: tuple[Feature, ...] = (
         scores=True, positions=True, directions=_ATTENTION, goes="attention or its gradients",
         given=lambda call: call.dropout_p > 0.0,
         arguments=(
+            Argument(name="rng_ptr", type="*i64:16"),
+            Argument(name="keep_threshold", type="i32", specialized=False),
             Argument(
-                name="rng_ptr", type="*i64:16", note="int64: seed and offset of the generator"
-            ),
-            Argument(
-                name="keep_threshold", type="i32", specialized=False,
-                note="an element is kept where its random word, as an int32, is not below this",
-            ),
-            Argument(
-                name="keep_scale", type="fp32", note="1 / (1 - probability to be dropped)"
+                name="keep_scale", type="fp32",
+                note="seed and offset, int64; least int32 kept; 1 / share kept",
             ),
         ),
     ),
@@ -147,13 +143,10 @@ FEATURES: tuple[Feature, ...] = (
         scores=True, positions=True, diagonal=True, first_keys=True, limit=True,
         given=lambda call: call.window is not None,
         arguments=(
-            Argument(
-                name="window_left", type="i32", specialized=False,
-                note="row i sees no key before i + diagonal - window_left",
-            ),
+            Argument(name="window_left", type="i32", specialized=False),
             Argument(
                 name="window_right", type="i32", specialized=False, unless_causal=True,
-                note="and none behind i + diagonal + window_right",
+                note="of key i + diagonal: how many more row i sees",
             ),
         ),
     ),
@@ -163,13 +156,10 @@ FEATURES: tuple[Feature, ...] = (
         given=lambda call: call.chunk > 0,
         without=(("window", "because a window begins at another key"),),
         arguments=(
-            Argument(
-                name="chunk", type="i32", specialized=False,
-                note="keys of one; row i sees those of the chunk of key i + diagonal",
-            ),
+            Argument(name="chunk", type="i32", specialized=False),
             Argument(
                 name="chunk_start_ptr", type="*i32:16",
-                note="(batch,) the key at which chunk 0 begins, negative too",
+                note="row i sees the chunk of key i + diagonal; (batch,) begin of chunk 0",
             ),
         ),
     ),
@@ -177,8 +167,10 @@ FEATURES: tuple[Feature, ...] = (
         field="softcap", word="softcap", suffix="_softcap", short="_cap",
         scores=True, limit=True, given=lambda call: call.softcap > 0.0,
         arguments=(
-            Argument(name="cap_log2e", type="fp32", note="the cap of the scores * log2(e)"),
-            Argument(name="inverse_cap", type="fp32", note="1 / cap_log2e"),
+            Argument(name="cap_log2e", type="fp32"),
+            Argument(
+                name="inverse_cap", type="fp32", note="cap of the scores * log2(e); 1 / cap_log2e"
+            ),
         ),
     ),
     Feature(
@@ -239,7 +231,10 @@ FEATURES: tuple[Feature, ...] = (
         dtypes=_SIXTEEN_BITS,
         arguments=(
             *(
-                Argument(name=f"{x}_descale_ptr", type="*fp32:16", note="(batch, kv_heads) float32")
+                Argument(
+                    name=f"{x}_descale_ptr", type="*fp32:16",
+                    note="(batch, kv_heads) float32" * (x == "v"),
+                )
                 for x in "qkv"
             ),
             *(

@@ -104,7 +104,7 @@ def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
     assert cases_of(spec, replace(config, persistent=False)) == tile_cases(spec, config)
     *usual, walked = cases_of(spec, config)
     assert tuple(usual) == tile_cases(spec, config)
-    anew = compiled(spec, config, 0, "        walked = end\n", "        walked = 0\n")
+    anew = compiled(spec, config, 0, "walked, q_phase = end", "walked, q_phase = 0")
     assert check_loaded(anew, spec, config, cases=usual).passed
     assert_right(spec, config, [walked])
     of_q = [sum(box[2] == 64 for _, box, _ in copied) for copied in loads.values()]
@@ -178,12 +178,12 @@ PERSISTENT_MUTANTS = {
         "            pass\n"),
     "O is not stored when the program ends": (
         "    if PERSISTENT and O_APART:\n        tma.store_wait(0)\n", ""),
-    "all begin their rings anew": ("        walked = end\n", "        walked = 0\n"),
+    "all begin their rings anew": ("walked, q_phase = end", "walked, q_phase = 0"),
     "the consumers count a tile of keys too many": (
         "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
     "the producer forgets a tile of keys": (
-        "        walked = end\n        q_phase ^= 1\n\n", "        walked = end - 1\n        q_phase ^= 1\n\n"),
-    "nobody counts uses of Q": ("        q_phase ^= 1\n", ""),
+        "walked, q_phase = end, q_phase ^ 1\n\n", "walked, q_phase = end - 1, q_phase ^ 1\n\n"),
+    "nobody counts uses of Q": ("= end, q_phase ^ 1", "= end, q_phase"),
     "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
     "the producer walks other tiles": (
         "gl.num_programs(0) if PERSISTENT else 1,\n    ):\n        # In the order",

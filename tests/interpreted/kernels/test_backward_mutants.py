@@ -78,15 +78,15 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dropout of D": (DROPOUT["backward_dq"], "- p * delta", "- kept * delta"),
     "kept not scaled in dV": (DROPOUT["backward_dkv"], "dv *= keep_scale", "dv *= 1.0"),
     "kept not scaled in dP": (DROPOUT["backward_dq"], "(dp * keep_scale)", "dp"),
-    "kept not scaled in O": (DROPOUT["forward"], "kept = 1.0 if keep_scale is None else keep_scale", "kept = 1.0"),
+    "kept not scaled in O": (DROPOUT["forward"], "(1.0 if keep_scale is None else keep_scale)", "1.0"),
     "row sum of kept alone": (DROPOUT["forward"], "row_sum = row_sum * rescale + tl.sum(p, 1)", "row_sum = row_sum * rescale + 0.75 * tl.sum(p, 1)"),
 } | {
     f"{what} in {direction}": (spec, line, broken)
     for direction, spec in DROPOUT.items()
     for what, line, broken in (
-        ("offset by one", "offset = tl.load(rng_ptr + 1)", "offset = tl.load(rng_ptr + 1) + 1"),
+        ("offset by one", "tl.load(rng_ptr + 1)", "tl.load(rng_ptr + 1) + 1"),
         ("offset cut to 32 bits", OFFSET, OFFSET.replace("(offset >> 32)", "(offset * 0)")),
-        ("seed forgotten", "seed = tl.load(rng_ptr)", "seed = tl.load(rng_ptr) * 0"),
+        ("seed forgotten", "tl.load(rng_ptr),", "tl.load(rng_ptr) * 0,"),
         ("rows of the mask", "low_rows, tl.where(low_keys, a, b)", "low_rows, tl.where(low_keys, b, a)"),
         ("mask of the first head", "batch_head.to(tl.int64) * seq_q + (rows" if direction != "backward_dkv" else "(batch_head * seq_q + row_start)",
          "0 * seq_q + (rows" if direction != "backward_dkv" else "(0 * batch_head + row_start)"),

@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_named(
 LEAST = "first_key -= (first_key - first_chunk + chunk) % chunk"
 START_OF = "first_chunk = tl.load(chunk_start_ptr + batch) % chunk"
 BEGIN = "key_begin = tl.maximum(first_begin, 0) // BC * BC"
-FULL = "full_begin = tl.cdiv(tl.maximum(last_begin, 0), BC) * BC"
+FULL = "tl.cdiv(tl.maximum(last_begin, 0), BC) * BC"
 ROWS = "last_begin + chunk - diagonal"
 MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     f"{what} in {direction}": (of(direction, **(features or {})), line, broken)

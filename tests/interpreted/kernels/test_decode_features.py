@@ -217,7 +217,7 @@ MUTANTS = {
     "unmasked at the right side": (of("causal", window=True), "seen_by_all = tl.maximum(first_query + diagonal + right + 1, 0)", "seen_by_all = tl.maximum(first_query + diagonal + BC, 0)"),
     "splits of the whole cache": (of("causal", window=True), "split_start = key_begin + split", "split_start = split"),
     "cap after the mask": (of("causal", softcap=True), '<= last_key[:, None], s, float("-inf"))', "<= last_key[:, None], s, -cap_log2e)"),
-    "no cap": (of("none", softcap=True), "return tl.where(tl.abs(x) < NEAR, small, large)", "return x"),
+    "no cap": (of("none", softcap=True), "return tl.where(tl.abs(x) < 0.55, small, large)", "return x"),
     "slope of another head": (of("none", alibi=True), "heads_of * stride_slopes_h", "kv_head * stride_slopes_h"),
     "slope of another batch": (of("none", alibi=True), "batch * stride_slopes_b", "0 * stride_slopes_b"),
     "distance of packed rows": (of("causal", alibi=True), "distance = (queries + diagonal)", "distance = (rows + diagonal)"),

@@ -216,22 +216,22 @@ def of(direction: Any, mask: str, **features: Any) -> AttentionSpec:
 
 
 TANH, RAW = (
-    "return tl.where(tl.abs(x) < NEAR, small, large)",
-    "s = tl.dot(q, tl.trans(k), input_precision=PRECISION)",
+    "return tl.where(tl.abs(x) < 0.55, small, large)",
+    "s = tl.dot(q, tl.trans(rounded(k, PRECISION)), input_precision=PRECISION)",
 )
 CAPPED = "tanh(tl.dot(q, tl.trans(k)) * (scale_log2e * inverse_cap))"
-FIRST = "first_key = rows + diagonal - window_left"
+FIRST, OF_ROWS = "first_key = rows + diagonal - window_left", "first_key -= window_left"
 LAST = "last_key = tl.minimum(rows + diagonal + right, seq_k - 1)"
 FORWARD, DKV, DQ = DIRECTIONS
 MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
-    "left side by one": (of(FORWARD, "causal", window=True), FIRST, FIRST + " + 1"),
-    "left side by one in dQ": (of(DQ, "none", window=True), FIRST, FIRST + " - 1"),
+    "left side by one": (of(FORWARD, "causal", window=True), OF_ROWS, OF_ROWS + " - 1"),
+    "left side by one in dQ": (of(DQ, "none", window=True), OF_ROWS, OF_ROWS + " + 1"),
     "left side by one in dK, dV": (of(DKV, "causal", window=True), FIRST, FIRST + " + 1"),
     "right side by one": (of(FORWARD, "none", window=True), LAST, LAST.replace("right,", "right + 1,")),
     "right side by one in dK, dV": (of(DKV, "none", window=True), "last_key = rows + diagonal + window_right", "last_key = rows + diagonal + window_right - 1"),
-    "window of the top left": (of(FORWARD, "none", window=True), FIRST, "first_key = rows - window_left"),
+    "window of the top left": (of(FORWARD, "none", window=True), "first_key = rows + diagonal", "first_key = rows"),
     "begins a tile late": (of(FORWARD, "none", window=True), "key_begin = tl.maximum(first_begin, 0)", "key_begin = tl.maximum(first_begin + BC, 0)"),
-    "full a tile early": (of(FORWARD, "none", window=True), "row_start + BR - 1 + diagonal - window_left", "row_start + diagonal - window_left"),
+    "full a tile early": (of(FORWARD, "none", window=True), "row_start + BR - 1 + diagonal\n", "row_start + diagonal\n"),
     "full a tile long": (of(DQ, "none", window=True), "row_start + diagonal + right + 1", "row_start + BR + diagonal + right + 1"),
     "ends early": (of(DQ, "none", window=True), "row_start + BR + diagonal + right", "row_start + diagonal + right"),
     "K not moved to the window": (of(FORWARD, "none", window=True), "k_base += key_begin.to(tl.int64) * stride_ks", "k_base += 0 * stride_ks"),
@@ -239,16 +239,16 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "rows begin late": (of(DKV, "none", window=True), "first_row -= window_right", "first_row -= window_right - BR"),
     "no window in dBias": (of("backward_dbias", "causal", window=True, bias="additive"), "keys[None, :] >= first_key", "keys[None, :] >= 0 * first_key"),
     "no cap": (of(FORWARD, "none", softcap=True), TANH, "return x"),
-    "cap of the wrong base": (of(FORWARD, "none", softcap=True), "s = cap_log2e * capped", "s = cap_log2e * capped * 0.6931"),
+    "cap of the wrong base": (of(FORWARD, "none", softcap=True), "s = cap_log2e * tanh(", "s = 0.6931 * cap_log2e * tanh("),
     "cap after the mask": (of(FORWARD, "causal", softcap=True), 'tl.where(seen, s, float("-inf"))', "tl.where(seen, s, -cap_log2e)"),
     "cap after the bias": (of(FORWARD, "none", softcap=True, bias="additive"), RAW, RAW + " + bias_of_all"),
     "no slope of the cap in dQ": (of(DQ, "none", softcap=True), "ds *= 1.0 - capped * capped", "ds *= 1.0"),
     "no slope of the cap in dK": (of(DKV, "none", softcap=True), "ds_t *= 1.0 - capped * capped", "ds_t *= 1.0"),
     "slope of the cap in dBias": (of("backward_dbias", "none", softcap=True, bias="additive"), "dbias += ds", f"dbias += ds * (1.0 - {CAPPED} * {CAPPED})"),
-    "the form that cancels alone": (of(FORWARD, "none", softcap=True), "< NEAR", "< 0.0"),
-    "the polynomial alone": (of(FORWARD, "none", softcap=True), "< NEAR", "< 1e30"),
-    "sink left out of the sum": (of(FORWARD, "none", sink=True), "row_sum * rescale + tl.exp2(sink_log2e - (new_max - P_EXPONENT))", "row_sum * rescale"),
-    "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "acc = acc * rescale[:, None]\n        row_max = new_max\n    #", "row_max = new_max\n    #"),
+    "the form that cancels alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 0.0"),
+    "the polynomial alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 1e30"),
+    "sink left out of the sum": (of(FORWARD, "none", sink=True), "row_sum * rescale + tl.exp2(sink - (new_max - P_EXPONENT))", "row_sum * rescale"),
+    "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "acc, row_max = acc * rescale[:, None], new_max\n    #", "row_max = new_max\n    #"),
     "sink of the first head": (of(FORWARD, "none", sink=True), "sinks_ptr + head", "sinks_ptr + 0 * head"),
     "sink of the wrong base": (of(FORWARD, "none", sink=True), "sinks_ptr + head).to(tl.float32) * LOG2_E", "sinks_ptr + head).to(tl.float32)"),
 }  # fmt: skip

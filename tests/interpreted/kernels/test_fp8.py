@@ -59,14 +59,14 @@ def test_default_kernels_take_the_true_head_dims(seed: int) -> None:
 
 
 MUTANTS = {
-    "factor of Q forgotten": ("(q_descale * k_descale)", "k_descale"),
-    "factor of K forgotten": ("(q_descale * k_descale)", "q_descale"),
-    "factor of V forgotten": ("o *= v_descale", "o *= 1.0"),
+    "factor of Q forgotten": ("(q_scale * k_scale)", "k_scale"),
+    "factor of K forgotten": ("(q_scale * k_scale)", "q_scale"),
+    "factor of V forgotten": ("o = o * v_scale if FP8 else o", "o = o"),
     "factor of another head": ("kv_head * stride_v_descale_h", "0 * stride_v_descale_h"),
     "factor of another batch": ("batch * stride_k_descale_b", "0 * stride_k_descale_b"),
     "P not scaled": ("(new_max - P_EXPONENT)[:, None]", "new_max[:, None]"),
     "LSE with the scale of P": ("row_max - P_EXPONENT + tl.log2(row_sum)", "row_max + tl.log2(row_sum)"),
-    "O by q's type": ("o.to(o_dtype)", "o.to(q.dtype)"),
+    "O by q's type": ("o.to(o_ptr.dtype.element_ty)", "o.to(q.dtype)"),
 }  # fmt: skip
 
 
@@ -79,9 +79,9 @@ def test_mutant_is_caught(name: str) -> None:
 def test_the_sink_is_counted_beside_the_scaled_sum() -> None:
     spec, config = fp8_spec(dim=32, sink=True), make_config(32, 32)
     rendered = render(spec, config)
-    line = "tl.exp2(sink_log2e - (new_max - P_EXPONENT))"
+    line = "tl.exp2(sink - (new_max - P_EXPONENT))"
     assert line in rendered.source
-    broken = rendered.source.replace(line, "tl.exp2(sink_log2e - new_max)")
+    broken = rendered.source.replace(line, "tl.exp2(sink - new_max)")
     assert not check_kernel(
         dataclasses.replace(rendered, source=broken), spec, config, seed=1
     ).passed

@@ -126,7 +126,7 @@ def test_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "broken"),
     [
         ("tl.where(batch_head % 2 == 0, tiles - 1 - forwards, forwards)", "tl.where(batch_head % 2 == 0, forwards, tiles - forwards)"),
-        ("forwards = pid % tiles", "forwards = pid % (tiles - 1)"),
+        ("= pid // tiles, pid % tiles", "= pid // tiles, pid % (tiles - 1)"),
     ],
 )  # fmt: skip
 def test_head_reversal_mutant_is_caught(line: str, broken: str) -> None:
@@ -141,8 +141,8 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch_forward, "order_limits", lambda device: few)
     config = make_config(32, 16, order="grouped", persistent=True)
     rendered = render(CAUSAL, config)
-    line = "tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=lse_mask)"
-    counted = "tl.atomic_add(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse * 0 + 1.0, mask=lse_mask)"
+    line = "tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=in_lse)"
+    counted = "tl.atomic_add(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse * 0 + 1.0, mask=in_lse)"
 
     def counts(source: str, folder: Any) -> torch.Tensor:
         path = folder / f"{rendered.name}.py"

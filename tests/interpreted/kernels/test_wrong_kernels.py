@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[AttentionSpec, str, str, str]] = {
     "no running maximum in a decode": (DECODE, "new_max = tl.maximum(row_max, tl.max(s, 1) * factor)", "new_max = tl.zeros_like(row_max)", "growing"),
     "the maximum of a tile alone": (FORWARD, "tl.maximum(row_max, tl.max(s, 1) * factor)", "tl.max(s, 1) * factor", "falling"),
     "the maximum of a tile alone in a decode": (DECODE, "tl.maximum(row_max, tl.max(s, 1) * factor)", "tl.max(s, 1) * factor", "falling"),
-    "O not rescaled for a jump by 8": (FORWARD, "acc = acc * rescale[:, None]", "acc = acc * tl.where((rescale < 0.00390625) & (row_max > -1e38), 1.0, rescale)[:, None]", "growing"),
+    "O not rescaled for a jump by 8": (FORWARD, "= acc * rescale[:, None]", "= acc * tl.where((rescale < 0.00390625) & (row_max > -1e38), 1.0, rescale)[:, None]", "growing"),
     "O times 1.003": (FORWARD, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
     "O times 1.003 in a decode": (DECODE, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
     "O cut off": (FORWARD, "o = acc * inverse[:, None]", f"o = {CUT.format('acc * inverse[:, None]')}", "rms"),

@@ -126,17 +126,13 @@ MUTANTS: dict[str, tuple[str, str]] = {
         "tl.sum(p, 1)",
         "tl.sum(tl.sum(p.reshape([p.shape[0], 2, p.shape[1] // 2]), 2), 1)",
     ),
-    "a prefill closes every second segment": (
-        "        SEGMENT if INVARIANT else 1,\n"
-        "    ):\n"
-        "        segment_end = tl.minimum(segment + SEGMENT",
-        "        2 * SEGMENT if INVARIANT else 1,\n"
-        "    ):\n"
-        "        segment_end = tl.minimum(segment + 2 * SEGMENT",
+    "a prefill closes segments in their middle": (
+        "key_begin // SEGMENT * SEGMENT if",
+        "key_begin // SEGMENT * SEGMENT - SEGMENT // 2 if",
     ),
     "a segment joins without the maximum of those before it": (
-        "total_scale = tl.exp2(total_max - new_max)",
-        "total_scale = tl.exp2(total_max * 0.999999 - new_max)",
+        "= tl.exp2(total_max - new_max)",
+        "= tl.exp2(total_max * 0.999999 - new_max)",
     ),
     "dK and dV begin with another tile of rows": ("shift = (diagonal % BR + BR) % BR", "shift = 3"),
 }
