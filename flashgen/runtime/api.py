@@ -45,14 +45,15 @@ def _attention(
 ) -> Any:
     """As _following(), but a call of the most frequent kind is spared what ** takes."""
     serving = folders.current()
-    if others:
-        try:
-            return serving.attention(q, k, v, causal=causal, scale=scale, **others)
-        except TypeError as error:
-            if (better := hint(error)) is None:
-                raise
-            raise better from None
-    return serving.attention(q, k, v, causal=causal, scale=scale)
+    if not others:
+        found = serving.again(q, k, v, causal, scale)
+        return serving.attention(q, k, v, causal=causal, scale=scale) if found is None else found[0]
+    try:
+        return serving.attention(q, k, v, causal=causal, scale=scale, **others)
+    except TypeError as error:
+        if (better := hint(error)) is None:
+            raise
+        raise better from None
 
 
 _first = folders.current()

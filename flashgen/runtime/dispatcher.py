@@ -1,8 +1,8 @@
 """Dispatcher: attention() for tensors, on the kernels of one generated package.
 
-A call is found by its key, or resolved. There are two caches: of bound launches, by shapes,
-strides, options and alignment (runtime/call_cache.py), and of launchers, by device, spec and bucket
-(runtime/resolver.py). Nothing is timed here, so two ranks with one table choose alike.
+A call is found by its key (runtime/call_cache.py), or resolved: its launcher is found by device,
+spec and bucket (runtime/resolver.py). Nothing is timed here, so two ranks with one table choose
+alike.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from flashgen import settings
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
-from flashgen.runtime.call_cache import CallCache, OfHeads, attention_key, with_heads
+from flashgen.runtime.call_cache import CallCache, key_of
 from flashgen.runtime.choice import Choices
 from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import NO_LIMITS, PLAIN, Window, limits_of
+from flashgen.spec.features import NO_LIMITS, PLAIN, Window, heads_given, limits_of
 from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Dispatcher:
     ) -> None:
         self.served = Served(archs=archs, choices=choices)
         self.resolver = Resolver(package, self.served)
-        self.passes = Passes(self.resolver)
         self.calls = CallCache()
+        self.passes = Passes(self.resolver, self.calls)
         self.general = GeneralPath(package, self.resolver, self.passes, self.calls)
 
     # Decoding, explanations and the digest are loaded when first used: attention() needs none.
@@ -69,6 +69,18 @@ class Dispatcher:
         from flashgen.runtime.decode import Decoder
 
         return Decoder(self.resolver, self.calls)
+
+    def again(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """O and LSE of attention() with these options alone, by an earlier call; None without one.
+        The most frequent call is spared what attention() takes for its other arguments.
+        """
+        if torch_modes.special(q):
+            return None
+        key = key_of(q, k, v, (), causal, type(causal), scale, type(scale), "ieee", NO_LIMITS)
+        kept = self.calls.find(key)
+        return None if kept is None else kept(True, q, k, v)  # type: ignore[no-any-return]
 
     @overload
     def attention(
@@ -159,24 +171,22 @@ class Dispatcher:
         limits, key, kept = NO_LIMITS, None, None
         if window is not None or softcap is not None or invariant is not False:
             limits = limits_of(window, softcap, invariant, causal=causal is not False)
-        of_heads: OfHeads = ()
-        if sinks is not None or alibi_slopes is not None:
-            of_heads = alibi_slopes, sinks
+        heads = heads_given(sinks=sinks, alibi_slopes=alibi_slopes)
         more = (
             bias is not None or dropout_p != 0.0 or chunk is not None or chunk_start is not None
             or block_mask is not None
         )  # fmt: skip
         if not more and not torch_modes.special(q):
-            key = attention_key(q, k, v, causal, scale, precision, limits)
-            if of_heads:
-                key = with_heads(key, of_heads)
+            key = key_of(
+                q, k, v, heads, causal, type(causal), scale, type(scale), precision, limits
+            )
             kept = self.calls.find(key)
             if kept is not None:
-                found = kept.launched(q, k, v, deterministic, of_heads)
+                found = kept(deterministic, q, k, v, *heads)
                 if found is not None:
-                    return found if return_lse else found[0]  # type: ignore[no-any-return]
+                    return found if return_lse else found[0]
         features = PLAIN
-        if more or of_heads or limits != NO_LIMITS or settings.invariant():
+        if more or heads or limits != NO_LIMITS or settings.invariant():
             features = asked_features(
                 q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
                 dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
@@ -301,8 +311,9 @@ class Dispatcher:
             or v_scale is not None or bias is not None or chunk is not None
             or chunk_start is not None
         ):  # fmt: skip
-            tensors = q, k, v, lengths, block_table, alibi_slopes, sinks
-            key, found = self.decoder.again(tensors, (causal, scale, precision), limits)
+            heads = heads_given(sinks=sinks, alibi_slopes=alibi_slopes)
+            given = q, k, v, lengths, block_table, *heads
+            key, found = self.decoder.again(given, (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]
         from flashgen.runtime.decode import CacheArguments

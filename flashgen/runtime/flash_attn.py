@@ -29,6 +29,7 @@ from flashgen.spec.features import (
     NO_LIMITS,
     UNBOUNDED,
     Window,
+    heads_given,
     limits_of,
     window_of,
 )
@@ -590,12 +591,13 @@ def flash_attn_with_kvcache(
     found = key = None
     plain = cache_batch_idx is None and cache_leftpad is None and num_splits == 0
     if plain and lengths is not None:
-        tensors = queries, keys, values, lengths, block_table, alibi_slopes, s_aux
+        heads = heads_given(alibi_slopes=alibi_slopes, sinks=s_aux)
+        given = queries, keys, values, lengths, block_table, *heads
         limits = NO_LIMITS
         if window is not None or cap is not None or invariant is not False:
             limits = limits_of(window, cap, invariant, causal=bool(causal))
         options = bool(causal), scale, "ieee"
-        key, found = decoder.again(tensors, options, limits)
+        key, found = decoder.again(given, options, limits)
     if found is None:
         features = asked_features(
             q,
