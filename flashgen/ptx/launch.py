@@ -37,6 +37,7 @@ class Decoded:
     constants: Sequence[Buffer]
     steps: tuple[Step, ...]
     guards: tuple[tuple[int, bool] | None, ...]
+    guarded: frozenset[int]
     engines: frozenset[Engine]
     shared_cell: int
     global_cell: int
