@@ -47,7 +47,7 @@ def recording(passes: TwoPasses, call: Call) -> Callable[..., tuple[Tensor, Tens
     k, v and tensors. What torch's apply() does before it calls the same: it looks for transforms.
     """
     asked = {each: (passes, replace(call, deterministic=each)) for each in (True, False)}
-    apply: Any = super(torch.autograd.Function, _Attention).apply  # type: ignore[misc]
+    apply: Any = super(torch.autograd.Function, _Attention).apply
 
     def record(deterministic: bool, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = apply(asked[bool(deterministic)], *inputs)
@@ -266,7 +266,7 @@ class Passes:
         do: Tensor,
         dlse: Tensor | None,
         *tensors: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Any, ...]:
         """The gradients of q, k, v and the bias, and delta."""
         from flashgen.kernels.launch_backward import Backward, Delta
 

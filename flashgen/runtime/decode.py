@@ -18,7 +18,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime import kept_calls, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.call_cache import CallCache, Given, Key, holds, key_of, requires_grad
+from flashgen.runtime.call_cache import CallCache, Key, holds, key_of, requires_grad
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
@@ -102,17 +102,19 @@ class Decoder:
         self._calls = calls
 
     def again(
-        self, given: Given, options: tuple[Causal, float | None, str], limits: Limits
+        self, given: tuple[Any, ...], options: tuple[Causal, float | None, str], limits: Limits
     ) -> tuple[Key | None, tuple[Tensor, Tensor] | None]:
         """Where to keep a call of q, k, v, lengths, block table and numbers of heads, with causal,
         scale and precision: None where no key can hold it, or a torch mode is on. And O and LSE by
         an earlier one, None, with nothing launched, where none can be used.
         """
-        q, k, v, *others = given
+        q, k, v = given[:3]
         if torch_modes.special(q):
             return None, None
         causal, scale, precision = options
-        key = key_of(q, k, v, others, causal, type(causal), scale, type(scale), precision, limits)
+        key = key_of(
+            q, k, v, given[3:], causal, type(causal), scale, type(scale), precision, limits
+        )
         kept = self._calls.find(key)
         return key, None if kept is None else kept(True, *given)
 

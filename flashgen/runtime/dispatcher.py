@@ -82,7 +82,7 @@ class Dispatcher:
             return None
         key = key_of(q, k, v, (), causal, type(causal), scale, type(scale), "ieee", NO_LIMITS)
         kept = self.calls.find(key)
-        return None if kept is None else kept(True, q, k, v)  # type: ignore[no-any-return]
+        return None if kept is None else kept(True, q, k, v)
 
     @overload
     def attention(
@@ -186,7 +186,7 @@ class Dispatcher:
             if kept is not None:
                 found = kept(deterministic, q, k, v, *heads)
                 if found is not None:
-                    return found if return_lse else found[0]
+                    return found if return_lse else found[0]  # type: ignore[no-any-return]
         features = PLAIN
         if more or heads or limits != NO_LIMITS or settings.invariant():
             features = asked_features(

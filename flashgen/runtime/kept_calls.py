@@ -129,9 +129,10 @@ class Packed:
         longest = _bounded(longest, q, k, table)
 
         def launches(by: By, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
-            bounds, heads = others[: len(BOUNDS)], others[len(BOUNDS) :]
+            cu_q, cu_k, used_q, used_k, pages, *heads = others
             q, k, v = heads_first(q, k, v, paged=table is not None)
-            tensors = *tensors_of_heads(heads), *places_of(*bounds, zeros)
+            places = places_of(cu_q, cu_k, used_q, used_k, pages, zeros)
+            tensors = *tensors_of_heads(heads), *places
             features = self._call.features.with_tensors(tensors, longest)
             o, lse = by(
                 self._launcher,
@@ -165,7 +166,8 @@ def _backward(
     passes: Passes, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> Gradients:
     """The backward pass of packed tensors, of which none but q, k and v has a gradient."""
-    (*bounds,), heads = saved.tensors[: len(BOUNDS)], saved.tensors[len(BOUNDS) :]
+    others: tuple[Any, ...] = saved.tensors
+    bounds, heads = others[: len(BOUNDS)], others[len(BOUNDS) :]
     q, k, v = heads_first(*saved[:3], paged=False)
     o, do = (x.transpose(0, 1)[None] for x in (saved.o, do))
     tensors = *tensors_of_heads(heads), *places_of(*bounds)

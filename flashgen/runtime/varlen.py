@@ -157,7 +157,7 @@ def attention_varlen(
                 calls.keep(key, kept)
                 found = kept.first(q, k, v, *others)
         if found is not None:
-            return found if return_lse else found[0]
+            return found if return_lse else found[0]  # type: ignore[no-any-return]
     maybe = {
         "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
         "block_table": block_table, "alibi_slopes": alibi_slopes, "sinks": sinks,
