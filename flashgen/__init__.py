@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flashgen.version import VERSION
+
 if TYPE_CHECKING:
     from flashgen.runtime import block_mask
     from flashgen.runtime.api import attention, decode, digest, explain, explain_decode
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from flashgen.runtime.merge import merge
     from flashgen.runtime.varlen import attention_varlen
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "append",

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.findings import CHECKS, Check, Report
-from flashgen.ptx.machine import Launch, Loaded, execute
+from flashgen.ptx.launch import Launch
+from flashgen.ptx.machine import Loaded, execute
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.text import parse

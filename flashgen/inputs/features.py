@@ -329,6 +329,19 @@ def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
     return tuple([getattr(features, name) for name in TENSORS])
 
 
+_HEADS = tuple(_ARGUMENT.get(name, name) for name in PER_HEAD)
+
+
+def heads_given(**given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The arguments of a call that bring a number for each head, in the order of PER_HEAD; none
+    where it brings none of them.
+    """
+    for x in given.values():
+        if x is not None:
+            return tuple([given[name] for name in _HEADS])
+    return ()
+
+
 def tensors_of_heads(given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """TENSORS of a call that has these alone, in the order of PER_HEAD; None for what is left out
     behind them.

@@ -8,7 +8,7 @@ tensors are read by their attributes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from flashgen.inputs.tensors import check_device, check_form
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TENSORS = ("q_begins", "q_ends", "k_begins", "k_ends", "block_table")
+OF_PLACES = "q_begins", "q_ends", "k_begins", "k_ends", "block_table"
+"""The fields of Sequences that are tensors."""
 
 INDICES = ("int32", "int64")
 
@@ -69,6 +70,11 @@ class Sequences:
         """Where the sequences are."""
         return self.q_begins, self.q_ends, self.k_begins, self.k_ends, self.block_table
 
+    @property
+    def numbers(self) -> tuple[int, int, bool, int]:
+        """What is no tensor."""
+        return self.max_q, self.max_k, self.bottom_right, self.page_size
+
     def with_tensors(
         self, tensors: Iterable[Tensor | None], longest: tuple[int, int] | None = None
     ) -> Sequences:
@@ -76,7 +82,7 @@ class Sequences:
         a plain copy.
         """
         made = object.__new__(Sequences)
-        made.__dict__.update(self.__dict__, **dict(zip(_TENSORS, tensors, strict=True)))
+        made.__dict__.update(self.__dict__, **dict(zip(OF_PLACES, tensors, strict=True)))
         if longest is not None:
             made.__dict__["max_q"], made.__dict__["max_k"] = longest
         return made
@@ -190,11 +196,16 @@ def places_of(
     seqused_q: Tensor | None,
     seqused_k: Tensor | None,
     block_table: Tensor | None,
+    zeros: Callable[[int, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Sequences.tensors of checked arguments of from_bounds()."""
+    """Sequences.tensors of checked arguments of from_bounds(). zeros: makes so many zeros of the
+    dtype and on the device of a tensor; torch does unless it is given.
+    """
     q_begins, q_ends = cu_seqlens_q.contiguous(), _ends(cu_seqlens_q, seqused_q)
     if seqused_k is not None and (block_table is not None or cu_seqlens_k is None):
-        k_begins, k_ends = seqused_k.new_zeros(seqused_k.shape[0] + 1), seqused_k.contiguous()
+        count = seqused_k.shape[0] + 1
+        k_begins = seqused_k.new_zeros(count) if zeros is None else zeros(count, seqused_k)
+        k_ends = seqused_k.contiguous()
     else:
         assert cu_seqlens_k is not None  # one of them was given
         k_begins, k_ends = cu_seqlens_k.contiguous(), _ends(cu_seqlens_k, seqused_k)

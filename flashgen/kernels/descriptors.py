@@ -59,7 +59,7 @@ def descriptor_of(tensor: Tensor, rows: int, dim: int, *, gluon: bool = False) -
         made = _made(tensor, rows, dim, gluon)
         block, of_block = tuple(made.block_shape), getattr(made, "layout", None)
         made.compiled_for = (type(made), tensor.dtype, block, of_block)  # for direct_launch.py
-        made.twin = _twin_maker(made)  # for repeated_launch.py
+        made.twin = _twin_maker(made)  # for bound_call.py
         if len(_DESCRIBED) >= _MOST_DESCRIBED:
             _DESCRIBED.clear()
         _DESCRIBED[layout] = made.twin

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
-from flashgen.kernels.inner_launch import inner_launch
+from flashgen.kernels.inner_launch import Inner, inner_launch
 
 _UNALIGNED = 15
 """Bits that are 0 in an aligned pointer or a multiple of 16: Triton's classes, in 3.6 to 3.9."""
@@ -31,66 +31,9 @@ _UNKNOWN = object()
 """The class of an argument for which Triton's rule is not known."""
 
 
-_Ready = tuple[Callable[..., object], object, object, object]
+Ready = tuple[Callable[..., object], object, object, object]
 """A compiled kernel in the form that its launcher takes: what runs it, function, packed metadata;
 and the kernel itself, which from Triton 3.8 on unloads the function when nobody holds it."""
-
-
-class Repeated:
-    """A kernel's launches with everything fixed but the arguments at some positions.
-
-    encoders: for each of those that is a descriptor and is to be given as a tensor map, the
-    function that makes the map of a descriptor; None if descriptors are given as they are.
-    """
-
-    def __init__(
-        self,
-        direct: Direct,
-        ready: _Ready,
-        device: int,
-        blocks: int,
-        arguments: Sequence[Any],
-        places: Sequence[int],
-    ) -> None:
-        self.direct = direct
-        self.device = device
-        self.current_device, self.current_stream = _device_and_stream(direct.driver)
-        self.call: Callable[[int, list[Any]], object]
-        run, function, metadata, _ = ready
-        inner = inner_launch(run, function, metadata, blocks, arguments, len(direct.constants))
-        self.encoders: list[Callable[[Any], Any]] | None = None
-        if inner is None:
-            self.arguments = [*arguments, *direct.constants]
-            self.places = tuple(places)
-            self.call = functools.partial(_by_triton, run, function, metadata, blocks)
-        else:
-            self.arguments = inner.flat
-            self.places = tuple(inner.places[place] for place in places)
-            self.call = inner.call
-            self.encoders = [inner.encoders[place] for place in places if place in inner.encoders]
-        first, last = self.places[0], self.places[-1] + 1
-        in_a_row = self.places == tuple(range(first, last))
-        self.together = slice(first, last) if in_a_row else None
-        for place in self.places:  # keeps no tensor alive
-            self.arguments[place] = None
-
-    def stream(self) -> int | None:
-        """The current stream to launch on; None if the launch must be made by Triton, because
-        another device is current or a hook is active.
-        """
-        if self.current_device() != self.device or not self.direct.undisturbed():
-            return None
-        return self.current_stream(self.device)
-
-    def launch(self, stream: int, *given: Any) -> None:
-        """Launch on a stream that stream() gave, with these arguments at the positions."""
-        arguments = self.arguments.copy()
-        if self.together is not None:
-            arguments[self.together] = given
-        else:
-            for place, argument in zip(self.places, given, strict=True):
-                arguments[place] = argument
-        self.call(stream, arguments)
 
 
 def _by_triton(
@@ -119,20 +62,20 @@ class Direct:
         self._kernel = kernel
         self.constants = constants
         self._options = dict(options)
-        self._ready: dict[tuple[object, ...], _Ready] = {}
+        self._ready: dict[tuple[object, ...], Ready] = {}
         self._on = settings.direct_launch() and _is_known(kernel)
         if self._on:
             from triton import knobs
             from triton.runtime import driver
 
             self._knobs, self.driver = knobs.runtime, driver
-            self._bits = [
-                0 if getattr(param, "do_not_specialize", False) else _UNALIGNED
-                for param in kernel.params
+            self.specializes = [
+                not getattr(param, "do_not_specialize", False) for param in kernel.params
             ]
+            """Whether what Triton compiles depends on the argument at a place."""
             self._places: _Places | None = None
 
-    def __call__(self, blocks: int, arguments: Sequence[Any]) -> _Ready | None:
+    def __call__(self, blocks: int, arguments: Sequence[Any]) -> Ready | None:
         """Launch `blocks` programs on the current device and stream; what launched them, or None if
         Triton did. Raises what Triton raises.
         """
@@ -155,17 +98,28 @@ class Direct:
         )  # fmt: skip
         return ready
 
-    def repeated(
-        self, blocks: int, arguments: Sequence[Any], places: Sequence[int]
-    ) -> Repeated | None:
-        """Launch `blocks` programs, and give further launches with these arguments, where those at
-        `places` are replaced each time by others of the same class. None if Triton launched it.
+    def below(self, ready: Ready, blocks: int, arguments: Sequence[Any]) -> Inner:
+        """The launcher of what launched `blocks` programs with these arguments: Triton's C function
+        where it is known, else CudaLauncher.
         """
-        ready = self(blocks, arguments)
-        if ready is None:
-            return None
-        device = self.driver.active.get_current_device()
-        return Repeated(self, ready, device, blocks, arguments, places)
+        run, function, metadata, _ = ready
+        inner = inner_launch(run, function, metadata, blocks, arguments, len(self.constants))
+        if inner is not None:
+            return inner
+        call = functools.partial(_by_triton, run, function, metadata, blocks)
+        return Inner(call, [*arguments, *self.constants], list(range(len(arguments))), {})
+
+    def device_and_stream(self) -> tuple[Callable[[], int], Callable[[int], int]]:
+        """The functions of Triton's driver for the current device and stream.
+
+        That of the device is torch's, which initializes CUDA first. A launch is repeated after
+        that, so the function below it is enough, which takes a third of the time.
+        """
+        active = self.driver.active
+        device, stream = active.get_current_device, active.get_current_stream
+        if device is torch.cuda.current_device:
+            device = getattr(torch._C, "_cuda_getDevice", device)
+        return device, stream
 
     def retire(self) -> None:
         """Leave all further launches to Triton: another kernel replaces this one."""
@@ -196,7 +150,7 @@ class Direct:
         given = [place for place, argument in enumerate(arguments) if argument is not None]
         places = [place for place in given if type(arguments[place]) is int]
         others = [place for place in given if place not in places]
-        bits = [self._bits[place] for place in places]
+        bits = [_UNALIGNED * self.specializes[place] for place in places]
 
         def classes(numbers: Sequence[int]) -> tuple[object, ...]:
             return tuple(map(_class_of_int, numbers, bits))
@@ -227,19 +181,6 @@ def _may_change(used: Mapping[Any, tuple[Any, Any]]) -> bool:
     from triton.language import constexpr
 
     return any(not isinstance(value, constexpr) for value, _ in used.values())
-
-
-def _device_and_stream(driver: Any) -> tuple[Callable[[], int], Callable[[int], int]]:
-    """The functions of Triton's driver for the current device and stream.
-
-    That of the device is torch's, which initializes CUDA first. A launch is repeated after that,
-    so the function below it is enough, which takes a third of the time.
-    """
-    active = driver.active
-    device, stream = active.get_current_device, active.get_current_stream
-    if device is torch.cuda.current_device:
-        device = getattr(torch._C, "_cuda_getDevice", device)
-    return device, stream
 
 
 TESTED = (3, 6), (3, 9)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,8 +69,7 @@ class Decode(KernelCall["Parts"]):
         return streamed(problem, left)
 
 
-@dataclass(kw_only=True, eq=False)
-class Parts:
+class Parts(NamedTuple):
     """The result of decode. For one split, o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq).
     For several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32; of an invariant
     decode the maximum and the sum of each row in place of its LSE, (splits, 2, B, H, Sq).
@@ -103,14 +102,6 @@ class Combine(KernelCall[tuple[Tensor, Tensor]]):
 
 def run_decode(plan: Plan, call: Decode) -> Parts:
     """O and LSE of each split, or of all keys."""
-    parts, launch = prepared_parts(plan, call)
-    if launch is not None:
-        plan.start(call.q, *launch)
-    return parts
-
-
-def prepared_parts(plan: Plan, call: Decode) -> tuple[Parts, Launch | None]:
-    """The parts, and the launch that writes them; None where there is nothing to launch."""
     q, capacity, head_dim_v = call.q, call.cache.capacity, call.cache.v.shape[3]
     rows, empty_call = q.shape[:3], 0 in (*q.shape[:3], call.cache.k.shape[1])
     invariant = plan.spec.invariant
@@ -124,12 +115,13 @@ def prepared_parts(plan: Plan, call: Decode) -> tuple[Parts, Launch | None]:
         if empty_call or capacity == 0:
             sinks = call.features.sinks
             lse[...] = lse_of_no_key(sinks, rows, plan.spec)
-            return Parts(o=o.zero_(), lse=lse), None
+            return Parts(o=o.zero_(), lse=lse)
     else:
         o = empty((splits, *rows, head_dim_v))
         lse = empty((splits, 2, *rows) if invariant else (splits, *rows))
     parts = Parts(o=o, lse=lse)
-    return parts, decode_arguments(plan, call, parts, capacity)
+    plan.start(q, *decode_arguments(plan, call, parts, capacity))
+    return parts
 
 
 def decode_arguments(plan: Plan, call: Decode, parts: Parts, capacity: int) -> Launch:
@@ -186,20 +178,12 @@ def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor, capacity: i
 
 def run_combine(plan: Plan, call: Combine) -> tuple[Tensor, Tensor]:
     """O and LSE of all splits together."""
-    o, lse, launch = prepared_sums(call)
-    if launch is not None:
-        plan.start(call.q, *launch)
-    return o, lse
-
-
-def prepared_sums(call: Combine) -> tuple[Tensor, Tensor, Launch | None]:
-    """O and LSE, and the launch that writes them; None where they are empty."""
     parts = call.parts
     count, batch, heads, seq_q, head_dim_v = parts.o.shape
     o = empty_like_layout(call.q, head_dim_v)
     lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=call.q.device)
     if o.numel() == 0:
-        return o, lse, None
+        return o, lse
     arguments = strided("o", o) | {
         "part_o_ptr": parts.o,
         "part_lse_ptr": parts.lse,
@@ -211,7 +195,8 @@ def prepared_sums(call: Combine) -> tuple[Tensor, Tensor, Launch | None]:
         "count": count,
         "head_dim_v": head_dim_v,
     }
-    return o, lse, (batch * heads * seq_q, arguments)
+    plan.start(call.q, batch * heads * seq_q, arguments)
+    return o, lse
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

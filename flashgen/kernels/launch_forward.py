@@ -56,28 +56,21 @@ Launch = tuple[int, Arguments]
 
 def run_forward(plan: Plan, call: Forward) -> tuple[Tensor, Tensor]:
     """O and LSE, as Forward describes them. Raises whatever Triton raises."""
-    o, lse, launch = prepared(plan, call)
-    if launch is not None:
-        plan.start(call.q, *launch)
-    return o, lse
-
-
-def prepared(plan: Plan, call: Forward) -> tuple[Tensor, Tensor, Launch | None]:
-    """O and LSE, and the launch that writes them; None where there is nothing to launch."""
     q, k, v, features = call.q, call.k, call.v, call.features
     of_o = None if features.fp8 is None else getattr(torch, features.fp8.dtype)
     o = empty_like_layout(q, v.shape[3], of_o)
     batch, heads, seq_q, _ = q.shape
     lse = q.new_empty((batch, heads, seq_q), dtype=torch.float32)
     if o.numel() == 0:
-        return o, lse, None
+        return o, lse
     packed = features.sequences
     if packed is None and k.shape[2] == 0:
         lse[...] = lse_of_no_key(features.sinks, lse.shape, plan.spec)
-        return o.zero_(), lse, None
+        return o.zero_(), lse
     if packed is not None and packed.count == 0:
-        return o.zero_(), lse.fill_(-math.inf), None
-    return o, lse, forward_arguments(plan, call, o, lse)
+        return o.zero_(), lse.fill_(-math.inf)
+    plan.start(q, *forward_arguments(plan, call, o, lse))
+    return o, lse
 
 
 def lse_of_no_key(

@@ -146,3 +146,8 @@ def _executed(module_name: str, text: str, filename: str) -> types.ModuleType:
         del sys.modules[module_name]
         raise
     return module
+
+
+def is_missing(module: str, error: ModuleNotFoundError) -> bool:
+    """Whether the module that was not found is this one, or a package that holds it."""
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
 from flashgen.kernels.descriptors import descriptor_of
-from flashgen.kernels.direct_launch import Direct, Repeated
+from flashgen.kernels.direct_launch import Direct
 from flashgen.kernels.signature import descriptor_block
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig, rows_of_eight
@@ -73,13 +73,13 @@ class Plan:
         self.by_descriptor = config.loads == "descriptor"
         described = [x.removesuffix("_desc") for x in self.names if x.endswith("_desc")]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
-        self._launch = launch
+        self.launch = launch
         # What the kernel takes before its numbers, in its order. KeyError names what is missing.
         self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
 
     def __call__(self, call: KernelCall[Result]) -> Result:
         """Launch the kernel for a call of its direction."""
-        result: Result = self._launch(self, call)
+        result: Result = self.launch(self, call)
         return result
 
     def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
@@ -87,17 +87,6 @@ class Plan:
         arguments[NOTHING] = None
         with on_device(near):
             self.direct(blocks, self.in_order(arguments))
-
-    def repeated(
-        self, near: Tensor, blocks: int, arguments: Arguments, given: Sequence[str]
-    ) -> Repeated | None:
-        """start(), and further launches with the arguments of these names given anew each time;
-        None where Triton must launch them.
-        """
-        places = [self.names.index(name) for name in given]
-        arguments[NOTHING] = None
-        with on_device(near):
-            return self.direct.repeated(blocks, self.in_order(arguments), places)
 
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""

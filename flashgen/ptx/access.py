@@ -12,8 +12,8 @@ import numpy as np
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
 from flashgen.ptx.memory import BadAddress, Buffer
 from flashgen.ptx.shadow import Conflict
-from flashgen.ptx.types import Array
-from flashgen.ptx.warp import LANES, Mask, Warp, lanes_of
+from flashgen.ptx.types import Array, Mask
+from flashgen.ptx.warp import LANES, Warp, lanes_of
 
 
 def active(values: Array, mask: Mask) -> Array:

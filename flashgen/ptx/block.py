@@ -1,21 +1,18 @@
-"""A block: its warps, its shared memory, its barriers and what is under way for it."""
+"""A block: its shared memory, its barriers and what is under way for it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashgen.ptx.clocks import Agents, Engine
+from flashgen.ptx.launch import Machine
 from flashgen.ptx.memory import SHARED_BASE, SharedMemory
 from flashgen.ptx.shadow import SharedShadow
 from flashgen.ptx.tensor_memory import TensorMemory
 from flashgen.ptx.types import Array
-from flashgen.ptx.warp import Warp
-
-if TYPE_CHECKING:
-    from flashgen.ptx.machine import Machine
 
 
 @dataclass
@@ -91,7 +88,6 @@ class Block:
             if Engine.TENSOR in machine.loaded.engines
             else None
         )
-        self.warps = [Warp(self, number) for number in range(program.warps)]
 
     def coin(self) -> bool:
         """Whether something happens as early as it may, or as late."""

@@ -28,8 +28,8 @@ from flashgen.ptx.program import (
     Register,
     Targets,
 )
-from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format, same
-from flashgen.ptx.warp import Mask, Step, Warp
+from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format, Mask, Step, same
+from flashgen.ptx.warp import Warp
 
 Source = Callable[[Warp], Array]
 Store = Callable[[Warp, Array, Mask], None]

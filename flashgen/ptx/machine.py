@@ -1,4 +1,4 @@
-"""A launch: a program, a grid, arguments and memory; execute() runs it and reports.
+"""Executes a launch: execute() runs its blocks and reports.
 
 Blocks run one after another, in an order drawn from the seed: what they do to global memory is
 checked for races between blocks as if they ran at once.
@@ -7,8 +7,7 @@ checked for races between blocks as if they ran at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 import numpy as np
 
@@ -18,31 +17,14 @@ from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
 from flashgen.ptx.findings import CHECKS, Check, Fault, Report
 from flashgen.ptx.instructions import load_all
-from flashgen.ptx.memory import Buffer, GlobalMemory, constants, shared_layout
+from flashgen.ptx.launch import Decoded, Launch, Machine
+from flashgen.ptx.memory import constants, shared_layout
 from flashgen.ptx.program import Group, Instruction, Number, Operand, Program, Register
 from flashgen.ptx.schedule import run_block
-from flashgen.ptx.shadow import GlobalShadow
-from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.types import TYPE_BYTES
-from flashgen.ptx.warp import Step
-
-Grid = tuple[int, int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What a launch gives to a program. parameters: the bytes of each, shorter lists are padded
-    with zeros; tensor_maps by number of the parameter. shared_bytes: of dynamic shared memory.
-    """
-
-    grid: Grid
-    parameters: Sequence[bytes]
-    buffers: Sequence[Buffer]
-    tensor_maps: Mapping[int, TensorMap] = field(default_factory=dict)
-    shared_bytes: int = 0
-
-
-class Loaded:
+class Loaded(Decoded):
     """A program whose instructions are decoded; loading it once serves many launches."""
 
     def __init__(self, program: Program) -> None:
@@ -51,9 +33,7 @@ class Loaded:
         self.constant_addresses, self.constants = constants(program)
         shared, _ = shared_layout(program, 0)
         symbols = {**self.constant_addresses, **shared}
-        self.steps: tuple[Step, ...] = tuple(
-            decode(program, item, symbols) for item in program.instructions
-        )
+        self.steps = tuple(decode(program, item, symbols) for item in program.instructions)
         self.guards = tuple(
             None if item.predicate is None else (item.predicate.index, item.negated)
             for item in program.instructions
@@ -62,33 +42,6 @@ class Loaded:
         self.engines = _engines(program)
         self.shared_cell = _cell(program, "shared")
         self.global_cell = _cell(program, "global")
-
-
-class Machine:
-    """One launch while it runs: what the blocks share."""
-
-    def __init__(self, loaded: Loaded, launch: Launch, checks: Collection[Check]) -> None:
-        program = loaded.program
-        self.loaded, self.program = loaded, program
-        self.steps, self.guards = loaded.steps, loaded.guards
-        self.grid = launch.grid
-        self.checks = frozenset(checks)
-        self.memory = GlobalMemory((*launch.buffers, *loaded.constants))
-        self.tensor_maps = launch.tensor_maps
-        self.parameters = _parameters(program, launch.parameters)
-        _, self.shared_bytes = shared_layout(program, launch.shared_bytes)
-        self.shared_cell, self.global_cell = loaded.shared_cell, loaded.global_cell
-        self.report = Report()
-        self._shadows: dict[int, GlobalShadow] = {}
-
-    def shadow_of(self, buffer: Buffer) -> GlobalShadow | None:
-        """The shadow of a tensor; None without racecheck."""
-        if "racecheck" not in self.checks:
-            return None
-        if buffer.address not in self._shadows:
-            size = buffer.limits[1] - buffer.address
-            self._shadows[buffer.address] = GlobalShadow(size, self.global_cell)
-        return self._shadows[buffer.address]
 
 
 def execute(
@@ -117,20 +70,6 @@ def execute(
                 break
             machine.report.blocks += 1
     return machine.report
-
-
-def _parameters(program: Program, given: Sequence[bytes]) -> tuple[bytes, ...]:
-    if len(given) > len(program.parameters):
-        raise InvalidArgument(
-            f"{program.name} takes {len(program.parameters)} parameters: got {len(given)}"
-        )
-    for parameter, content in zip(program.parameters, given, strict=False):
-        if len(content) != parameter.size:
-            raise InvalidArgument(
-                f"{parameter.name} takes {parameter.size} bytes: got {len(content)}"
-            )
-    rest = program.parameters[len(given) :]
-    return (*given, *(bytes(parameter.size) for parameter in rest))
 
 
 def _guarded(program: Program) -> frozenset[int]:

@@ -6,17 +6,15 @@ and when a copy lands between its issue and the latest time that somebody may re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import Uninitialised
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array
-from flashgen.ptx.warp import ALL, Mask, Warp
-
-if TYPE_CHECKING:
-    from flashgen.ptx.block import Block
+from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, Mask
+from flashgen.ptx.warp import ALL, Warp
 
 TURNS = (20, 200, 2000)
 """Instructions that a warp may execute before another one goes on."""
@@ -29,7 +27,8 @@ def run_block(block: Block) -> None:
     """Run a block to its end. Raises Fault."""
     rng, report = block.rng, block.machine.report
     eagerness = rng.choice((0.0, 0.1, 0.5))
-    live = list(block.warps)
+    warps = [Warp(block, number) for number in range(block.machine.program.warps)]
+    live = list(warps)
     steps = 0
     while live:
         while block.under_way and rng.random() < eagerness:
@@ -47,7 +46,7 @@ def run_block(block: Block) -> None:
         if steps > MOST_STEPS:
             raise warp.fault("synccheck", f"the block does not end within {MOST_STEPS} steps")
     report.steps += steps
-    check_exit(block)
+    check_exit(block, warps)
 
 
 def run_warp(warp: Warp, most: int) -> int:
@@ -120,9 +119,9 @@ def _where(warp: Warp) -> str:
     return f" at {source}" if source else ""
 
 
-def check_exit(block: Block) -> None:
+def check_exit(block: Block, warps: Sequence[Warp]) -> None:
     """Report what is still under way when all warps have ended (synccheck)."""
-    last = block.warps[0]
+    last = warps[0]
     last.position = min(last.position, len(block.machine.steps)) - 1
     if block.copies:
         last.report("synccheck", f"{len(block.copies)} loads are under way at the end of the block")
@@ -141,7 +140,7 @@ def check_exit(block: Block) -> None:
                 "synccheck",
                 f"{block.describe_mbarrier(address)} is in {mbarrier.describe()} at the end",
             )
-    for warp in block.warps:
+    for warp in warps:
         for engine in (Engine.STORE, Engine.WGMMA):
             if left := warp.queues[engine].unfinished:
                 last.report(

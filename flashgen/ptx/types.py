@@ -15,6 +15,15 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+Mask = Array | None
+"""The active lanes of a step, of which there is at least one; None for all 32."""
+
+Step = Callable[[Any, Mask], int | None]
+"""An instruction, decoded: it changes the warp and returns the position of the next instruction, or
+None for the one below.
+"""
+
+
 RAW: dict[int, type[np.unsignedinteger[Any]]] = {
     1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64,
 }  # fmt: skip

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
 from flashgen.ptx.findings import Check, Fault, Finding
 from flashgen.ptx.queue import Queue
-from flashgen.ptx.types import Array
-
-if TYPE_CHECKING:
-    from flashgen.ptx.block import Block
+from flashgen.ptx.types import Array, Mask
 
 LANES = np.arange(32)
 ALL = np.ones(32, bool)
-
-Mask = Array | None
-"""The active lanes of a step, of which there is at least one; None for all 32."""
-
-Step = Callable[["Warp", Mask], int | None]
-"""An instruction, decoded: it changes the warp and returns the position of the next instruction, or
-None for the one below.
-"""
 
 
 class Wait(NamedTuple):

@@ -6,6 +6,7 @@ The dispatcher is loaded with this module, because torch.compile cannot trace th
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def _like(method: Method, function: Callable[..., Any]) -> Method:
     """A function with the name, signature and documentation of a method, as a name of flashgen."""
     functools.update_wrapper(function, method)
+    function.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
     function.__module__ = "flashgen"
     function.__qualname__ = method.__name__
     return cast(Method, function)
@@ -45,14 +47,15 @@ def _attention(
 ) -> Any:
     """As _following(), but a call of the most frequent kind is spared what ** takes."""
     serving = folders.current()
-    if others:
-        try:
-            return serving.attention(q, k, v, causal=causal, scale=scale, **others)
-        except TypeError as error:
-            if (better := hint(error)) is None:
-                raise
-            raise better from None
-    return serving.attention(q, k, v, causal=causal, scale=scale)
+    if not others:
+        found = serving.again(q, k, v, causal, scale)
+        return serving.attention(q, k, v, causal=causal, scale=scale) if found is None else found[0]
+    try:
+        return serving.attention(q, k, v, causal=causal, scale=scale, **others)
+    except TypeError as error:
+        if (better := hint(error)) is None:
+            raise
+        raise better from None
 
 
 _first = folders.current()

@@ -8,6 +8,9 @@ them.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -15,9 +18,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.inputs.features import BIAS, SINKS
+from flashgen.inputs.features import BIAS, SINKS, TENSORS, numbers_of
+from flashgen.inputs.packed import OF_PLACES
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
+from flashgen.runtime.call_cache import By, CallCache, KeptCall, Key, holds, key_of, once
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
 from flashgen.spec.vocabulary import Direction, why_no_gradient
@@ -35,6 +40,20 @@ def differentiable(
     function: Any = _Transformed if torch_modes.transformed() else _Attention
     o, lse = function.apply((passes, call), q, k, v, *tensors)  # torch looks at each argument
     return o, lse
+
+
+def recording(passes: TwoPasses, call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
+    """differentiable() of calls that equal one for which it did not raise, from `deterministic`, q,
+    k, v and tensors. What torch's apply() does before it calls the same: it looks for transforms.
+    """
+    asked = {each: (passes, replace(call, deterministic=each)) for each in (True, False)}
+    apply: Any = super(torch.autograd.Function, _Attention).apply
+
+    def record(deterministic: bool, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = apply(asked[bool(deterministic)], *inputs)
+        return found
+
+    return record
 
 
 def refuse_second_derivative(*_: object) -> NoReturn:
@@ -174,10 +193,13 @@ def _gradients(
 
 
 class Passes:
-    """Forward and backward by the kernels that a resolver finds."""
+    """Forward and backward by the kernels that a resolver finds. calls: where backwards that may
+    occur again are kept; they are not without.
+    """
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, calls: CallCache | None = None) -> None:
         self._resolver = resolver
+        self._calls = calls
 
     def forward(
         self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
@@ -202,38 +224,96 @@ class Passes:
             from flashgen.runtime import cpu
 
             return cpu.backward_by_torch(call, saved, do, dlse, wanted)
-        from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
+        given = q, k, v, o, lse, do, dlse, *tensors
+        key = None if self._calls is None else _key(call, wanted, saved, do, dlse)
+        kept = None if self._calls is None else self._calls.find(key)
+        found = None if kept is None else kept.run(*given)
+        if found is None:
+            launches = functools.partial(self._launches, call, wanted)
+            near = self._addressed(given)
+            found = launches(once, *near)
+            copied = any(x is not y for x, y in zip(near, given, strict=True))
+            if self._calls is not None and key is not None and kept is None and not copied:
+                self._calls.keep(key, KeptCall(launches, _NAMED))
+        dq, dk, dv, dbias, delta = found
+        dsinks, sinks = None, call.features_with(tensors).sinks if wanted.sinks else None
+        if sinks is not None:
+            from flashgen.runtime.eager.gradients import sink_gradient
+
+            dsinks = sink_gradient(sinks, lse, delta).to(sinks.dtype)
+        dbias = None if dbias is None else dbias.contiguous()
+        return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
+
+    def _addressed(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same, copied where no kernel can address it."""
+        from flashgen.kernels.launch_backward import contiguous_rows
+
+        q, k, v, o, lse, do, dlse, *tensors = given
+        q, k, v = self._resolver.all_addressed(q, k, v)
+        do = self._resolver.addressed(contiguous_rows(do), "the gradient of O")
+        return q, k, v, o, lse, do, None if dlse is None else dlse.resolve_neg(), *tensors
+
+    def _launches(
+        self,
+        call: Call,
+        wanted: Wanted,
+        by: By,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        do: Tensor,
+        dlse: Tensor | None,
+        *tensors: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """The gradients of q, k, v and the bias, and delta."""
+        from flashgen.kernels.launch_backward import Backward, Delta
 
         def kernel(direction: Direction) -> Launcher:
             return self._resolver.launcher(direction, call, q, k, v, tensors)
 
-        addressed, features = self._resolver.addressed, call.features_with(tensors)
-        do = addressed(contiguous_rows(do), "the gradient of O")
-        dlse = None if dlse is None else dlse.resolve_neg()
-        delta = kernel("backward_delta")(Delta(o=o, do=do, dlse=dlse))
+        delta = by(kernel("backward_delta"), Delta(o=o, do=do, dlse=dlse))
         backward = Backward(
-            q=addressed(q, "q"), k=addressed(k, "k"), v=addressed(v, "v"), do=do, lse=lse,
-            delta=delta, scale=call.scale_of(q), diagonal=call.diagonal(q, k), features=features,
+            q=q, k=k, v=v, do=do, lse=lse, delta=delta, scale=call.scale_of(q),
+            diagonal=call.diagonal(q, k), features=call.features_with(tensors),
         )  # fmt: skip
-        dq = dk = dv = dbias = dsinks = None
-        fused = None
+        dq = dk = dv = dbias = fused = None
         if wanted.q and (wanted.k or wanted.v) and not _is_deterministic(call):
             fused = self._resolver.fused(call, q, k, v, tensors)
         if fused is not None:
-            dq, dk, dv = fused(backward)
+            dq, dk, dv = by(fused, backward)
         else:
             if wanted.k or wanted.v:
-                dk, dv = kernel("backward_dkv")(backward)
+                dk, dv = by(kernel("backward_dkv"), backward)
             if wanted.q:
-                (dq,) = kernel("backward_dq")(backward)
+                (dq,) = by(kernel("backward_dq"), backward)
         if wanted.bias:
-            (dbias,) = kernel("backward_dbias")(backward)
-            dbias = dbias.contiguous()
-        if wanted.sinks and features.sinks is not None:
-            from flashgen.runtime.eager.gradients import sink_gradient
+            (dbias,) = by(kernel("backward_dbias"), backward)
+        return dq, dk, dv, dbias, delta
 
-            dsinks = sink_gradient(features.sinks, lse, delta).to(features.sinks.dtype)
-        return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
+
+_NAMED = {
+    name.removeprefix("block_"): place
+    for place, name in enumerate(("q", "k", "v", "o", "lse", "do", "dlse", *TENSORS, *OF_PLACES))
+}
+"""Which of what a backward is given the arguments of its kernels are."""
+
+
+def _key(call: Call, wanted: Wanted, saved: Saved, do: Tensor, dlse: Tensor | None) -> Key | None:
+    """The key of a backward; None where a torch mode is on, or no key can hold the call."""
+    q, k, v, o, lse, tensors = saved
+    features = call.features
+    if torch_modes.special(q) or features.block_mask is not None:
+        return None
+    if not holds(call.causal, call.scale):
+        return None
+    packed = features.sequences
+    return key_of(
+        q, k, v, (o, lse, do, dlse, *tensors), "backward", wanted, _is_deterministic(call),
+        call.causal, type(call.causal), call.scale, call.precision, numbers_of(features),
+        None if packed is None else packed.numbers,
+    )  # fmt: skip
 
 
 def _is_deterministic(call: Call) -> bool:

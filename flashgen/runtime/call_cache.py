@@ -1,37 +1,31 @@
-"""Kept calls of attention(): one that equals an earlier call takes one look-up.
+"""Kept calls: one that equals an earlier call takes one look-up, and repeats its launches.
 
 A launch depends on shapes, strides, dtypes, devices, options and the alignment of the pointers, and
-on nothing else. kernels/repeated_launch.py checks the alignment; the rest is the key, with the
-types of the options, because 1 is no causal mask although 1 == True. Torch modes are handled before
-the look-up.
+on nothing else. kernels/bound_call.py checks the alignment; the rest is the key, with the types of
+the options, because 1 is no causal mask although 1 == True. Torch modes are handled before the
+look-up.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgen import settings
-from flashgen.inputs.features import Limits, tensors_of_heads
-from flashgen.kernels import repeated_launch
-from flashgen.kernels.launch_forward import Forward
-from flashgen.runtime import autograd
-from flashgen.runtime.autograd import Passes
-from flashgen.runtime.call import Call, Causal, Tensors
+from flashgen.kernels.bound_call import Again, Recorder
+from flashgen.kernels.plan import KernelCall, Result
 from flashgen.runtime.launcher import Launcher
 
 MOST = 2048
 """Entries in each half of the cache."""
 
 Key = tuple[object, ...]
-Options = tuple[Causal, float | None, str]
-"""causal, scale and precision, as the caller gave them."""
 
-OfHeads = tuple[Tensor | None, ...]
-"""The numbers of heads of a call, in the order of PER_HEAD."""
+Given = tuple[Tensor | None, ...]
+"""The tensors of a call, in an order that its path fixes; None for what is left out."""
 
 
 class CallCache:
@@ -54,114 +48,127 @@ class CallCache:
         self.young, self._old = {}, {}
 
     def find(self, key: Key | None) -> Any:
-        """The kept call of a key; None if there is none, or if no key can hold the call."""
+        """What is kept under a key; None if there is nothing, or if no key can hold the call."""
+        if key is None:
+            return None
         try:
-            found = self.young.get(key)  # type: ignore[arg-type]  # None is no key
-            if found is None and (found := self._old.get(key)) is not None:  # type: ignore[arg-type]
-                self.keep(key, found)  # type: ignore[arg-type]  # it is in the old half
+            found = self.young.get(key)
+            if found is None and (found := self._old.get(key)) is not None:
+                self.keep(key, found)
         except TypeError:  # an option has no hash
             return None
         return found
 
     def keep(self, key: Key, kept: Any) -> None:
-        """Make this the entry of a call. A call whose options have no hash is not kept."""
+        """Make this the entry of a call."""
         if len(self.young) >= self._most:
             self._old, self.young = self.young, {}
         self.young[key] = kept
 
 
-class KeptAttention:
-    """attention() for calls that equal an earlier one; for autograd, their passes.
+Launches = Callable[..., tuple[Any, ...]]
+"""Makes the launches of a call, from By and Given; gives its results."""
 
-    The call that leaves it was resolved. The next one is launched with nothing checked or resolved
-    again, and binds the launch; all others repeat that.
+By = Callable[[Launcher, Any], Any]
+"""Launches a KernelCall by a launcher; the result is the call's."""
+
+
+def once(launcher: Launcher, call: KernelCall[Result]) -> Result:
+    """By of a call that nothing is kept of."""
+    return launcher(call)
+
+
+Record = Callable[..., Any]
+"""Makes a call with its graph, from `deterministic` and Given."""
+
+
+class KeptCall:
+    """A call that was checked and resolved, for those that equal it.
+
+    launches: makes its launches; named: which of Given the arguments of its kernels are, by name;
+    recorder: gives what makes it where gradients are recorded; None where that is not kept.
+
+    The first of them makes the launches so and binds them. All others repeat those.
     """
 
-    __slots__ = ("_again", "_call", "_diagonal", "_launcher", "_passes", "_scale")
+    __slots__ = ("_named", "_record", "_recorder", "_tries", "launches", "run")
 
     def __init__(
-        self, launcher: Launcher, passes: Passes, call: Call, scale: float, diagonal: int | None
-    ) -> None:
-        self._launcher = launcher
-        self._passes = passes
-        self._call = call
-        self._scale = scale
-        self._diagonal = diagonal
-        self._again: repeated_launch.ForwardAgain | None = None
-
-    def launched(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        deterministic: bool,
-        of_heads: OfHeads = (),
-    ) -> tuple[Tensor, Tensor] | None:
-        """O and LSE, with their graph where gradients are recorded; None where the alignment or
-        the state of torch differs after all, or where gradients are recorded of a call with tensors
-        of_heads.
+        launches: Launches,
+        named: Mapping[str, int],
+        recorder: Callable[[], Record] | None = None,
+    ) -> None:
+        self.launches = launches
+        self._named = named
+        self._tries = 0
+        self._recorder = recorder
+        self._record: Record | None = None
+        self.run: Again = self._bind
+        """From Given to the results of the call; None, with nothing launched, where the alignment
+        or the state of torch differs after all.
         """
-        if of_heads:
-            if torch.is_grad_enabled() and requires_grad(q, k, v, *of_heads):
-                return None
-        elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            call = self._call
-            if call.deterministic is not deterministic:
-                call = replace(call, deterministic=deterministic)
-            return autograd.differentiable((self._forward, self._passes.backward), call, q, k, v)
-        again = self._again
-        return self._bind(q, k, v, of_heads) if again is None else again(q, k, v, *of_heads)
 
-    def _bind(
-        self, q: Tensor, k: Tensor, v: Tensor, of_heads: OfHeads = ()
-    ) -> tuple[Tensor, Tensor] | None:
-        """Launch, and keep how to do so again; None where a tensor is a negative view."""
-        if q.is_neg() or k.is_neg() or v.is_neg():
+    def __call__(
+        self, deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None
+    ) -> Any:
+        """The results of the call, with their graph where gradients are recorded; None as of run,
+        and where another than q, k and v requires gradients.
+        """
+        if torch.is_grad_enabled():
+            if others and requires_grad(*others):
+                return None
+            if q.requires_grad or k.requires_grad or v.requires_grad:
+                if (record := self._record) is None:
+                    if self._recorder is None:
+                        return None
+                    record = self._record = self._recorder()
+                return record(deterministic, q, k, v, *others)
+        return self.run(q, k, v, *others)
+
+    def first(self, *given: Tensor | None) -> Any:
+        """The results of the first of these calls. Its launches are not bound, for there may be no
+        other. None where gradients are recorded, and of a negative view.
+        """
+        if any_negative(*given) or (torch.is_grad_enabled() and requires_grad(*given)):
             return None
-        features = self._call.features
-        if of_heads:
-            features = features.with_tensors(tensors_of_heads(of_heads))
-        call = Forward(q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal, features=features)
-        found, self._again = self._launcher.by(call, repeated_launch.bind_forward)
+        return self.launches(once, *given)
+
+    def _bind(self, *given: Tensor | None) -> tuple[Any, ...] | None:
+        """Launch, and keep how to do so again; None where a tensor is a negative view. What cannot
+        be bound is tried ever more rarely, for that takes as long as some launches.
+        """
+        if any_negative(*given):
+            return None
+        self._tries += 1
+        if self._tries & (self._tries - 1):
+            return self.launches(once, *given)
+        recorder = Recorder()
+        found = self.launches(lambda launcher, call: launcher.by(call, recorder), *given)
+        again = recorder.again(given, self._named, found)
+        if again is not None:
+            self.run = again
         return found
 
-    def _forward(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors
-    ) -> tuple[Tensor, Tensor]:
-        """As Passes.forward."""
-        again = self._again
-        found = self._bind(q, k, v) if again is None else again(q, k, v)
-        return found or self._passes.forward(call, q, k, v, tensors)
 
-
-def attention_key(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: Causal,
-    scale: float | None,
-    precision: str,
-    limits: Limits,
-) -> Key | None:
-    """The key of a call without features but a window and a softcap; None for what is no tensor, or
-    has no strides.
+def key_of(q: Tensor, k: Tensor, v: Tensor, others: Given, *options: object) -> Key | None:
+    """The key of a call; None for what is no tensor, or has no strides. What all calls have is
+    written out, because a loop takes longer. torch_modes.special() judges the type of q.
     """
     try:
-        return (
+        key = (
             q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
             q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, type(k), type(v),
-            causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
+            settings.serving(), *options,
         )  # fmt: skip
+        return (*key, *[form_of(x) for x in others]) if others else key
     except (AttributeError, RuntimeError, TypeError):
         return None
 
 
-def with_heads(key: Key | None, of_heads: OfHeads) -> Key | None:
-    """The key of a call with numbers of heads besides; None for what is no tensor."""
-    try:
-        return None if key is None else (*key, *map(form_of, of_heads))
-    except (AttributeError, RuntimeError, TypeError):
-        return None
+def form_of(x: Tensor | None) -> Key | None:
+    """What a key holds of a tensor that a call may leave out."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:
@@ -169,9 +176,9 @@ def requires_grad(*tensors: Tensor | None) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
-def form_of(x: Tensor | None) -> Key | None:
-    """What a key holds of a tensor that a call may leave out."""
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
+def any_negative(*tensors: Tensor | None) -> bool:
+    """Whether one of them is the negative of its memory."""
+    return any(x is not None and x.is_neg() for x in tensors)
 
 
 def holds(causal: object, scale: object) -> bool:

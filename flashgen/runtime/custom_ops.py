@@ -47,7 +47,8 @@ def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     q, k, v, call, tensors, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
     dispatcher.general.check(call, q, k, v, tensors)
-    return dispatcher.passes.forward(call, q, k, v, tensors)
+    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(call, q, k, v, tensors)
+    return found
 
 
 @attention_forward.register_fake

@@ -28,11 +28,10 @@ from flashgen.inputs.features import (
 from flashgen.inputs.from_call import check_heads, check_lengths, check_precision, check_scale
 from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.kernels.launch_cache import Combine, Decode
-from flashgen.runtime import torch_modes
-from flashgen.runtime.call import Call, check_plain, check_tensors
-from flashgen.runtime.call_cache import CallCache, Key, Options, holds, requires_grad
+from flashgen.runtime import kept_calls, torch_modes
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
+from flashgen.runtime.call_cache import CallCache, Key, holds, key_of, requires_grad
 from flashgen.runtime.eager import cache as eager_cache
-from flashgen.runtime.kept_decode import Decoded, KeptDecode, decode_key, is_copied
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
@@ -103,18 +102,21 @@ class Decoder:
         self._calls = calls
 
     def again(
-        self, tensors: Decoded, options: Options, limits: Limits
+        self, given: tuple[Any, ...], options: tuple[Causal, float | None, str], limits: Limits
     ) -> tuple[Key | None, tuple[Tensor, Tensor] | None]:
-        """Where to keep a call, None where no key can hold it, or a torch mode is on; and O and LSE
-        by an earlier one, None, with nothing launched, where none can be used.
+        """Where to keep a call of q, k, v, lengths, block table and numbers of heads, with causal,
+        scale and precision: None where no key can hold it, or a torch mode is on. And O and LSE by
+        an earlier one, None, with nothing launched, where none can be used.
         """
-        if torch_modes.special(tensors[0]):
+        q, k, v = given[:3]
+        if torch_modes.special(q):
             return None, None
-        key = decode_key(tensors, options, limits)
+        causal, scale, precision = options
+        key = key_of(
+            q, k, v, given[3:], causal, type(causal), scale, type(scale), precision, limits
+        )
         kept = self._calls.find(key)
-        if kept is None or (torch.is_grad_enabled() and requires_grad(*tensors)):
-            return key, None
-        return key, kept.run(*tensors)
+        return key, None if kept is None else kept(True, *given)
 
     def decode(
         self,
@@ -154,7 +156,17 @@ class Decoder:
         o, lse = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
         keeps = splits is None and holds(call.causal, call.scale)
         if key is not None and keeps and not _copies(launch, q, k, v, arguments):
-            self._calls.keep(key, KeptDecode(decode, combine, launch, parts.splits))
+            bare, _ = features.parts
+            kept = kept_calls.decode(
+                decode,
+                combine,
+                bare,
+                cache.paged,
+                scale=scale,
+                sms=sms,
+                splits=parts.splits,
+            )
+            self._calls.keep(key, kept)
         return o, lse
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
@@ -189,7 +201,14 @@ def _copies(launch: Decode, q: Tensor, k: Tensor, v: Tensor, arguments: CacheArg
     """Whether a launch reads a copy of a tensor that was given."""
     cache, given = launch.cache, (q, k, v, arguments.lengths, arguments.block_table)
     read = launch.q, cache.k, cache.v, cache.lengths, cache.block_table
-    return any(map(is_copied, given, read))
+    return any(map(_is_copied, given, read))
+
+
+def _is_copied(given: Tensor | None, held: Tensor | None) -> bool:
+    """Whether a kernel reads another tensor than the one that was given: a copy."""
+    if given is None or held is None:
+        return given is not held
+    return given.data_ptr() != held.data_ptr()
 
 
 @functools.lru_cache(maxsize=1024)

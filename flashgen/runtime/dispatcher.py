@@ -1,26 +1,28 @@
 """Dispatcher: attention() for tensors, on the kernels of one generated package.
 
-A call is found by its key, or resolved. There are two caches: of bound launches, by shapes,
-strides, options and alignment (runtime/call_cache.py), and of launchers, by device, spec and bucket
-(runtime/resolver.py). Nothing is timed here, so two ranks with one table choose alike.
+A call is found by its key (runtime/call_cache.py), or resolved: its launcher is found by device,
+spec and bucket (runtime/resolver.py). Nothing is timed here, so two ranks with one table choose
+alike.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, overload
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
 from flashgen import settings
 from flashgen.inputs.block_mask import BlockMask
-from flashgen.inputs.features import NO_LIMITS, PLAIN, Window, limits_of
+from flashgen.inputs.features import NO_LIMITS, PLAIN, Window, heads_given, limits_of
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
-from flashgen.runtime.call_cache import CallCache, OfHeads, attention_key, with_heads
+from flashgen.runtime.call_cache import CallCache, key_of
 from flashgen.runtime.choice import Choices
+from flashgen.runtime.derived import explains
 from flashgen.runtime.general_path import GeneralPath, asked_features
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
@@ -57,8 +59,8 @@ class Dispatcher:
     ) -> None:
         self.served = Served(archs=archs, choices=choices)
         self.resolver = Resolver(package, self.served)
-        self.passes = Passes(self.resolver)
         self.calls = CallCache()
+        self.passes = Passes(self.resolver, self.calls)
         self.general = GeneralPath(package, self.resolver, self.passes, self.calls)
 
     # Decoding, explanations and the digest are loaded when first used: attention() needs none.
@@ -69,6 +71,18 @@ class Dispatcher:
         from flashgen.runtime.decode import Decoder
 
         return Decoder(self.resolver, self.calls)
+
+    def again(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """O and LSE of attention() with these options alone, by an earlier call; None without one.
+        The most frequent call is spared what attention() takes for its other arguments.
+        """
+        if torch_modes.special(q):
+            return None
+        key = key_of(q, k, v, (), causal, type(causal), scale, type(scale), "ieee", NO_LIMITS)
+        kept = self.calls.find(key)
+        return None if kept is None else kept(True, q, k, v)
 
     @overload
     def attention(
@@ -159,24 +173,22 @@ class Dispatcher:
         limits, key, kept = NO_LIMITS, None, None
         if window is not None or softcap is not None or invariant is not False:
             limits = limits_of(window, softcap, invariant, causal=causal is not False)
-        of_heads: OfHeads = ()
-        if sinks is not None or alibi_slopes is not None:
-            of_heads = alibi_slopes, sinks
+        heads = heads_given(sinks=sinks, alibi_slopes=alibi_slopes)
         more = (
             bias is not None or dropout_p != 0.0 or chunk is not None or chunk_start is not None
             or block_mask is not None
         )  # fmt: skip
         if not more and not torch_modes.special(q):
-            key = attention_key(q, k, v, causal, scale, precision, limits)
-            if of_heads:
-                key = with_heads(key, of_heads)
+            key = key_of(
+                q, k, v, heads, causal, type(causal), scale, type(scale), precision, limits
+            )
             kept = self.calls.find(key)
             if kept is not None:
-                found = kept.launched(q, k, v, deterministic, of_heads)
+                found = kept(deterministic, q, k, v, *heads)
                 if found is not None:
                     return found if return_lse else found[0]  # type: ignore[no-any-return]
         features = PLAIN
-        if more or of_heads or limits != NO_LIMITS or settings.invariant():
+        if more or heads or limits != NO_LIMITS or settings.invariant():
             features = asked_features(
                 q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
                 dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
@@ -301,8 +313,9 @@ class Dispatcher:
             or v_scale is not None or bias is not None or chunk is not None
             or chunk_start is not None
         ):  # fmt: skip
-            tensors = q, k, v, lengths, block_table, alibi_slopes, sinks
-            key, found = self.decoder.again(tensors, (causal, scale, precision), limits)
+            heads = heads_given(sinks=sinks, alibi_slopes=alibi_slopes)
+            given = q, k, v, lengths, block_table, *heads
+            key, found = self.decoder.again(given, (causal, scale, precision), limits)
             if found is not None:
                 return found if return_lse else found[0]
         from flashgen.runtime.decode import CacheArguments
@@ -322,51 +335,14 @@ class Dispatcher:
         o, lse = self.decoder.decode(call, q, k, v, arguments, key=key)
         return (o, lse) if return_lse else o
 
+    @explains(
+        attention,
+        direction="which kernel: the forward, or one of the backward's, such as backward_dkv.",
+    )
     def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: Causal = False,
-        scale: float | None = None,
-        bias: Tensor | None = None,
-        alibi_slopes: Tensor | None = None,
-        dropout_p: float = 0.0,
-        window: Window | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        chunk: int | None = None,
-        chunk_start: Tensor | None = None,
-        block_mask: BlockMask | None = None,
-        deterministic: bool = True,
-        precision: str = "ieee",
-        invariant: bool = False,
-        return_lse: bool = False,
-        direction: Direction = "forward",
+        self, q: Tensor, k: Tensor, v: Tensor, *, direction: Direction = "forward", **options: Any
     ) -> Explanation:
         """Which kernel attention() would run for a call, from where, and why; launches nothing.
-
-        Args:
-            q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32, in any strides.
-            k: (batch, kv_heads, seq_k, head_dim); kv_heads divides heads.
-            v: (batch, kv_heads, seq_k, head_dim_v).
-            causal: True or "bottom_right" (the last query sees the last key), "top_left", or False.
-            scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
-            bias: to (batch, heads, seq_q, seq_k): float, added to scores, or bool, True may attend.
-            alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-            dropout_p: probability with which an element of P is dropped, with or without gradients.
-            window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
-            softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
-            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
-            chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
-            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
-            block_mask: of flashgen.block_mask; then causal is False, without window and bias.
-            deterministic: False admits a backward that adds dQ up in any order.
-            precision: how float32 is multiplied, "ieee" or "tf32".
-            invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
-            return_lse: has no effect.
-            direction: which kernel: the forward, or one of the backward's, such as backward_dkv.
 
         Returns:
             An Explanation; str() gives it as text.
@@ -382,66 +358,13 @@ class Dispatcher:
         """
         from flashgen.runtime.explanation import explain_call
 
-        features = asked_features(
-            q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes,
-            dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks, chunk=chunk,
-            chunk_start=chunk_start, block_mask=block_mask, invariant=invariant, draws=False,
-        )  # fmt: skip
-        call = Call(
-            causal=causal, scale=scale, precision=precision, deterministic=deterministic,
-            features=features,
-        )  # fmt: skip
+        deterministic = options.pop("deterministic")
+        call = replace(_asked(q, options, draws=False), deterministic=deterministic)
         return explain_call(self.resolver, call, q, k, v, direction)
 
-    def explain_decode(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        lengths: Tensor | None = None,
-        block_table: Tensor | None = None,
-        cache_batch_idx: Tensor | None = None,
-        cache_leftpad: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        causal: Causal = True,
-        scale: float | None = None,
-        bias: Tensor | None = None,
-        alibi_slopes: Tensor | None = None,
-        window: Window | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        chunk: int | None = None,
-        chunk_start: Tensor | None = None,
-        precision: str = "ieee",
-        invariant: bool = False,
-        return_lse: bool = False,
-    ) -> Explanation:
+    @explains(decode)
+    def explain_decode(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Explanation:
         """Which split kernel decode() would run for a call, from where, and why; launches nothing.
-
-        Args:
-            q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32; seq_q is 1 or a few.
-            k: (batch, kv_heads, capacity, head_dim), or (pages, page_size, kv_heads, head_dim).
-            v: as k, with head_dim_v; of one dtype with k, which may be float8_e4m3fn or int8.
-            lengths: int32 (batch,), keys of each sequence with the new ones; else all of the cache.
-            block_table: int32 (batch, pages of a sequence): where the pages of each sequence are.
-            cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's.
-            cache_leftpad: int32 (batch,), the place of each sequence's first key.
-            k_scale: multiplies k of 8 bits: float32 (kv_heads,), or of pages (pages, kv_heads).
-            v_scale: the same of v.
-            causal: whether query i sees key j only where j <= i + length - seq_q.
-            scale: what scores are multiplied by; 1/sqrt(head_dim) unless given.
-            bias: to (batch, heads, seq_q, capacity): float or bool, as of attention().
-            alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-            window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
-            softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
-            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
-            chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
-            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
-            precision: how float32 is multiplied, "ieee" or "tf32".
-            invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
-            return_lse: has no effect.
 
         Returns:
             An Explanation; str() gives it as text.
@@ -458,16 +381,10 @@ class Dispatcher:
         from flashgen.runtime.decode import CacheArguments
         from flashgen.runtime.explanation import explain_cached
 
-        features = asked_features(
-            q, causal=causal is not False, bias=bias, alibi_slopes=alibi_slopes, window=window,
-            softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start, invariant=invariant,
-        )  # fmt: skip
-        call = Call(causal=causal, scale=scale, precision=precision, features=features)
-        arguments = CacheArguments(
-            lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
-        )  # fmt: skip
-        return explain_cached(self.resolver, self.decoder, call, q, k, v, arguments)
+        cache = CacheArguments(
+            **{each.name: options.pop(each.name) for each in fields(CacheArguments)}
+        )
+        return explain_cached(self.resolver, self.decoder, _asked(q, options), q, k, v, cache)
 
     def digest(self) -> str:
         """sha256 of all that decides which kernel runs and what its text is.
@@ -488,3 +405,11 @@ class Dispatcher:
         from flashgen.runtime.explanation import digest_of_choices
 
         return digest_of_choices(self.resolver.package, self.served)
+
+
+def _asked(q: Tensor, options: dict[str, Any], *, draws: bool = True) -> Call:
+    """The call of a function's options, whatever they return."""
+    del options["return_lse"]
+    causal, scale, precision = (options.pop(name) for name in ("causal", "scale", "precision"))
+    features = asked_features(q, causal=causal is not False, draws=draws, **options)
+    return Call(causal=causal, scale=scale, precision=precision, features=features)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flashgen import __version__, paths, settings
+from flashgen import paths, settings
 from flashgen.inputs.features import named_tensors, tensors_of
 from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import registry, torch_modes
@@ -21,6 +21,7 @@ from flashgen.schedules.config import kernel_name
 from flashgen.schedules.numeric_class import class_name
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import Direction
+from flashgen.version import VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,7 @@ def digest_of_choices(package: str, served: Served) -> str:
         )
         for slug, held in sorted(served.choices.items())
     ]
-    text = repr((__version__, tables, settings.served_gpu(), served.triton(), served.plain))
+    text = repr((VERSION, tables, settings.served_gpu(), served.triton(), served.plain))
     found = hashlib.sha256(text.encode())
     folder = registry.folder_of(package)
     kernels = sorted((folder / "kernels").glob("*.py")) if folder else []

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashgen.errors import InvalidArgument
-from flashgen.inputs.features import NO_LIMITS, UNBOUNDED, Window, limits_of, window_of
+from flashgen.inputs.features import NO_LIMITS, UNBOUNDED, Window, heads_given, limits_of, window_of
 from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import folders, kv_cache, torch_modes
 from flashgen.runtime.call import Call, check_tensors
@@ -584,12 +584,13 @@ def flash_attn_with_kvcache(
     found = key = None
     plain = cache_batch_idx is None and cache_leftpad is None and num_splits == 0
     if plain and lengths is not None:
-        tensors = queries, keys, values, lengths, block_table, alibi_slopes, s_aux
+        heads = heads_given(alibi_slopes=alibi_slopes, sinks=s_aux)
+        given = queries, keys, values, lengths, block_table, *heads
         limits = NO_LIMITS
         if window is not None or cap is not None or invariant is not False:
             limits = limits_of(window, cap, invariant, causal=bool(causal))
         options = bool(causal), scale, "ieee"
-        key, found = decoder.again(tensors, options, limits)
+        key, found = decoder.again(given, options, limits)
     if found is None:
         features = asked_features(
             q,

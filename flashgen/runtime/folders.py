@@ -30,7 +30,8 @@ def current() -> Dispatcher:
 
     Its folder is loaded at the first call. Raises GeneratedError where that cannot be.
     """
-    return registry._current or _start()
+    found: Dispatcher | None = registry._current
+    return found or _start()
 
 
 def use(folder: str | os.PathLike[str] | None) -> None:
@@ -61,7 +62,7 @@ def dispatcher_in(folder: Path) -> Dispatcher:
         folder = folder.resolve()
     package = _package_name(folder)
     with _lock:
-        found = registry._dispatchers.get(package)
+        found: Dispatcher | None = registry._dispatchers.get(package)
         if found is None:
             found = _load(package, folder)
             registry.add(package, found, folder)
@@ -72,8 +73,9 @@ def _start() -> Dispatcher:
     with _lock:
         if registry._current is None:
             registry.serve_by(dispatcher_in(registry.default_folder()))
-        assert registry._current is not None
-        return registry._current
+        found: Dispatcher | None = registry._current
+        assert found is not None
+        return found
 
 
 def _package_name(folder: Path) -> str:

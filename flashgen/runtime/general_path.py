@@ -34,8 +34,8 @@ from flashgen.runtime.call import (
     check_tensors,
     refuse_scale_gradient,
 )
-from flashgen.runtime.call_cache import CallCache, KeptAttention, Key, holds, requires_grad
-from flashgen.runtime.kept_varlen import KeptVarlen
+from flashgen.runtime.call_cache import CallCache, Key, holds, requires_grad
+from flashgen.runtime.kept_calls import Packed, attention
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of, spec_of_call
 
@@ -112,18 +112,18 @@ class GeneralPath:
                 return cpu.attention_by_torch(call, q, k, v, return_lse=return_lse)
             launcher = self._resolver.launcher("forward", call, q, k, v)
         near = self._resolver.all_addressed(q, k, v)
+        forward = forward_of(call, *near)
         if differentiates(call, q, k, v) or torch_modes.transformed():
             bare, tensors = call.parts
             passes = self._passes.forward, self._passes.backward
             o, lse = autograd.differentiable(passes, bare, *near, tensors)
         else:
-            o, lse = launcher(forward_of(call, *near))
+            o, lse = launcher(forward)
         copied = near[0] is not q or near[1] is not k or near[2] is not v
         if key is not None and not copied and holds(call.causal, call.scale):
-            kind = KeptAttention if call.features.sequences is None else KeptVarlen
+            kind = attention if call.features.sequences is None else Packed
             bare, _ = call.parts
-            kept = kind(launcher, self._passes, bare, call.scale_of(q), call.diagonal(q, k))
-            self._calls.keep(key, kept)
+            self._calls.keep(key, kind(launcher, self._passes, bare, forward))
         return o, lse
 
     def _without_backward(

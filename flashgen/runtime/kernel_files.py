@@ -28,9 +28,8 @@ from flashgen import settings
 from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.files import content_of, write_whole
 from flashgen.kernels import interpreter, launch
-from flashgen.kernels.loader import kernel_of, load_text, lock_of_loading
+from flashgen.kernels.loader import is_missing, kernel_of, load_text, lock_of_loading
 from flashgen.kernels.text import text_name
-from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
@@ -170,7 +169,7 @@ def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
     try:
         module = importlib.import_module(wanted)
     except ModuleNotFoundError as error:
-        if not registry.is_missing(wanted, error):
+        if not is_missing(wanted, error):
             raise  # the file is there, and lacks a module of its own
         if not choice.is_entry:
             return rendered(choice.spec, config)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flashgen.inputs.features import NO_LIMITS, Limits, Window, limits_of
+from flashgen.inputs.features import NO_LIMITS, Limits, Window, heads_given, limits_of
 from flashgen.runtime import folders
 from flashgen.runtime.call import Call
 from flashgen.runtime.decode import CacheArguments, rows_together
@@ -95,8 +95,9 @@ def paged_decode(
     if sides is not None or softcap or invariant:
         limits = limits_of(sides, softcap, invariant, causal=causal)
     if cache.plain and not splits:
-        tensors = of_sequence, k_cache, v_cache, seq_lens, block_table, alibi_slopes, sinks
-        key, found = decoder.again(tensors, (causal, scale, "ieee"), limits)
+        heads = heads_given(alibi_slopes=alibi_slopes, sinks=sinks)
+        given = of_sequence, k_cache, v_cache, seq_lens, block_table, *heads
+        key, found = decoder.again(given, (causal, scale, "ieee"), limits)
     if found is None:
         features = asked_features(
             q, causal=causal, alibi_slopes=alibi_slopes, window=sides, softcap=softcap, sinks=sinks,

@@ -11,13 +11,10 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flashgen import paths, settings
 from flashgen.errors import GeneratedError
-
-if TYPE_CHECKING:
-    from flashgen.runtime.dispatcher import Dispatcher
 
 SCHEMA = 2
 """The layout of generated/ that this flashgen writes and reads."""
@@ -30,6 +27,9 @@ SHIPPED = "flashgen._generated"
 
 _SCHEMA_LINE = re.compile(r"^SCHEMA = (\d+)$", re.MULTILINE)
 
+
+Dispatcher = Any
+"""A runtime.dispatcher.Dispatcher. That module imports the operators, which look it up here."""
 
 _dispatchers: dict[str, Dispatcher] = {}
 _folders: dict[str, Path] = {}
@@ -116,11 +116,6 @@ def why_not_generated(folder: Path) -> str | None:
             f"--out {folder.parent}"
         )
     return None
-
-
-def is_missing(module: str, error: ModuleNotFoundError) -> bool:
-    """Whether the module that was not found is this one, or a package that holds it."""
-    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
 def _text(folder: Path) -> str:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.inputs.features import NO_LIMITS, Window, limits_of
+from flashgen.inputs.features import NO_LIMITS, Window, heads_given, limits_of
 from flashgen.inputs.from_call import diagonal_of
 from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
+from flashgen.runtime.call_cache import key_of
 from flashgen.runtime.general_path import asked_features
-from flashgen.runtime.kept_varlen import heads_first, varlen_key
+from flashgen.runtime.kept_calls import heads_first, kind_of_packed
 from flashgen.runtime.keywords import hinting
 
 __all__ = ["attention_varlen"]
@@ -133,18 +134,28 @@ def attention_varlen(
         >>> flashgen.attention_varlen(q, q, q, bounds, bounds, 3, 3, causal=True).shape
         torch.Size([5, 8, 64])
     """
-    limits, key = NO_LIMITS, None
+    limits, kind = NO_LIMITS, None
     if window is not None or softcap is not None or invariant is not False:
         limits = limits_of(window, softcap, invariant, causal=causal is not False)
     calls = folders.current().calls
-    tensors = (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, alibi_slopes, sinks,
-    )  # fmt: skip
-    if not (dropout_p != 0.0 or chunk is not None or chunk_start is not None):
-        lengths, options = (max_seqlen_q, max_seqlen_k), (causal, scale, precision)
-        key = varlen_key(tensors, lengths, options, limits)
+    heads = heads_given(sinks=sinks, alibi_slopes=alibi_slopes)
+    others = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, *heads
+    longest = max_seqlen_q, max_seqlen_k
+    more = dropout_p != 0.0 or chunk is not None or chunk_start is not None
+    whole = type(max_seqlen_q) is int and type(max_seqlen_k) is int
+    if whole and not more and not torch_modes.special(q):
+        options = causal, type(causal), scale, type(scale), precision, limits
+        key = key_of(q, k, v, others, *longest, *options)
         kept = calls.find(key)
-        found = None if kept is None else kept(lengths, *tensors)
+        found = None
+        if kept is not None:
+            found = kept(deterministic, q, k, v, *others)
+        elif key is not None:
+            kind = kind_of_packed(longest, q, k, v, others, *options)
+            if (alike := calls.find(kind)) is not None:
+                kept = alike.kept(longest, (q, k, v, *others))
+                calls.keep(key, kept)
+                found = kept.first(q, k, v, *others)
         if found is not None:
             return found if return_lse else found[0]  # type: ignore[no-any-return]
     maybe = {
@@ -171,7 +182,7 @@ def attention_varlen(
         ),
     )  # fmt: skip
     q, k, v = heads_first(q, k, v, paged=packed.paged)
-    o, lse = folders.current().general.serve_plain(call, q, k, v, key=key)
+    o, lse = folders.current().general.serve_plain(call, q, k, v, key=kind)
     assert lse is not None  # return_lse
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o

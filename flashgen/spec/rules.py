@@ -6,7 +6,7 @@ why_no_spec applies all of them in order; each is a function of one subject.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import Any, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.features import OFF, features_on
@@ -24,8 +24,8 @@ from flashgen.spec.vocabulary import (
     why_no_gradient,
 )
 
-if TYPE_CHECKING:
-    from flashgen.spec.attention import AttentionSpec
+AttentionSpec = Any
+"""A spec.attention.AttentionSpec, whose module asks these rules when one is made."""
 
 _VALUES: dict[str, tuple[str, ...]] = {
     "direction": get_args(Direction),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.schedules.config import config_of
@@ -22,11 +22,25 @@ from flashgen.schedules.outcome import Source
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import problem_of
 from flashgen.spec.records import parsed, value_of
-from flashgen.table.entry import NO_EVIDENCE, Entry, EntryEvidence, RunnerUp, figure
+from flashgen.table.entry import NO_EVIDENCE, Entry, EntryEvidence, Run, RunnerUp, figure
 from flashgen.table.yaml import text_of
 
-if TYPE_CHECKING:
-    from flashgen.table.table import Table
+
+class Table(Protocol):
+    """What evidence belongs to: a table.table.Table, whose module reads evidence by this one."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+
+    @property
+    def everything(self) -> tuple[Entry, ...]:
+        """The entries."""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The tuning runs that they come from."""
+
 
 _IDENTITY = ("spec", "seq_k", "config", "us")
 

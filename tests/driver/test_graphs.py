@@ -45,17 +45,33 @@ def training() -> Callable[[], object]:
     return step
 
 
+def packed(paged: bool) -> Callable[[], object]:
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in tensors(2, 8, 512, 128))
+    bounds = torch.tensor([0, 512, 1024], dtype=torch.int32, device="cuda")
+    pages: dict[str, torch.Tensor] = {}
+    if paged:
+        k, v = (x.view(16, 64, 8, 128) for x in (k, v))
+        table = torch.arange(16, dtype=torch.int32, device="cuda").view(2, 8)
+        pages = {"block_table": table, "seqused_k": bounds[1:] - bounds[:-1]}
+    of_keys = None if paged else bounds
+    return lambda: flashgen.attention_varlen(
+        q, k, v, bounds, of_keys, 512, 512, causal=True, **pages
+    )
+
+
 CALLS: dict[str, tuple[Callable[[], Callable[[], object]], int]] = {
     "attention": (attention, 1),
     "attention with a window": (lambda: attention(window=(64, 0)), 1),
     "decode, several splits": (lambda: decode(1), 2),
     "decode, one split": (lambda: decode(256), 1),
+    "packed": (lambda: packed(False), 1),
+    "packed over pages": (lambda: packed(True), 1),
     "training": (training, 4),  # O; delta; dK and dV; dQ
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("before", [1, 3], ids=["seen once", "kept"])
+@pytest.mark.parametrize("before", [1, 3, 5], ids=["seen once", "kept", "repeated"])
 def test_a_capture_is_whole(recording: Recording, name: str, before: int) -> None:
     make, launches = CALLS[name]
     call = make()

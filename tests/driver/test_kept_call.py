@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashgen
-from flashgen.kernels import repeated_launch
+from flashgen.kernels import bound_call
 from tests.driver.events import Call, Launch, Recording, TensorMap, TorchKernel
 
 
@@ -71,9 +71,9 @@ def test_a_map_of_freed_memory_serves_the_next_tensor_there(recording: Recording
 
 
 def test_maps_are_dropped_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated_launch, "MOST_MAPS", 2)
+    monkeypatch.setattr(bound_call, "MOST_MAPS", 2)
     made: list[torch.Tensor] = []
-    maps = repeated_launch._Maps(lambda tensor: tensor, lambda tensor: made.append(tensor) or 1)
+    maps = bound_call._Maps(lambda tensor: tensor, lambda tensor: made.append(tensor) or 1)
     for _ in range(5):
         maps(torch.empty(4096, device="cuda"))
     held = [torch.empty(4096, device="cuda") for _ in range(5)]

@@ -186,4 +186,7 @@ def test_kept_calls_are_launched_as_the_first(
         made.append(done_by(recording, make, call))
     launches, copies = made[0]
     assert launches
+    if served == "varlen_paged":  # the zeros at which keys begin are made once for all later calls
+        made = [(each, [name for name in done if "Fill" not in name]) for each, done in made]
+        launches, copies = made[0]
     assert made[1:] == [(launches, copies)] * (CALLS - 1)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import DTYPES, FORMATS, Array, Format, flush
-from flashgen.ptx.warp import Step
+from flashgen.ptx.types import DTYPES, FORMATS, Array, Format, Step, flush
 
 Function = Callable[..., Array]
 

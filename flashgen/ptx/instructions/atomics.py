@@ -11,8 +11,8 @@ from flashgen.ptx.access import active, find_global, shared_offsets, spread
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.instructions.move import CACHING, ORDERS, vector_length
 from flashgen.ptx.memory import Words
-from flashgen.ptx.types import FORMATS, Array
-from flashgen.ptx.warp import Mask, Step, Warp
+from flashgen.ptx.types import FORMATS, Array, Mask, Step
+from flashgen.ptx.warp import Warp
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "exch": lambda old, new: new,

@@ -8,8 +8,8 @@ import numpy as np
 
 from flashgen.ptx.block import NamedBarrier
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.types import Array
-from flashgen.ptx.warp import Mask, Step, Wait, Warp, whole_warp
+from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.warp import Wait, Warp, whole_warp
 
 REGISTERS_PER_SM = 65536
 """32-bit registers (CUDA C++ Programming Guide, compute capability 8.0 to 12.0)."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
 from flashgen.ptx.program import Number
-from flashgen.ptx.types import DTYPES, FORMATS, RAW, Array
-from flashgen.ptx.warp import LANES, Step
+from flashgen.ptx.types import DTYPES, FORMATS, RAW, Array, Step
+from flashgen.ptx.warp import LANES
 
 U32 = FORMATS["u32"]
 _LOGIC: dict[str, Callable[..., Array]] = {

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from flashgen.ptx.decode import Form, Source, instruction
-from flashgen.ptx.types import FORMATS, Array, Format, flush
-from flashgen.ptx.warp import Step, Warp
+from flashgen.ptx.types import FORMATS, Array, Format, Step, flush
+from flashgen.ptx.warp import Warp
 
 _COMPARISONS: dict[str, Callable[..., Array]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,

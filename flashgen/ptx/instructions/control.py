@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.warp import Mask, Step, Warp
+from flashgen.ptx.types import Mask, Step
+from flashgen.ptx.warp import Warp
 
 
 @instruction("bra")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.types import FORMATS, Array, float8_values, float_to_float8, flush
-from flashgen.ptx.warp import Step, Warp
+from flashgen.ptx.types import FORMATS, Array, Step, float8_values, float_to_float8, flush
+from flashgen.ptx.warp import Warp
 
 _TO_INTEGER: dict[str, Callable[..., Array]] = {
     "rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil,

@@ -13,8 +13,8 @@ from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.instructions.move import CACHING
 from flashgen.ptx.memory import Buffer, Words
 from flashgen.ptx.program import Number, Register
-from flashgen.ptx.types import Array
-from flashgen.ptx.warp import Mask, Step, Warp, lanes_of
+from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.warp import Warp, lanes_of
 
 
 @instruction("cp.async.commit_group")

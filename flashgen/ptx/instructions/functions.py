@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import Array, flush
-from flashgen.ptx.warp import Step
+from flashgen.ptx.types import Array, Step, flush
 
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "ex2": np.exp2,

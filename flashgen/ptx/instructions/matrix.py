@@ -14,8 +14,8 @@ from flashgen.ptx.fragments import (
     matrix_a,
     matrix_b,
 )
-from flashgen.ptx.types import Array
-from flashgen.ptx.warp import Mask, Step, Warp, whole_warp
+from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.warp import Warp, whole_warp
 
 _SHAPE = re.compile(r"m16n8k(\d+)$")
 

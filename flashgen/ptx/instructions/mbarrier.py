@@ -11,8 +11,8 @@ from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.findings import Fault, Finding
 from flashgen.ptx.memory import SHARED_BASE
 from flashgen.ptx.program import Address
-from flashgen.ptx.types import FORMATS, Array
-from flashgen.ptx.warp import ALL, Mask, Step, Wait, Warp, lanes_of
+from flashgen.ptx.types import FORMATS, Array, Mask, Step
+from flashgen.ptx.warp import ALL, Wait, Warp, lanes_of
 
 MOST_COUNT = 2**20 - 1
 """Arrivals and bytes of one phase (9.7.13.15.2, "Contents of the mbarrier object")."""

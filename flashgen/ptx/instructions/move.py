@@ -8,8 +8,8 @@ from flashgen.ptx.access import active, read_global, read_shared, spread, write_
 from flashgen.ptx.decode import Form, Store, instruction
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
 from flashgen.ptx.program import Group, Operand, Register
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array
-from flashgen.ptx.warp import Mask, Step, Warp
+from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, Mask, Step
+from flashgen.ptx.warp import Warp
 
 CACHING = (
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",

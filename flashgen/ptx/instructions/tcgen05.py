@@ -11,7 +11,8 @@ from flashgen.ptx.instructions import mbarrier, tensor_work
 from flashgen.ptx.instructions.tensor_work import HINTS
 from flashgen.ptx.tensor_access import memory_of, note_return
 from flashgen.ptx.tensor_memory import COLUMNS
-from flashgen.ptx.warp import Mask, Step, Wait, Warp, only_lane, whole_warp
+from flashgen.ptx.types import Mask, Step
+from flashgen.ptx.warp import Wait, Warp, only_lane, whole_warp
 
 
 @instruction("tcgen05.alloc")

@@ -13,8 +13,8 @@ from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE, SHARED_BASE, BadAddress, Buffer
 from flashgen.ptx.program import Box
 from flashgen.ptx.tensor_map import TensorMap
-from flashgen.ptx.types import FORMATS, RAW, Array
-from flashgen.ptx.warp import Mask, Step, Warp, only_lane
+from flashgen.ptx.types import FORMATS, RAW, Array, Mask, Step
+from flashgen.ptx.warp import Warp, only_lane
 
 DESTINATION_ALIGNMENT = 128
 """Bytes, of a tensor copy in shared memory (9.7.9.25.5.2)."""

@@ -24,8 +24,8 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import LANES_OF_WARP, Region, fragment
-from flashgen.ptx.types import Array, same
-from flashgen.ptx.warp import Mask, Step, Warp, only_lane, whole_warp
+from flashgen.ptx.types import Array, Mask, Step, same
+from flashgen.ptx.warp import Warp, only_lane, whole_warp
 
 _SHAPES = ("16x64b", "16x128b", "16x256b", "32x32b", "16x32bx2")
 _COUNT = re.compile(r"x(\d+)$")

@@ -25,8 +25,8 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import ALL_LANES, Region
-from flashgen.ptx.types import RAW, Array
-from flashgen.ptx.warp import Mask, Step, Warp, only_lane
+from flashgen.ptx.types import RAW, Array, Mask, Step
+from flashgen.ptx.warp import Warp, only_lane
 
 _TYPES: dict[str, dict[int, str]] = {
     "kind::f16": {0: "f16", 1: "bf16"},

@@ -9,8 +9,8 @@ import numpy as np
 
 from flashgen.ptx.decode import Form, Source, instruction
 from flashgen.ptx.program import Operand
-from flashgen.ptx.types import FORMATS, Array
-from flashgen.ptx.warp import ALL, LANES, Mask, Step, Warp
+from flashgen.ptx.types import FORMATS, Array, Mask, Step
+from flashgen.ptx.warp import ALL, LANES, Warp
 
 
 def members(form: Form, operand: Operand) -> Callable[[Warp, Mask], Array]:

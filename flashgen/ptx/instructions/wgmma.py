@@ -25,8 +25,8 @@ from flashgen.ptx.fragments import (
 )
 from flashgen.ptx.program import Group, Register
 from flashgen.ptx.shared_matrix import SharedMatrix
-from flashgen.ptx.types import Array
-from flashgen.ptx.warp import Mask, Step, Wait, Warp, whole_warp
+from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.warp import Wait, Warp, whole_warp
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)$")
 WARPS = 4

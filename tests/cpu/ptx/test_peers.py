@@ -17,7 +17,8 @@ import pytest
 from triton import knobs
 
 from flashgen.ptx.findings import Report
-from flashgen.ptx.machine import Launch, Loaded, execute
+from flashgen.ptx.launch import Launch
+from flashgen.ptx.machine import Loaded, execute
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.text import parse
 from tests.ptx_snippets import Array, aligned

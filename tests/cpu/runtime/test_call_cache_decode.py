@@ -11,10 +11,8 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.inputs.features import NO_LIMITS
 from flashgen.kernels.launch_cache import Decode
 from flashgen.runtime import Dispatcher
-from flashgen.runtime.kept_decode import decode_key
 from flashgen.runtime.launcher import _Steps
 from tests.cpu.runtime.test_call_cache import last, moved, seq_first
 from tests.launches import Written, dispatcher, served
@@ -256,15 +254,6 @@ def test_flash_attn_with_kvcache_is_kept(
     assert repeated == 1
     # O lies in memory as q, which of one query is the same in both.
     assert [each[:3] for each in plain[0]] == [each[:3] for each in made[0][0]]
-
-
-def test_numbers_of_heads_that_a_caller_lacks_are_none() -> None:
-    given = tuple(paged().values())
-    options: Any = (True, None, "ieee")
-    wanted = decode_key((*given, None, None), options, NO_LIMITS)
-    assert wanted is not None
-    for short in ((*given, None), given):
-        assert decode_key(short, options, NO_LIMITS) == wanted
 
 
 def per_head() -> dict[str, Any]:

@@ -1,0 +1,286 @@
+"""A call bound to its launches: what launches them again for a call that equals it except for its
+pointers.
+
+A Recorder launches the plans of a call and notes their launches. Each argument that is a tensor is
+then traced to where it comes from: an input of the call, a tensor that the call makes, or zeros.
+All other arguments, the grids, and the layouts of what is made stay as they are. From that follows
+a function without a loop or a look-up by name. The caller guarantees that the calls are alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashgen.kernels.arguments import Arguments
+from flashgen.kernels.direct_launch import Direct, Ready
+from flashgen.kernels.inner_launch import MOST_MAPS
+from flashgen.kernels.plan import NOTHING, KernelCall, Plan, Result, on_device
+
+ALIGNED = 15
+"""Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
+"""
+
+Results = tuple[Tensor | None, ...]
+
+Again = Callable[..., Any]
+"""Takes the inputs of a call and gives its results; None, with nothing launched, where the call
+must be made as if it were the first: a tensor is not aligned, or is the negative of its memory,
+another device is current, or something listens to launches."""
+
+
+class Launched(NamedTuple):
+    """A launch that was made. ready: None if Triton made it."""
+
+    direct: Direct
+    ready: Ready | None
+    device: int
+    blocks: int
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
+
+
+class _Recording(Plan):
+    """A plan that notes its launches."""
+
+    def __init__(self, plan: Plan, launches: list[Launched]) -> None:
+        self.__dict__.update(plan.__dict__)
+        self._launches = launches
+
+    def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
+        arguments[NOTHING] = None
+        ordered = self.in_order(arguments)
+        with on_device(near):
+            ready = self.direct(blocks, ordered)
+            device = -1 if ready is None else self.direct.driver.active.get_current_device()
+        self._launches.append(Launched(self.direct, ready, device, blocks, self.names, ordered))
+
+
+class Recorder:
+    """Launches plans, and notes their launches and the tensors that they made."""
+
+    def __init__(self) -> None:
+        self._launches: list[Launched] = []
+        self._made: list[Tensor] = []
+
+    def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
+        """Launch a plan for a call; the result is the call's."""
+        found: Any = plan.launch(_Recording(plan, self._launches), call)
+        self._made += [found] if isinstance(found, Tensor) else found
+        return found  # type: ignore[no-any-return]
+
+    def again(
+        self, inputs: Sequence[Tensor | None], named: Mapping[str, int], results: Results
+    ) -> Again | None:
+        """What makes these launches again and gives results like these. None where that is not
+        possible: nothing was launched, Triton must launch, or a kernel takes or the call returns
+        another tensor than inputs, what launches made, and zeros().
+
+        named: which of the inputs the arguments of kernels are views of, by their names without
+        _ptr or _desc.
+        """
+        launches = self._launches
+        if not launches or any(each.ready is None for each in launches):
+            return None
+        if len({each.device for each in launches}) > 1:
+            return None
+        made = {x.data_ptr(): x for x in self._made if x.numel()}
+        writer = _Writer(inputs, named, made)
+        calls = [writer.call(each) for each in launches]
+        whole = all(x is None or made.get(x.data_ptr()) is not None for x in results)
+        return writer.written(launches, calls, results) if whole and None not in calls else None
+
+
+class _Writer:
+    """Writes the function that launches again.
+
+    Inputs are x0, x1, ..., at addresses p0, p1, ...; made tensors m0, m1, ..., at a0, a1, ...; what
+    the function holds is v0, v1, ....
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Tensor | None],
+        named: Mapping[str, int],
+        made: Mapping[int, Tensor],
+    ) -> None:
+        self._inputs = [(x, 0 if x is None else x.untyped_storage().data_ptr()) for x in inputs]
+        self._named = named
+        self._made = {address: (number, x) for number, (address, x) in enumerate(made.items())}
+        self._values: list[Any] = []
+        self._read: dict[int, bool] = {}
+        """The inputs that kernels take, and whether they must be aligned."""
+        self._makes: dict[int, Tensor] = {}
+        self._stream: int | None = None
+
+    def call(self, launched: Launched) -> str | None:
+        """The line that makes a launch; None if an argument is a tensor of unknown source."""
+        direct, values = launched.direct, self._values
+        assert launched.ready is not None  # again() has looked
+        inner = direct.below(launched.ready, launched.blocks, launched.arguments)
+        line: list[Any] = [(value,) for value in inner.flat]
+        for place, argument in enumerate(launched.arguments):
+            twin = getattr(argument, "twin", None)
+            x = argument if twin is None else argument.base
+            if not isinstance(x, Tensor):
+                continue
+            address, memory = x.data_ptr(), x.untyped_storage().data_ptr()
+            if (found := self._made.get(address)) is not None:
+                number, whole = found
+                if whole.numel() != x.numel() or whole.dtype != x.dtype:
+                    return None
+                self._makes[number] = whole
+                tensor, at, offset = f"m{number}", f"a{number}", 0
+            elif twin is None and (of_zeros := _of_zeros.get(memory)) is not None:
+                self._stream = of_zeros.stream
+                line[inner.places[place]] = (address,)
+                continue
+            else:
+                number = self._named.get(launched.names[place].rpartition("_")[0], -1)
+                given, own = self._inputs[number] if number >= 0 else (None, 0)
+                if given is None or own != memory:
+                    return None
+                offset = address - given.data_ptr()
+                must = direct.specializes[place]
+                if (must and (address | offset) & ALIGNED) or (offset and twin is not None):
+                    return None
+                self._read[number] = self._read.get(number, False) or must
+                tensor, at = f"x{number}", f"p{number}"
+            source = f"{at} + {offset}" if offset else at
+            if twin is not None:
+                source = f"v{len(values)}({tensor})"
+                if (encode := inner.encoders.get(place)) is None:
+                    values.append(twin)
+                else:  # a tensor map is encoded once for an address
+                    maps = _Maps(twin, encode)
+                    source = f"(v{len(values) + 1}({at}) or {source})"
+                    values += [maps, maps.known.get]
+            line[inner.places[place]] = source
+        parts: list[str] = []
+        for is_fixed, run in itertools.groupby(line, key=lambda each: isinstance(each, tuple)):
+            if is_fixed:
+                parts.append(f"*v{len(values)}")
+                values.append(tuple(itertools.chain.from_iterable(run)))
+            else:
+                parts += run
+        values.append(inner.call)
+        return f"v{len(values) - 1}(stream, [{', '.join(parts)}])"
+
+    def written(
+        self, launches: Sequence[Launched], calls: Sequence[str | None], results: Results
+    ) -> Again | None:
+        """The function; None if a result is written by none of the launches."""
+        numbers = [None if x is None else self._made[x.data_ptr()][0] for x in results]
+        for number, x in zip(numbers, results, strict=True):
+            if number is None or x is None:
+                continue
+            if number not in self._makes or self._makes[number].numel() != x.numel():
+                return None
+            self._makes[number] = x  # its shape and strides
+        direct, values = launches[0].direct, self._values
+        first = len(values)
+        values += [*direct.device_and_stream(), launches[0].device, self._stream]
+        kernels = dict.fromkeys(each.direct for each in launches)
+        conditions = [f"v{first}() != v{first + 2}"]
+        conditions += [f"not v{len(values) + number}()" for number in range(len(kernels))]
+        values += [each.undisturbed for each in kernels]
+        aligned = " | ".join(f"p{n}" for n, must in self._read.items() if must)
+        lines = [f"p{n} = x{n}.data_ptr()" for n in self._read]
+        lines.append(f"if ({aligned or 0}) & {ALIGNED}: return None")
+        lines.append(f"if {' or '.join(f'x{n}.is_neg()' for n in self._read)}: return None")
+        lines.append(f"if {' or '.join(conditions)}: return None")
+        lines.append(f"stream = v{first + 1}(v{first + 2})")
+        if self._stream is not None:
+            lines.append(f"if stream != v{first + 3}: return None")
+        for number, like in self._makes.items():
+            lines.append(f"m{number} = v{len(values)}()")
+            lines.append(f"a{number} = m{number}.data_ptr()")
+            values.append(maker(like))
+        addresses = " | ".join(f"a{n}" for n in self._makes)
+        lines.append(f"if ({addresses}) & {ALIGNED}: return None")
+        lines += [str(each) for each in calls]
+        lines.append(f"return {', '.join('None' if n is None else f'm{n}' for n in numbers)},")
+        body = "".join(f"        {line}\n" for line in lines)
+        inputs = ", ".join(f"x{n}" for n in range(len(self._inputs)))
+        held = ", ".join(f"v{n}" for n in range(len(values)))
+        text = f"def holding({held}):\n    def again({inputs}):\n{body}    return again\n"
+        made: Again = _compiled(text)(*values)
+        return made
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(text: str) -> Callable[..., Again]:
+    """The function that a text defines. A text has numbers of its own making, and no caller's."""
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    found: Callable[..., Again] = namespace["holding"]
+    return found
+
+
+class _Maps:
+    """The tensor maps of one argument by address. The layout is fixed, and a map holds nothing else
+    of a tensor, so it serves any tensor at its address.
+    """
+
+    __slots__ = ("_encode", "_twin", "known")
+
+    def __init__(self, twin: Callable[[Tensor], Any], encode: Callable[[Any], Any]) -> None:
+        self._twin = twin
+        self._encode = encode
+        self.known: dict[int, Any] = {}
+
+    def __call__(self, tensor: Tensor) -> Any:
+        """The map of a tensor, which is kept."""
+        made = self._encode(self._twin(tensor))
+        if len(self.known) >= MOST_MAPS:
+            self.known.clear()
+        self.known[tensor.data_ptr()] = made
+        return made
+
+
+def maker(like: Tensor) -> Callable[[], Tensor]:
+    """Makes tensors of this one's shape, strides, dtype and device. That device must be current."""
+    # What torch's Inductor calls: it takes half the time of torch.empty_strided.
+    fast = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    fast = getattr(fast, "_empty_strided_cuda", None)
+    shape, strides = tuple(like.shape), like.stride()
+    if like.is_cuda and fast is not None:
+        return functools.partial(fast, shape, strides, like.dtype)
+    return functools.partial(
+        torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device
+    )
+
+
+class _Zeros(NamedTuple):
+    """Zeros, and the stream on which they are ready; None on the CPU."""
+
+    tensor: Tensor
+    stream: int | None
+
+
+_zeros: dict[tuple[torch.device, int | None, torch.dtype], _Zeros] = {}
+"""The longest of each device, stream and dtype."""
+_of_zeros: dict[int, _Zeros] = {}
+"""All of them, by where their memory begins. None is freed, because CUDA graphs may hold it."""
+
+
+def zeros(count: int, like: Tensor) -> Tensor:
+    """So many zeros of the dtype and on the device of a tensor, to be read alone: one tensor for
+    all calls of a stream. What is made while a CUDA graph is captured belongs to that graph.
+    """
+    stream = None
+    if like.is_cuda:
+        if torch.cuda.is_current_stream_capturing():
+            return like.new_zeros(count)
+        stream = torch.cuda.current_stream(like.device).cuda_stream
+    key = like.device, stream, like.dtype
+    found = _zeros.get(key)
+    if found is None or found.tensor.shape[0] < count:
+        found = _zeros[key] = _Zeros(like.new_zeros(max(1024, 2 * count)), stream)
+        _of_zeros[found.tensor.untyped_storage().data_ptr()] = found
+    return found.tensor[:count]

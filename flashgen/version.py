@@ -1,0 +1,3 @@
+"""The version of flashgen."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,230 @@
+"""Kept calls of packed sequences and of backwards, and inputs that share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgen.kernels import bound_call
+from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime.launcher import _Steps
+from flashgen.runtime.varlen import attention_varlen
+from tests.cpu.runtime.test_call_cache import attention, by_launch, moved, tensors
+from tests.launches import Written, dispatcher, served
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    with served(monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def own(driver: Written, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    made = dispatcher(monkeypatch)
+    monkeypatch.setattr(registry, "_current", made)
+    return made
+
+
+def bounds(*lengths: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
+def packed(*lengths: int, **changes: Any) -> dict[str, Any]:
+    q, k, v = torch.zeros(3, sum(lengths), 4, 64, dtype=BF16).unbind()
+    most = {"max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths)}
+    cu = {"cu_seqlens_q": bounds(*lengths), "cu_seqlens_k": bounds(*lengths)}
+    return {"q": q, "k": k, "v": v, **cu, **most, "causal": True} | changes
+
+
+def in_pages(*lengths: int, **changes: Any) -> dict[str, Any]:
+    pools = torch.zeros(2, 16, 16, 4, 64, dtype=BF16).unbind()
+    table = torch.zeros(len(lengths), 4, dtype=torch.int32)
+    keys = torch.full((len(lengths),), 9, dtype=torch.int32)
+    return packed(
+        *lengths, k=pools[0], v=pools[1], cu_seqlens_k=None, seqused_k=keys, block_table=table,
+        **changes,
+    )  # fmt: skip
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": packed(40, 24),
+    "another number of sequences": packed(20, 20, 24),
+    "other lengths": packed(40, 28),
+    "shorter": packed(40, 24, max_seqlen_q=32, max_seqlen_k=32),
+    "longer keys": packed(40, 24, max_seqlen_k=48),
+    "int64": packed(40, 24, cu_seqlens_q=bounds(40, 24, dtype=torch.int64)),
+    "no mask": packed(40, 24, causal=False),
+    "top left": packed(40, 24, causal="top_left"),
+    "scale": packed(40, 24, scale=0.5),
+    "window": packed(40, 24, window=(5, 0)),
+    "sinks": packed(40, 24, sinks=torch.zeros(4)),
+    "slopes": packed(40, 24, alibi_slopes=torch.zeros(2, 4)),
+    "slopes and sinks": packed(40, 24, alibi_slopes=torch.zeros(4), sinks=torch.zeros(4)),
+    "bounds from anywhere": packed(40, 24, cu_seqlens_q=bounds(1, 40, 24)[1:] - 1),
+    "pages": in_pages(5, 3),
+    "other pages": in_pages(5, 2, 1),
+}
+NEVER = {
+    "used": packed(40, 24, seqused_k=torch.tensor([5, 6], dtype=torch.int32)),
+    "q base": packed(40, 24, q=moved(torch.zeros(64, 4, 64, dtype=BF16))),
+    "sinks base": packed(40, 24, sinks=torch.zeros(5)[1:]),
+    "negative scale": packed(40, 24, scale=-0.5),
+    "chunk": packed(40, 24, chunk=16),
+}
+
+
+def calling(call: dict[str, Any]) -> Callable[[Dispatcher], Any]:
+    return lambda _: attention_varlen(**call, return_lse=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_repeat_is_launched_as_the_first_call_was(
+    name: str, driver: Written, own: Dispatcher
+) -> None:
+    made, repeated = by_launch(driver, own, calling(CALLS[name]), 5)
+    assert repeated == 2
+    at = int("pages" in name)  # the first call has zeros of its own
+    assert made[at + 1 :] == [made[at]] * (4 - at)
+
+
+def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        for call in CALLS.values():
+            attention_varlen(**call)
+    for name, call in CALLS.items():
+        (met,), repeated = by_launch(driver, own, calling(call), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "_current", dispatcher(monkeypatch))
+            (fresh,), _ = by_launch(driver, own, calling(call), 1)
+        if name in ("pages", "other pages"):  # where nothing is kept, its zeros are its own
+            met, fresh = ((*x[:3], [a for a in x[3] if type(a) is not int]) for x in (met, fresh))
+        assert (met, repeated) == (fresh, 1), name
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_no_launch_can_repeat_is_made_anew(
+    name: str, driver: Written, own: Dispatcher
+) -> None:
+    for call in CALLS.values():
+        for _ in range(4):
+            attention_varlen(**call)
+    before = len(driver.launches)
+    assert by_launch(driver, own, calling(NEVER[name]), 6)[1] == 0
+    assert len(driver.launches) - before == 6
+
+
+def test_bounds_that_changed_in_place_are_read(driver: Written, own: Dispatcher) -> None:
+    """Nothing of their values is kept: kernels get their addresses."""
+    call = packed(40, 24)
+    (first, *_), _ = by_launch(driver, own, calling(call), 4)
+    call["cu_seqlens_q"].copy_(bounds(24, 40))
+    assert by_launch(driver, own, calling(call), 1) == ([first], 1)
+
+
+def test_zeros_are_of_one_address_and_longer_ones_are_added(own: Dispatcher) -> None:
+    like = torch.zeros(3, dtype=torch.int32)
+    first, second = bound_call.zeros(4, like), bound_call.zeros(7, like)
+    assert first.data_ptr() == second.data_ptr()
+    many = bound_call.zeros(5000, like)
+    assert (many.shape, many.any()) == ((5000,), False)
+    assert bound_call.zeros(4, like).data_ptr() == many.data_ptr()
+
+
+def test_one_tensor_that_was_all_three_binds_none_to_another(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = tensors()[0]
+    by_launch(driver, own, attention([x, x, x], causal=True), 3)
+    for qkv in (tensors(), [x, *tensors()[1:]]):
+        (met,), repeated = by_launch(driver, own, attention(qkv, causal=True), 1)
+        (fresh,), _ = by_launch(driver, dispatcher(monkeypatch), attention(qkv, causal=True), 1)
+        assert (met, repeated) == (fresh, 1)
+
+
+def gradients(attend: Callable[[list[Tensor]], Tensor], wanted: str = "qkv") -> list[Tensor]:
+    """Those of one call, whose O and dO are new."""
+    leaves = [x.requires_grad_(name in wanted) for name, x in zip("qkv", tensors(), strict=True)]
+    o = attend(leaves)
+    return list(torch.autograd.grad(o, [x for x in leaves if x.requires_grad], torch.ones_like(o)))
+
+
+def launched_by_steps(call: Callable[[], object]) -> int:
+    """How many launches of a call are no repeats."""
+    runs: list[int] = []
+    run = _Steps.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Steps, "run", lambda *given: (runs.append(1), run(*given))[1])
+        call()
+    return len(runs)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (5, 0)}, {"softcap": 5.0}], ids=str)
+def test_a_backward_is_repeated(options: dict[str, Any], driver: Written, own: Dispatcher) -> None:
+    def call() -> list[Tensor]:
+        return gradients(lambda qkv: own.attention(*qkv, causal=True, **options))
+
+    assert [launched_by_steps(call) for _ in range(4)] == [4, 4, 0, 0]
+    before = len(driver.launches)
+    dq, dk, dv = call()
+    names = [each[0][0].split("_bf16")[0] for each in driver.launches[before:]]
+    assert names == ["fwd", "bwd_delta", "bwd_dkv", "bwd_dq"]
+    assert dq.shape == dk.shape == dv.shape
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_gradients_that_are_not_wanted_are_told_apart(
+    deterministic: bool, driver: Written, own: Dispatcher
+) -> None:
+    found = []
+    for wanted in ("qkv", "q", "kv", "v"):
+        for _ in range(4):
+            before = len(driver.launches)
+            gradients(
+                lambda qkv: own.attention(*qkv, causal=True, deterministic=deterministic), wanted
+            )
+            names = [each[0][0] for each in driver.launches[before:]]
+        found.append([name.split("_")[1] for name in names if name.startswith("bwd")])
+    both = (
+        ["delta", "dkv", "dq"] if deterministic or "fused" not in found[0] else ["delta", "fused"]
+    )
+    assert found == [both, ["delta", "dq"], ["delta", "dkv"], ["delta", "dkv"]]
+
+
+def test_a_backward_whose_gradient_lies_otherwise_is_no_repeat_of_it(
+    driver: Written, own: Dispatcher
+) -> None:
+    def call(turn: Callable[[Tensor], Tensor]) -> int:
+        leaves = [x.requires_grad_() for x in tensors()]
+        o = own.attention(*leaves, causal=True)
+        return launched_by_steps(lambda: torch.autograd.grad(o, leaves, turn(torch.ones_like(o))))
+
+    assert [call(lambda x: x) for _ in range(3)] == [3, 3, 0]
+    assert [call(lambda x: x[:, :, :1].expand_as(x)) for _ in range(3)] == [3, 3, 0]
+    assert call(moved) == 3
+    assert call(torch._neg_view) == 3
+    assert call(lambda x: torch.ones((), dtype=BF16).expand_as(x)) == 3
+    assert call(lambda x: x) == 0
+
+
+def test_packed_sequences_with_gradients_are_repeated(driver: Written, own: Dispatcher) -> None:
+    def call(**changes: Any) -> None:
+        given = packed(40, 24, **changes)
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        o = attention_varlen(**given)
+        dq, dk, dv = torch.autograd.grad(o, leaves, torch.ones_like(o))
+        assert dq.shape == dk.shape == dv.shape == (64, 4, 64)
+
+    assert [launched_by_steps(call) for _ in range(6)][-2:] == [0, 0]
+    assert launched_by_steps(lambda: call(max_seqlen_q=32, max_seqlen_k=32)) == 4
+    slopes = torch.zeros(4)
+    assert [launched_by_steps(lambda: call(alibi_slopes=slopes)) for _ in range(6)][-1] == 0
+    assert launched_by_steps(lambda: call(sinks=torch.zeros(4, requires_grad=True))) == 4
