@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from flashgen.evaluate import executed, sanitize
 from flashgen.ptx import triton_kernel
-from flashgen.ptx.launch import Launch
+from flashgen.ptx.launched import Launch
 from flashgen.ptx.machine import Loaded, execute
 from flashgen.ptx.text import parse
 from flashgen.reference.cases import CheckCase

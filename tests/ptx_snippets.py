@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.findings import CHECKS, Check, Report
-from flashgen.ptx.launch import Launch
+from flashgen.ptx.launched import Launch
 from flashgen.ptx.machine import Loaded, execute
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap

@@ -17,7 +17,7 @@ from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
 from flashgen.ptx.findings import CHECKS, Check, Fault, Report
 from flashgen.ptx.instructions import load_all
-from flashgen.ptx.launch import Decoded, Launch, Machine
+from flashgen.ptx.launched import Decoded, Launch, Machine
 from flashgen.ptx.memory import constants, shared_layout
 from flashgen.ptx.program import Group, Instruction, Number, Operand, Program, Register
 from flashgen.ptx.schedule import run_block

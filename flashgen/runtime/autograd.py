@@ -42,7 +42,7 @@ def differentiable(
     return o, lse
 
 
-def recording(passes: TwoPasses, call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
+def by_autograd(passes: TwoPasses, call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
     """differentiable() of calls that equal one for which it did not raise, from `deterministic`, q,
     k, v and tensors. What torch's apply() does before it calls the same: it looks for transforms.
     """

@@ -17,7 +17,7 @@ from flashgen.inputs.packed import OF_PLACES, places_of
 from flashgen.kernels.bound_call import zeros
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
-from flashgen.runtime.autograd import Passes, recording
+from flashgen.runtime.autograd import Passes, by_autograd
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
 from flashgen.runtime.call_cache import By, Given, KeptCall, Key, Record, once
 from flashgen.runtime.launcher import Launcher
@@ -48,7 +48,7 @@ def attention(launcher: Launcher, passes: Passes, call: Call, first: Forward) ->
         return kept.run(q, k, v, *heads) or plain_launches(kept, q, k, v, *heads)
 
     def recorder() -> Record:
-        record = recording((forward, passes.backward), call)
+        record = by_autograd((forward, passes.backward), call)
         if not call.features.per_head:
             return record
         return lambda deterministic, q, k, v, *heads: record(
@@ -147,7 +147,7 @@ class Packed:
             features = self._call.features
             features = features.with_tensors((None,) * (len(TENSORS) + len(OF_PLACES)), longest)
             passes = functools.partial(_forward, kept), functools.partial(_backward, self._passes)
-            return recording(passes, replace(self._call, features=features))
+            return by_autograd(passes, replace(self._call, features=features))
 
         named = _PACKED | {f"{x}_begins": _PACKED[f"cu_seqlens_{x}"] for x in "qk"}
         for side, used in (("q", used_q), ("k", used_k)):

@@ -14,7 +14,7 @@ import numpy as np
 from triton.compiler.compiler import CompiledKernel
 
 from flashgen.ptx.findings import Report
-from flashgen.ptx.launch import Launch
+from flashgen.ptx.launched import Launch
 from flashgen.ptx.machine import execute
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap

@@ -23,8 +23,7 @@ class Task:
         limit_s: its seconds of CPU time; pool.Limits may extend it.
         kind: what the child must be able to do.
         rank: where tasks wait, those of the least rank go first.
-        judge: "module:function", which is given the payload and what the function returned, and
-            raises ValueError where the one cannot be the result of the other.
+        judge: "module:function" of payload and result; it raises ValueError where they do not fit.
 
     Examples:
         >>> from flashgen.evaluate.workers.answers import Task

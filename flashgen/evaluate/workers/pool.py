@@ -119,8 +119,7 @@ class Workers:
         count: how many children.
         env: is added to their environment; None removes a variable.
         memory_bytes: what each may hold; by default usage.share of this machine.
-        turns: shared with a pool whose tasks run meanwhile; without, what was late or killed is not
-            retried.
+        turns: of pools whose tasks run meanwhile; without, what was late or killed is not retried.
 
     Raises:
         ToolchainError: from a result, if a child cannot be started.

@@ -35,7 +35,8 @@ print(*(name for name in sys.modules if name.split(".")[0] in ("torch", "triton"
 def function_of(name: str) -> FunctionType | None:
     """The function that a listed name is; None for a class, a module or a value."""
     package, _, last = name.rpartition(".")
-    found = inspect.unwrap(getattr(pkgutil.resolve_name(package), last))
+    found = getattr(pkgutil.resolve_name(package), last)
+    found = inspect.unwrap(found, stop=lambda each: hasattr(each, "__signature__"))  # derived
     return found if isinstance(found, FunctionType) else None
 
 

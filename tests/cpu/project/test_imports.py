@@ -27,6 +27,14 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
         "a program: the task that its parent names",
         ("importlib.import_module(module)",),
     ),
+    "evaluate/workers/answers.py": (
+        "what judges an answer, as the task names it",
+        ("importlib.import_module(module)",),
+    ),
+    "kernels/bound_call.py": (
+        "the straight-line function of a kept call, which it wrote",
+        ("exec(text, namespace)",),
+    ),
     "kernels/loader.py": (
         "kernels, from their files or texts",
         (

@@ -17,7 +17,7 @@ import pytest
 from triton import knobs
 
 from flashgen.ptx.findings import Report
-from flashgen.ptx.launch import Launch
+from flashgen.ptx.launched import Launch
 from flashgen.ptx.machine import Loaded, execute
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.text import parse

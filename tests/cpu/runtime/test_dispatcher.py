@@ -392,7 +392,7 @@ def test_digest_tells_templates_and_rules_apart(
     elif changed == "gpu":
         monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
     else:
-        monkeypatch.setattr(explanation, "__version__", "99")
+        monkeypatch.setattr(explanation, "VERSION", "99")
     assert dispatcher.digest() != before
 
 
