@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgen import paths
+from flashgen.kernels import bound_call
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice, by_spec
@@ -49,17 +50,15 @@ def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def watch_plans(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Plan], None]) -> None:
     """Call `watch` with each plan before it launches."""
 
-    def watched(name: str) -> Callable[..., Any]:
-        launch = getattr(Plan, name)
-
+    def watched(launch: Callable[..., Any]) -> Callable[..., Any]:
         def launched(self: Plan, *arguments: Any) -> Any:
             watch(self)
             return launch(self, *arguments)
 
         return launched
 
-    for name in ("start", "repeated"):
-        monkeypatch.setattr(Plan, name, watched(name))
+    for kind in (Plan, bound_call.Recording):
+        monkeypatch.setattr(kind, "start", watched(kind.start))
 
 
 def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:

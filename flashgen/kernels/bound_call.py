@@ -45,7 +45,7 @@ class Launched(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class _Recording(Plan):
+class Recording(Plan):
     """A plan that notes its launches."""
 
     def __init__(self, plan: Plan, launches: list[Launched]) -> None:
@@ -53,6 +53,7 @@ class _Recording(Plan):
         self._launches = launches
 
     def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
+        """As Plan.start."""
         arguments[NOTHING] = None
         ordered = self.in_order(arguments)
         with on_device(near):
@@ -70,7 +71,7 @@ class Recorder:
 
     def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
         """Launch a plan for a call; the result is the call's."""
-        found: Any = plan.launch(_Recording(plan, self._launches), call)
+        found: Any = plan.launch(Recording(plan, self._launches), call)
         self._made += [found] if isinstance(found, Tensor) else found
         return found  # type: ignore[no-any-return]
 

@@ -110,7 +110,8 @@ def make_inputs(
     p, dtype = case.problem, getattr(torch, spec.operand_dtype)
 
     def draw_heads(name: str, heads: int, seq: int, dim: int) -> Tensor:
-        return draw((p.batch, heads, seq, dim), case.layout_of(name), generator)
+        shape = p.batch, heads, seq, dim
+        return draw(shape, case.layout_of(name), generator, 16 // dtype.itemsize)
 
     q = draw_heads("q", p.heads, p.seq_q, spec.head_dim)
     k = draw_heads("k", p.kv_heads, p.seq_k, spec.head_dim)
@@ -127,14 +128,18 @@ def weights_of(scores: Scores, keys: int) -> Tensor:
     return rising if scores == "growing" else rising.flip(0)
 
 
-def draw(shape: tuple[int, int, int, int], layout: str, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers of this shape, (batch, heads, seq, dim), in a case's layout."""
+def draw(
+    shape: tuple[int, int, int, int], layout: str, generator: torch.Generator, cut: int = 8
+) -> Tensor:
+    """Standard normal numbers of this shape, (batch, heads, seq, dim), in a case's layout. cut: the
+    elements that "sliced" leaves out of each row: 16 bytes of them, for descriptors.
+    """
     batch, heads, seq, dim = shape
     if layout == "bshd":
         return torch.randn((batch, seq, heads, dim), generator=generator).transpose(1, 2)
     if layout == "sliced":
-        x = torch.randn((batch, heads + 1, seq + 3, dim + 8), generator=generator)
-        return x[:, 1:, 2 : 2 + seq, 8:]
+        x = torch.randn((batch, heads + 1, seq + 3, dim + cut), generator=generator)
+        return x[:, 1:, 2 : 2 + seq, cut:]
     return torch.randn(shape, generator=generator)
 
 

@@ -50,9 +50,10 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
     if path.name.removesuffix(".gz").endswith(".json"):
         return _of_landscape(content, path)
     lines, whole = whole_lines(content)
+    outcomes = [outcome_of(line, path, number) for number, line in enumerate(lines, 1)]
     if whole < len(content):
         notice(f"{path}: the last record is torn; it is left out")
-    return [outcome_of(line, path, number) for number, line in enumerate(lines, 1)]
+    return outcomes
 
 
 def outcome_of(line: bytes, path: Path, number: int) -> Outcome:

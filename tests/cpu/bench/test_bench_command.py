@@ -31,11 +31,11 @@ STEPS = [
 
 
 def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """benchmarks/NAME.py, which is `flashgen bench` with a direction."""
+    """`flashgen bench` with a direction."""
     inherited = {
         n: v for n, v in os.environ.items() if n not in ("TRITON_INTERPRET", "FLASHGEN_GPU")
     }
-    return programs.run([ROOT / "benchmarks" / f"{name}.py", *arguments], env=inherited)
+    return programs.run(["-m", "flashgen", "bench", "--direction", name, *arguments], env=inherited)
 
 
 def record(folder: Path) -> Any:

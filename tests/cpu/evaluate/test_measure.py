@@ -348,7 +348,7 @@ def test_inputs_have_the_problem_s_shapes_and_are_never_zeros(dtype: str) -> Non
     ("fields", "tflops"), [({}, 989), ({"fp8": True}, 1979), ({"dtype": "float32", "precision": "tf32"}, 495)]
 )  # fmt: skip
 def test_a_ceiling_is_the_peak_of_the_operands(fields: dict[str, Any], tflops: float) -> None:
-    from flashgen.evaluate.tasks import Launches, _ceilings
+    from flashgen.evaluate.tasks import Launches, ceilings
     from flashgen.spec.gpu import known_target
 
     spec = make_spec(head_dim=128, **fields)
@@ -356,9 +356,9 @@ def test_a_ceiling_is_the_peak_of_the_operands(fields: dict[str, Any], tflops: f
         spec=spec, problem=workload(spec, 8192), device="cuda:0", seed=0, l2_bytes=0,
         peak_tflops=known_target("nvidia_h200").peak_tflops, cache="",
     )  # fmt: skip
-    (ceiling,) = _ceilings(asked)
+    (ceiling,) = ceilings(asked)
     assert ceiling.peak_tflops == pytest.approx(tflops, rel=0.01)
-    (unknown,) = _ceilings(replace(asked, peak_tflops=None))
+    (unknown,) = ceilings(replace(asked, peak_tflops=None))
     assert unknown.peak_tflops is None
 
 

@@ -34,8 +34,9 @@ def backward(direction: str, spec: AttentionSpec = CAUSAL) -> AttentionSpec:
 
 
 DQ, DKV, FUSED, DELTA = map(backward, ("dq", "dkv", "fused", "delta"))
-S, S_T = (
+S, S_F, S_T = (
     "s = tl.dot(q, tl.trans(k), input_precision=PRECISION)",
+    "s = tl.dot(q, tl.trans(rounded(k, PRECISION)), input_precision=PRECISION)",
     "s_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)",
 )
 FACTOR = "factor = 1.0 if SCALED else scale_log2e"
@@ -56,8 +57,8 @@ WRONG: dict[str, tuple[AttentionSpec, str, str]] = {
     "six heads of a group in a decode": (DECODE, "queries = rows // group", "queries = rows // tl.where(group == 7, 6, group)"),
     "heads in turn at ratio 4, packed": (VARLEN, "kv_head = head // group", "kv_head = tl.where(group == 4, head % (heads // group), head // group)"),
     # Batches.
-    "a third batch reads the second": (CAUSAL, "batch = batch_head // heads", "batch = tl.minimum(batch_head // heads, 1)"),
-    "a third batch reads the second in dQ": (DQ, "batch = batch_head // heads", "batch = tl.minimum(batch_head // heads, 1)"),
+    "a third batch reads the second": (CAUSAL, "batch, head = batch_head // heads,", "batch, head = tl.minimum(batch_head // heads, 1),"),
+    "a third batch reads the second in dQ": (DQ, "batch, head = batch_head // heads,", "batch, head = tl.minimum(batch_head // heads, 1),"),
     "a third batch reads the second in dK": (DKV, "batch = pid // tiles // kv_heads", "batch = tl.minimum(pid // tiles // kv_heads, 1)"),
     "a third batch reads the second, fused": (FUSED, "batch = pid // tiles // kv_heads", "batch = tl.minimum(pid // tiles // kv_heads, 1)"),
     "a third batch reads the second in delta": (DELTA, "batch = (batch_head // heads).to(tl.int64)", "batch = tl.minimum(batch_head // heads, 1).to(tl.int64)"),
@@ -103,18 +104,18 @@ WRONG: dict[str, tuple[AttentionSpec, str, str]] = {
     "chunks of the first batch in dQ": (backward("dq", CHUNK), "chunk_start_ptr + batch", "chunk_start_ptr + 0 * batch"),
     "chunks of the first batch in dK": (backward("dkv", CHUNK), "chunk_start_ptr + batch", "chunk_start_ptr + 0 * batch"),
     # One query, one key.
-    "one query": (CAUSAL, S, f"{S} * tl.where(seq_q == 1, 0.5, 1.0)"),
-    "one key": (CAUSAL, S, f"{S} * tl.where(seq_k == 1, 0.5, 1.0)"),
+    "one query": (CAUSAL, S_F, f"{S_F} * tl.where(seq_q == 1, 0.5, 1.0)"),
+    "one key": (CAUSAL, S_F, f"{S_F} * tl.where(seq_k == 1, 0.5, 1.0)"),
     "one query in dQ": (DQ, S, f"{S} * tl.where(seq_q == 1, 0.5, 1.0)"),
     "one query in dK": (DKV, S_T, f"{S_T} * tl.where(seq_q == 1, 0.5, 1.0)"),
     # Long walks.
     "a third segment forgotten": (INVARIANT, "segment_scale = tl.exp2(row_max - new_max)", "segment_scale = tl.exp2(row_max - new_max) * tl.where(segment < 2 * SEGMENT, 1.0, 0.0)"),
     "a third segment of a decode": (INVARIANT.for_direction("decode"), "split_start = tl.minimum(split * SEGMENT,", "split_start = tl.minimum(tl.minimum(split, 1) * SEGMENT,"),
-    "keys beyond the sixteenth tile": (CAUSAL, S, f"{S} + tl.where(start < 16 * BC, 0.0, float('-inf'))"),
+    "keys beyond the sixteenth tile": (CAUSAL, S_F, f"{S_F} + tl.where(start < 16 * BC, 0.0, float('-inf'))"),
     "keys beyond the sixteenth tile in dQ": (DQ, S, f"{S} + tl.where(start < 16 * BC, 0.0, float('-inf'))"),
     "rows beyond the sixteenth tile in dK": (DKV, S_T, f"{S_T} + tl.where(row_start < 16 * BR, 0.0, float('-inf'))"),
     "rows beyond the sixteenth tile, fused": (FUSED, S_T, f"{S_T} + tl.where(row_start < 16 * BR, 0.0, float('-inf'))"),
-    "keys beyond the sixteenth tile, packed": (VARLEN, S, f"{S} + tl.where(start < 16 * BC, 0.0, float('-inf'))"),
+    "keys beyond the sixteenth tile, packed": (VARLEN, S_F, f"{S_F} + tl.where(start < 16 * BC, 0.0, float('-inf'))"),
     # Splits and pages.
     "a fifth split is the fourth": (PAGES, "split = pid // row_tiles % splits", "split = tl.minimum(pid // row_tiles % splits, 3)"),
     "a fifth part lies on the fourth": (PAGES, "o_ptr + split.to(tl.int64) * stride_part", "o_ptr + tl.minimum(split, 3).to(tl.int64) * stride_part"),

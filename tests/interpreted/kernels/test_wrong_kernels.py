@@ -29,13 +29,14 @@ CONFIG, WIDE = make_config(16, 16), make_config(16, 64)
 """WIDE is that of the decode, for which 127 keys shall be two tiles, and of the numeric class."""
 
 S = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION)"
+S_F = "s = tl.dot(q, tl.trans(rounded(k, PRECISION)), input_precision=PRECISION)"
 S_T = "s_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)"
 CUT = "(({}).to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)"
 """The float32 of a bfloat16, cut off where it should be rounded."""
 
 WRONG: dict[str, tuple[AttentionSpec, str, str, str]] = {
-    "keys beyond the fifth tile ignored": (FORWARD, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
-    "keys beyond the fifth tile ignored, causal": (CAUSAL, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "keys beyond the fifth tile ignored": (FORWARD, S_F, f"{S_F} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "keys beyond the fifth tile ignored, causal": (CAUSAL, S_F, f"{S_F} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
     "keys beyond the fifth tile ignored in dQ": (DQ, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
     "keys beyond the fifth tile ignored in a decode": (DECODE, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
     "rows beyond the fifth tile ignored in dK, dV": (DKV, S_T, f"{S_T} + tl.where(row_start < 5 * BR, 0.0, float('-inf'))", "ring"),
