@@ -185,11 +185,11 @@ def first_ir(rendered: Rendered, spec: AttentionSpec, config: KernelConfig) -> s
 
 def without_names(text: str) -> str:
     """IR whose values are numbered as they come, with constants where they are used."""
-    constant = re.compile(r"^ *(%\w+) = (arith\.constant [^:\n]*)(:.*)?\n", re.MULTILINE)
+    constant = re.compile(r"^ *(%[\w-]+) = (arith\.constant [^:\n]*)(:.*)?\n", re.MULTILINE)
     values = {found[1]: found[2] for found in constant.finditer(text)}
-    left = re.sub(r"%\w+", lambda found: values.get(found[0], found[0]), constant.sub("", text))
+    left = re.sub(r"%[\w-]+", lambda found: values.get(found[0], found[0]), constant.sub("", text))
     numbers: dict[str, str] = {}
-    return re.sub(r"%\w+", lambda found: numbers.setdefault(found[0], f"%{len(numbers)}"), left)
+    return re.sub(r"%[\w-]+", lambda found: numbers.setdefault(found[0], f"%{len(numbers)}"), left)
 
 
 @pytest.mark.parametrize(("spec", "config"), TWENTY, ids=[kernel_name(*pair) for pair in TWENTY])
