@@ -188,6 +188,9 @@ class _Kernel:
         if isinstance(node, ast.BoolOp):
             left = [each for each in node.values if folded(each, known) is _UNKNOWN]
             word = " and " if isinstance(node.op, ast.And) else " or "
+            if not left:  # an operand is the value, which keeps its name
+                chosen = (each for each in node.values if folded(each, known) == value)
+                return self._expression(next(chosen), known)
             if len(left) < len(node.values):
                 return word.join(self._expression(each, known) for each in left)
         if isinstance(node, ast.BinOp):
@@ -239,9 +242,16 @@ def folded(node: ast.expr, known: Known) -> object:
     if isinstance(node, ast.BoolOp):
         values = [folded(each, known) for each in node.values]
         decides = isinstance(node.op, ast.Or)
+        for value in values:  # an operand is the value, as Python has it
+            if value is _UNKNOWN:
+                break
+            if bool(value) is decides:
+                return value
+        else:
+            return values[-1]
         if any(value is not _UNKNOWN and bool(value) is decides for value in values):
             return decides
-        return _UNKNOWN if _UNKNOWN in values else not decides
+        return _UNKNOWN
     if isinstance(node, ast.UnaryOp):
         return _applied(node.op, folded(node.operand, known))
     if isinstance(node, ast.BinOp):
