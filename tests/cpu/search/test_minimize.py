@@ -441,6 +441,7 @@ def test_it_loads_nothing_of_attention(tmp_path: Path) -> None:
     names = "acquisition journal minimize points sampler space study surrogate".split()
     ours = ["flashgen", "flashgen.errors", "flashgen.files", "flashgen.paths", "flashgen.search"]
     ours += [*(f"flashgen.search.{name}" for name in names), "flashgen.settings"]
+    ours += ["flashgen.version"]
     assert done.stdout.strip() == f"{ours} ['optuna']"
 
 
