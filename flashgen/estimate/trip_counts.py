@@ -132,7 +132,7 @@ def _by_rows(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
-    window has masked ones before them, too, as key_window of templates/_masks.py.jinja has it.
+    window has masked ones before them, too, as key_range of templates/_scores.py.jinja has it.
 
     To close a segment of an invariant forward, and to fill the pipeline again, counts as a trip;
     where S runs ahead, as the one that it lacks.

@@ -94,7 +94,7 @@ _FEATURES = tuple(
     for row in FEATURES
     for n, each in enumerate(row.arguments)
 )
-_HEADS = (number("heads"), number("group", "query heads per head of K and V"))
+_HEADS = (number("heads"), number("group", "group: query heads per head of K and V"))
 _SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
 
@@ -162,7 +162,7 @@ _IN_PARTS = (
 _V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(has_parts)))
 _PRECISION = constant("PRECISION", "of float32 products: ieee, tf32 or None", plain)
 _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
-_ADDS = constant("ADDS", "else a bias hides keys",
+_ADDS = constant("ADDS", "bias is added; else masks",
                  both(plain, of_feature("bias")))
 _SWITCHES = (
     constant("CAUSAL", "", plain),
@@ -199,7 +199,7 @@ _FORWARD = (
     *_TILE,
     *_TRUE_DIMS,
     *_IN_PARTS,
-    constant("SEGMENT", "keys after which a partial sum is closed; or None", of_segments),
+    constant("SEGMENT", "of an invariant kernel: keys of a partial sum; else None", of_segments),
     _V_PARTS,
     constant("CAUSAL", "", plain),
     _ADDS,

@@ -49,8 +49,8 @@ class AttentionSpec:
         chunk: a query sees the keys of its chunk.
         softcap: scores are capped by tanh.
         sink: a row sums a score besides.
-        varlen: sequences of several lengths are packed one behind the other (spec/packed.py).
-        block_mask: tiles are those that a block mask lists (spec/block_mask.py).
+        varlen: sequences of several lengths are packed one behind the other (inputs/packed.py).
+        block_mask: tiles are those that a block mask lists (inputs/block_mask.py).
         paged: the cache that is read or written lies in pages.
         rotary: append rotates new keys, and queries.
         indexed: a tensor says which row of the cache is whose.

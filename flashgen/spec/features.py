@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from flashgen.spec.vocabulary import (
     BACKWARD,
@@ -18,9 +18,6 @@ from flashgen.spec.vocabulary import (
     KvScales,
     Mask,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Argument(NamedTuple):

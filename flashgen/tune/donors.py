@@ -24,11 +24,6 @@ from flashgen.table.table import Table
 ALIKE = 12
 """Configs that were chosen for specs that are alike, at most, of which each is compiled."""
 
-TO_AMD = 4
-"""Configs that are lent to a GPU of AMD, at most, where none is there to time them: compiling one
-takes up to 40 seconds, nothing estimates it, and the nearest tables come first.
-"""
-
 DEFAULT = "default"
 """The donor of an entry whose config is the default, which no table had for its spec."""
 
@@ -66,9 +61,8 @@ class Donors:
     ) -> dict[KernelConfig, str]:
         """What tables chose that is legal here, and the donor of each: for this bucket first, then
         for the others; GPUs of the same architecture before others, measured entries before others.
-        Then up to ALIKE configs that they chose for specs that are alike. Without a GPU the same
-        tiles in the other order come last where blocks have about the same work, and a GPU of AMD
-        is lent the first TO_AMD of all.
+        Then up to ALIKE configs that they chose for specs that are alike. Last, without a GPU, the
+        same tiles in the other order where blocks have about the same work.
 
         on_gpu: also kernels that only an entry may have that ran. Without a GPU the runners-up of
         their entries stand in for them.
@@ -90,9 +84,7 @@ class Donors:
         found = self._legal(spec, own, on_gpu=on_gpu)
         alike = self._legal(spec, others, on_gpu=on_gpu)
         new = (item for item in alike.items() if item[0] not in found)
-        lent = found | dict(itertools.islice(new, ALIKE))
-        few = not (on_gpu or self._gpu.is_nvidia)
-        return dict(itertools.islice(lent.items(), TO_AMD)) if few else lent
+        return found | dict(itertools.islice(new, ALIKE))
 
     def runners_up(
         self, spec: AttentionSpec, bucket: Bucket, *, on_gpu: bool

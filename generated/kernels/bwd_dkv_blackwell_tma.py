@@ -427,7 +427,7 @@ def bwd_dkv_blackwell_tma(
     lse_ptr, delta_ptr,  # (batch, heads, seq_q) float32, contiguous
     scale,  # of the softmax, positive
     scale_log2e,  # scale * log2(e)
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     BR: gl.constexpr, BC: gl.constexpr, STAGES: gl.constexpr, HEAD_DIM_PAD: gl.constexpr,

@@ -296,7 +296,7 @@ def bwd_dq_blackwell_tma(
     lse_ptr, delta_ptr,  # (batch, heads, seq_q) float32, contiguous
     scale,  # of the softmax, with its sign
     scale_log2e,  # its size * log2(e); the sign is in Q
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     BR: gl.constexpr, BC: gl.constexpr, STAGES: gl.constexpr, HEAD_DIM_PAD: gl.constexpr,

@@ -55,7 +55,7 @@ def bwd_dq_fa2_ptr(
     stride_vs, stride_dob, stride_doh, stride_dos, stride_dqb, stride_dqh, stride_dqs,
     scale,  # of the softmax, with its sign
     scale_log2e,  # its size * log2(e); the sign is in Q
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     head_dim, head_dim_v, bias_ptr, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
@@ -67,16 +67,16 @@ def bwd_dq_fa2_ptr(
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, HEAD_DIM_V_PAD: tl.constexpr,
     ORDER: tl.constexpr,  # of the tiles of dQ: plain or longest_first
-    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # else a bias hides keys
+    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # bias is added; else masks
     INVARIANT: tl.constexpr,  # one multiply-add is written so, and tiles lie by position
     ROWS_OF_EIGHT: tl.constexpr, PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
     LOG2_E: tl.constexpr = 1.4426950408889634
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
-    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # of a row's keys
+    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # a row's first keys
 
-    if ROWS_OF_EIGHT:  # which Triton does not see: written so, it loads 16 bytes at a time, not 2
+    if ROWS_OF_EIGHT:  # Triton infers multiples of 16 alone; with this it loads 16 bytes at a time
         stride_qb, stride_qh, stride_qs = stride_qb // 8 * 8, stride_qh // 8 * 8, stride_qs // 8 * 8
         stride_kb, stride_kh, stride_ks = stride_kb // 8 * 8, stride_kh // 8 * 8, stride_ks // 8 * 8
         stride_vb, stride_vh, stride_vs = stride_vb // 8 * 8, stride_vh // 8 * 8, stride_vs // 8 * 8

@@ -54,7 +54,7 @@ def bwd_dq_fa2_tma(
     lse_ptr, delta_ptr,  # (batch, heads, seq_q) float32, contiguous
     scale,  # of the softmax, with its sign
     scale_log2e,  # its size * log2(e); the sign is in Q
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     bias_ptr, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
@@ -65,14 +65,14 @@ def bwd_dq_fa2_tma(
     cap_log2e, inverse_cap,  # cap of the scores * log2(e); 1 / cap_log2e
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM_PAD: tl.constexpr,
     HEAD_DIM_V_PAD: tl.constexpr, ORDER: tl.constexpr,  # of the tiles of dQ: plain or longest_first
-    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # else a bias hides keys
+    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # bias is added; else masks
     INVARIANT: tl.constexpr,  # one multiply-add is written so, and tiles lie by position
     PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
     LOG2_E: tl.constexpr = 1.4426950408889634
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
-    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # of a row's keys
+    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # a row's first keys
 
     tiles = tl.cdiv(seq_q, BR)
     pid = tl.program_id(0)

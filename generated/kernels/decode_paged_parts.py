@@ -35,7 +35,7 @@ def decode_paged_parts(
     stride_lse,  # of LSE, likewise
     stride_table, page_bits,  # log2 of the page size
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # keys that a sequence has room for
     splits,
     head_dim, head_dim_v, bias_ptr, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
@@ -49,18 +49,18 @@ def decode_paged_parts(
     K_PARTS: tl.constexpr, V_PART: tl.constexpr,  # columns of a part of V and O
     O_PARTS: tl.constexpr, SEGMENT: tl.constexpr,  # keys of an invariant split; or None
     SPLIT_TILES: tl.constexpr,  # tiles that a split has at least
-    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # else a bias hides keys
+    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # bias is added; else masks
     INVARIANT: tl.constexpr,  # one multiply-add is written so, and tiles lie by position
     ROWS_OF_EIGHT: tl.constexpr, PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
     LN_2: tl.constexpr = 0.6931471805599453
     LOG2_E: tl.constexpr = 1.4426950408889634
     LEAST: tl.constexpr = -3.4028234663852886e38  # finite: -inf minus -inf would be NaN
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
-    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # of a row's keys
+    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # a row's first keys
 
-    if ROWS_OF_EIGHT:  # which Triton does not see: written so, it loads 16 bytes at a time, not 2
+    if ROWS_OF_EIGHT:  # Triton infers multiples of 16 alone; with this it loads 16 bytes at a time
         stride_qb, stride_qh, stride_qs = stride_qb // 8 * 8, stride_qh // 8 * 8, stride_qs // 8 * 8
         stride_kp, stride_kh, stride_ks = stride_kp // 8 * 8, stride_kh // 8 * 8, stride_ks // 8 * 8
         stride_vp, stride_vh, stride_vs = stride_vp // 8 * 8, stride_vh // 8 * 8, stride_vs // 8 * 8

@@ -54,13 +54,13 @@ def fwd_ampere_ptr(
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
     stride_vs, stride_ob, stride_oh, stride_os,
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     batch_heads, heads_together,  # batch * heads; heads of a run: their K and V fit in L2
     BR: gl.constexpr, BC: gl.constexpr, NUM_WARPS: gl.constexpr, K_PARTS: gl.constexpr,
     O_PARTS: gl.constexpr,
-    SEGMENT: gl.constexpr,  # keys after which a partial sum is closed; or None
+    SEGMENT: gl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
     ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     INVARIANT: gl.constexpr,  # one multiply-add is written so
 ):  # fmt: skip

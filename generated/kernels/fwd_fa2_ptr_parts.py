@@ -37,7 +37,7 @@ def fwd_fa2_ptr_parts(
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
     stride_vs, stride_ob, stride_oh, stride_os,
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     head_dim, head_dim_v, bias_ptr, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
@@ -52,20 +52,20 @@ def fwd_fa2_ptr_parts(
     HEAD_DIM_V: tl.constexpr, K_PART: tl.constexpr,  # columns of a part of Q and K
     K_PARTS: tl.constexpr, V_PART: tl.constexpr,  # columns of a part of V and O
     O_PARTS: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys after which a partial sum is closed; or None
-    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # else a bias hides keys
+    SEGMENT: tl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
+    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # bias is added; else masks
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     ROWS_OF_EIGHT: tl.constexpr, PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
     LN_2: tl.constexpr = 0.6931471805599453
     LOG2_E: tl.constexpr = 1.4426950408889634
     LEAST: tl.constexpr = -3.4028234663852886e38  # finite: -inf minus -inf would be NaN
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
-    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # of a row's keys
+    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # a row's first keys
     INVARIANT: tl.constexpr = SEGMENT is not None
 
-    if ROWS_OF_EIGHT:  # which Triton does not see: written so, it loads 16 bytes at a time, not 2
+    if ROWS_OF_EIGHT:  # Triton infers multiples of 16 alone; with this it loads 16 bytes at a time
         stride_qb, stride_qh, stride_qs = stride_qb // 8 * 8, stride_qh // 8 * 8, stride_qs // 8 * 8
         stride_kb, stride_kh, stride_ks = stride_kb // 8 * 8, stride_kh // 8 * 8, stride_ks // 8 * 8
         stride_vb, stride_vh, stride_vs = stride_vb // 8 * 8, stride_vh // 8 * 8, stride_vs // 8 * 8
@@ -126,7 +126,7 @@ def fwd_fa2_ptr_parts(
         low_rows, low_keys = ((rows & 8) == 0)[:, None], ((keys & 8) == 0)[None, :]
         element_rows = (batch_head.to(tl.int64) * seq_q + (rows & ~8)) * seq_k
     factor = 1.0 if SCALED else scale_log2e  # to units of log2
-    if INVARIANT:  # O is closed after each SEGMENT keys, and joins a total, in one order
+    if INVARIANT:  # sums of SEGMENT keys join a total in order: the same bits in any split
         sink = LEAST if sinks_ptr is None else tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
         total_max = tl.zeros([BR], tl.float32) + sink  # a key without a value, which segments join
         total_sum = tl.full([BR], 0.0 if sinks_ptr is None else 1.0, tl.float32)
@@ -164,7 +164,7 @@ def fwd_fa2_ptr_parts(
         bounds = (key_begin, full_begin if HIDES_FIRST else segment, full_end, key_end)
         row_max, row_sum = tl.full([BR], LEAST, tl.float32), tl.zeros([BR], tl.float32)
         acc = [tl.zeros([BR, V_PART], tl.float32) for n in (0, 1, 2, 3)[:O_PARTS]]
-        for phase in tl.static_range(0 if HIDES_FIRST else 1, 3):
+        for phase in tl.static_range(0 if HIDES_FIRST else 1, 3):  # 1: whole tiles; 0, 2: masked
             if phase == 2 and not HIDES_FIRST and not INVARIANT:
                 k_base += full_end.to(tl.int64) * stride_ks
                 v_base += full_end.to(tl.int64) * stride_vs
@@ -255,7 +255,7 @@ def fwd_fa2_ptr_parts(
         acc, row_max = [acc[n] * rescale[:, None] for n in (0, 1, 2, 3)[:O_PARTS]], new_max
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = (1.0 if keep_scale is None else keep_scale) / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = [  # without a key +0.0
+    o = [  # 0.0, never -0.0
         acc[n] * inverse[:, None] + 0.0 if INVARIANT else acc[n] * inverse[:, None]
         for n in (0, 1, 2, 3)[:O_PARTS]
     ]

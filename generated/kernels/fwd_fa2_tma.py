@@ -45,7 +45,7 @@ def fwd_fa2_tma(
     # Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim].
     q_desc, k_desc, v_desc, o_desc, lse_ptr,  # LSE: (batch, heads, seq_q) float32, contiguous
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     bias_ptr, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
@@ -61,8 +61,8 @@ def fwd_fa2_tma(
     batch_heads, heads_together,  # batch * heads; heads of a run: their K and V fit in L2
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM_PAD: tl.constexpr,
     HEAD_DIM_V_PAD: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys after which a partial sum is closed; or None
-    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # else a bias hides keys
+    SEGMENT: tl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
+    CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # bias is added; else masks
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
@@ -70,10 +70,10 @@ def fwd_fa2_tma(
     LOG2_E: tl.constexpr = 1.4426950408889634
     LEAST: tl.constexpr = -3.4028234663852886e38  # finite: -inf minus -inf would be NaN
     FP8: tl.constexpr = q_descale_ptr is not None
-    P_EXPONENT: tl.constexpr = 8.0 if FP8 else 0.0  # e4m3 ends at 448; its least step is 2^-9
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    P_EXPONENT: tl.constexpr = 8.0 if FP8 else 0.0  # P * 2^8: e4m3's largest is 448, least 2^-9
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
-    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # of a row's keys
+    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # a row's first keys
     INVARIANT: tl.constexpr = SEGMENT is not None
     # Positions of the rows are needed before the loop; else registers are too scarce there.
     NEEDS_ROWS: tl.constexpr = (
@@ -119,7 +119,7 @@ def fwd_fa2_tma(
         low_rows, low_keys = ((rows & 8) == 0)[:, None], ((keys & 8) == 0)[None, :]
         element_rows = (batch_head.to(tl.int64) * seq_q + (rows & ~8)) * seq_k
     factor = 1.0 if SCALED else scale_log2e  # to units of log2
-    if INVARIANT:  # O is closed after each SEGMENT keys, and joins a total, in one order
+    if INVARIANT:  # sums of SEGMENT keys join a total in order: the same bits in any split
         sink = LEAST if sinks_ptr is None else tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
         total_max = tl.zeros([BR], tl.float32) + sink  # a key without a value, which segments join
         total_sum = tl.full([BR], 0.0 if sinks_ptr is None else 1.0, tl.float32)
@@ -155,7 +155,7 @@ def fwd_fa2_tma(
         bounds = (key_begin, full_begin if HIDES_FIRST else segment, full_end, key_end)
         row_max, row_sum = tl.full([BR], LEAST, tl.float32), tl.zeros([BR], tl.float32)
         acc = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
-        for phase in tl.static_range(0 if HIDES_FIRST else 1, 3):
+        for phase in tl.static_range(0 if HIDES_FIRST else 1, 3):  # 1: whole tiles; 0, 2: masked
             if phase == 2 and not NEEDS_ROWS:
                 rows = row_start + tl.arange(0, BR)
             if phase == 2 and CAUSAL and not HIDES_FIRST:
@@ -227,7 +227,7 @@ def fwd_fa2_tma(
         acc, row_max = acc * rescale[:, None], new_max
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = (1.0 if keep_scale is None else keep_scale) / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # without a key +0.0
+    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # 0.0, never -0.0
     o = o * v_scale if FP8 else o
     lse = (row_max - P_EXPONENT + tl.log2(row_sum)) * LN_2
     in_lse = rows < seq_q

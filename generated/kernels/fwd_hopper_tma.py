@@ -390,13 +390,13 @@ def fwd_hopper_tma(
     # Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim].
     q_desc, k_desc, v_desc, o_desc, lse_ptr,  # LSE: (batch, heads, seq_q) float32, contiguous
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     batch_heads, heads_together,  # batch * heads; heads of a run: their K and V fit in L2
     BR: gl.constexpr, BC: gl.constexpr, STAGES: gl.constexpr, HEAD_DIM_PAD: gl.constexpr,
     HEAD_DIM_V_PAD: gl.constexpr,
-    SEGMENT: gl.constexpr,  # keys after which a partial sum is closed; or None
+    SEGMENT: gl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
     ORDER: gl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PERSISTENT: gl.constexpr,  # a program has every n-th tile of O
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,

@@ -22,14 +22,14 @@ def fwd_s_ahead_ptr(
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
     stride_vs, stride_ob, stride_oh, stride_os,
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     head_dim, head_dim_v,
     batch_heads, heads_together,  # batch * heads; heads of a run: their K and V fit in L2
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, HEAD_DIM_V_PAD: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys after which a partial sum is closed; or None
+    SEGMENT: tl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
     V_PARTS: tl.constexpr, CAUSAL: tl.constexpr,
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     FREES_FIRST_K: tl.constexpr, FEW_REGISTERS: tl.constexpr, SUMS_A_LANE: tl.constexpr,
@@ -42,13 +42,13 @@ def fwd_s_ahead_ptr(
     # P is rounded before O is rescaled, which ptxas then does while the matrix unit works.
     ROUNDS_FIRST: tl.constexpr = FREES_FIRST_K or SUMS_A_LANE
 
-    if ROWS_OF_EIGHT:  # which Triton does not see: written so, it loads 16 bytes at a time, not 2
+    if ROWS_OF_EIGHT:  # Triton infers multiples of 16 alone; with this it loads 16 bytes at a time
         stride_qb, stride_qh, stride_qs = stride_qb // 8 * 8, stride_qh // 8 * 8, stride_qs // 8 * 8
         stride_kb, stride_kh, stride_ks = stride_kb // 8 * 8, stride_kh // 8 * 8, stride_ks // 8 * 8
         stride_vb, stride_vh, stride_vs = stride_vb // 8 * 8, stride_vh // 8 * 8, stride_vs // 8 * 8
         stride_ob, stride_oh, stride_os = stride_ob // 8 * 8, stride_oh // 8 * 8, stride_os // 8 * 8
     tiles = tl.cdiv(seq_q, BR)
-    # The parts of V stand side by side, and find Q and K in L2; each has all of S.
+    # V_PARTS programs share a tile of rows, each with some columns of V: neighbours find K in L2.
     pid, first_dim_v = tl.program_id(0) // V_PARTS, tl.program_id(0) % V_PARTS * HEAD_DIM_V_PAD
     if ORDER == "longest_first":  # the last tiles of a head see the most keys; short ones fill gaps
         row_start, batch_head = (tiles - 1 - pid % tiles) * BR, pid // tiles
@@ -78,7 +78,7 @@ def fwd_s_ahead_ptr(
     if head_dim_v is not None or HEAD_DIM_V < V_PARTS * HEAD_DIM_V_PAD:
         in_dims_v = (dims_v < (HEAD_DIM_V if head_dim_v is None else head_dim_v))[None, :]
     q = rounded(tl.load(q_base + q_offsets, mask=in_q & in_dims, other=0.0), PRECISION)
-    if INVARIANT:  # O is closed after each SEGMENT keys, and joins a total, in one order
+    if INVARIANT:  # sums of SEGMENT keys join a total in order: the same bits in any split
         total_max, total_sum = tl.full([BR], LEAST, tl.float32), tl.zeros([BR], tl.float32)
         total = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
 
@@ -119,7 +119,7 @@ def fwd_s_ahead_ptr(
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
 
         # Keys [segment, whole_end) are visible to every row; under a mask [full_end, last) need it.
-        for phase in tl.static_range(1, 3):
+        for phase in tl.static_range(1, 3):  # 1: whole tiles; 0, 2: masked
             if phase == 2 and CAUSAL:
                 last_key = tl.minimum(rows + diagonal, seq_k - 1)
             if phase == 1 or CAUSAL:
@@ -203,7 +203,7 @@ def fwd_s_ahead_ptr(
         row_max, row_sum, acc = total_max, total_sum, total
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = 1.0 / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # without a key +0.0
+    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # 0.0, never -0.0
     lse = (row_max + tl.log2(row_sum)) * LN_2
     in_lse = (rows < seq_q) & (first_dim_v == 0)
     tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=in_lse)

@@ -21,13 +21,13 @@ def fwd_s_ahead_tma(
     # Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim].
     q_desc, k_desc, v_desc, o_desc, lse_ptr,  # LSE: (batch, heads, seq_q) float32, contiguous
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     batch_heads, heads_together,  # batch * heads; heads of a run: their K and V fit in L2
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM_PAD: tl.constexpr,
     HEAD_DIM_V_PAD: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys after which a partial sum is closed; or None
+    SEGMENT: tl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
     CAUSAL: tl.constexpr,
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     FREES_FIRST_K: tl.constexpr, FEW_REGISTERS: tl.constexpr, SUMS_A_LANE: tl.constexpr,
@@ -59,7 +59,7 @@ def fwd_s_ahead_tma(
     keys = tl.arange(0, BC)
     q = q_desc.load([batch, head, row_start, 0]).reshape([BR, HEAD_DIM_PAD])
     q = rounded(q, PRECISION)
-    if INVARIANT:  # O is closed after each SEGMENT keys, and joins a total, in one order
+    if INVARIANT:  # sums of SEGMENT keys join a total in order: the same bits in any split
         total_max, total_sum = tl.full([BR], LEAST, tl.float32), tl.zeros([BR], tl.float32)
         total = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
 
@@ -96,7 +96,7 @@ def fwd_s_ahead_tma(
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
 
         # Keys [segment, whole_end) are visible to every row; under a mask [full_end, last) need it.
-        for phase in tl.static_range(1, 3):
+        for phase in tl.static_range(1, 3):  # 1: whole tiles; 0, 2: masked
             if phase == 2:
                 rows = row_start + tl.arange(0, BR)
             if phase == 2 and CAUSAL:
@@ -177,7 +177,7 @@ def fwd_s_ahead_tma(
         rows = row_start + tl.arange(0, BR)
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = 1.0 / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # without a key +0.0
+    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # 0.0, never -0.0
     lse = (row_max + tl.log2(row_sum)) * LN_2
     in_lse = rows < seq_q
     tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=in_lse)

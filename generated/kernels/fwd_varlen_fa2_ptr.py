@@ -45,7 +45,7 @@ def fwd_varlen_fa2_ptr(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,  # LSE: (heads, total_q) float32, contiguous
     stride_qh, stride_qs, stride_kh, stride_ks, stride_vh, stride_vs, stride_oh, stride_os,
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     total_q,  # rows of all sequences, and of none
     total_k,  # keys of all sequences, and of none; of pages, those of one
     max_seq_q,  # of the longest sequence, at least 1
@@ -63,26 +63,26 @@ def fwd_varlen_fa2_ptr(
     k_begins_ptr, k_ends_ptr, sequences,
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, HEAD_DIM_V_PAD: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys after which a partial sum is closed; or None
-    V_PARTS: tl.constexpr, CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # else a bias hides keys
+    SEGMENT: tl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
+    V_PARTS: tl.constexpr, CAUSAL: tl.constexpr, ADDS: tl.constexpr,  # bias is added; else masks
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     ROWS_OF_EIGHT: tl.constexpr, PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
     LN_2: tl.constexpr = 0.6931471805599453
     LOG2_E: tl.constexpr = 1.4426950408889634
     LEAST: tl.constexpr = -3.4028234663852886e38  # finite: -inf minus -inf would be NaN
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
-    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # of a row's keys
+    HIDES_FIRST: tl.constexpr = window_left is not None or chunk is not None  # a row's first keys
     INVARIANT: tl.constexpr = SEGMENT is not None
 
-    if ROWS_OF_EIGHT:  # which Triton does not see: written so, it loads 16 bytes at a time, not 2
+    if ROWS_OF_EIGHT:  # Triton infers multiples of 16 alone; with this it loads 16 bytes at a time
         stride_qh, stride_qs = stride_qh // 8 * 8, stride_qs // 8 * 8
         stride_kh, stride_ks = stride_kh // 8 * 8, stride_ks // 8 * 8
         stride_vh, stride_vs = stride_vh // 8 * 8, stride_vs // 8 * 8
         stride_oh, stride_os = stride_oh // 8 * 8, stride_os // 8 * 8
     tiles = tl.cdiv(max_seq_q, BR)
-    # The parts of V stand side by side, and find Q and K in L2; each has all of S.
+    # V_PARTS programs share a tile of rows, each with some columns of V: neighbours find K in L2.
     pid, first_dim_v = tl.program_id(0) // V_PARTS, tl.program_id(0) % V_PARTS * HEAD_DIM_V_PAD
     if ORDER == "longest_first":  # the last tiles of a head see the most keys; short ones fill gaps
         row_start, batch_head = (tiles - 1 - pid % tiles) * BR, pid // tiles
@@ -156,7 +156,7 @@ def fwd_varlen_fa2_ptr(
         low_rows, low_keys = ((rows & 8) == 0)[:, None], ((keys & 8) == 0)[None, :]
         element_rows = (head_rows + (rows & ~8)) * total_k + k_begin
     factor = 1.0 if SCALED else scale_log2e  # to units of log2
-    if INVARIANT:  # O is closed after each SEGMENT keys, and joins a total, in one order
+    if INVARIANT:  # sums of SEGMENT keys join a total in order: the same bits in any split
         sink = LEAST if sinks_ptr is None else tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
         total_max = tl.zeros([BR], tl.float32) + sink  # a key without a value, which segments join
         total_sum = tl.full([BR], 0.0 if sinks_ptr is None else 1.0, tl.float32)
@@ -194,7 +194,7 @@ def fwd_varlen_fa2_ptr(
         bounds = (key_begin, full_begin if HIDES_FIRST else segment, full_end, key_end)
         row_max, row_sum = tl.full([BR], LEAST, tl.float32), tl.zeros([BR], tl.float32)
         acc = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
-        for phase in tl.static_range(0 if HIDES_FIRST else 1, 3):
+        for phase in tl.static_range(0 if HIDES_FIRST else 1, 3):  # 1: whole tiles; 0, 2: masked
             if phase == 2 and CAUSAL and not HIDES_FIRST:
                 last_key = tl.minimum(rows + diagonal, seq_k - 1)
             begin, end = bounds[phase], bounds[phase + 1]
@@ -265,7 +265,7 @@ def fwd_varlen_fa2_ptr(
         acc, row_max = acc * rescale[:, None], new_max
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = (1.0 if keep_scale is None else keep_scale) / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # without a key +0.0
+    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # 0.0, never -0.0
     lse = (row_max + tl.log2(row_sum)) * LN_2
     tl.store(lse_ptr + head_rows + rows, lse, mask=rows < seq_q)
     o_base = o_ptr + q_begin * stride_os + head.to(tl.int64) * stride_oh

@@ -22,7 +22,7 @@ def fwd_varlen_s_ahead_ptr(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,  # LSE: (heads, total_q) float32, contiguous
     stride_qh, stride_qs, stride_kh, stride_ks, stride_vh, stride_vs, stride_oh, stride_os,
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     total_q,  # rows of all sequences, and of none
     total_k,  # keys of all sequences, and of none; of pages, those of one
     max_seq_q,  # of the longest sequence, at least 1
@@ -34,7 +34,7 @@ def fwd_varlen_s_ahead_ptr(
     k_begins_ptr, k_ends_ptr, sequences,
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, HEAD_DIM_V_PAD: tl.constexpr,
-    SEGMENT: tl.constexpr,  # keys after which a partial sum is closed; or None
+    SEGMENT: tl.constexpr,  # of an invariant kernel: keys of a partial sum; else None
     V_PARTS: tl.constexpr, CAUSAL: tl.constexpr,
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     FREES_FIRST_K: tl.constexpr, FEW_REGISTERS: tl.constexpr, SUMS_A_LANE: tl.constexpr,
@@ -47,13 +47,13 @@ def fwd_varlen_s_ahead_ptr(
     # P is rounded before O is rescaled, which ptxas then does while the matrix unit works.
     ROUNDS_FIRST: tl.constexpr = FREES_FIRST_K or SUMS_A_LANE
 
-    if ROWS_OF_EIGHT:  # which Triton does not see: written so, it loads 16 bytes at a time, not 2
+    if ROWS_OF_EIGHT:  # Triton infers multiples of 16 alone; with this it loads 16 bytes at a time
         stride_qh, stride_qs = stride_qh // 8 * 8, stride_qs // 8 * 8
         stride_kh, stride_ks = stride_kh // 8 * 8, stride_ks // 8 * 8
         stride_vh, stride_vs = stride_vh // 8 * 8, stride_vs // 8 * 8
         stride_oh, stride_os = stride_oh // 8 * 8, stride_os // 8 * 8
     tiles = tl.cdiv(max_seq_q, BR)
-    # The parts of V stand side by side, and find Q and K in L2; each has all of S.
+    # V_PARTS programs share a tile of rows, each with some columns of V: neighbours find K in L2.
     pid, first_dim_v = tl.program_id(0) // V_PARTS, tl.program_id(0) % V_PARTS * HEAD_DIM_V_PAD
     if ORDER == "longest_first":  # the last tiles of a head see the most keys; short ones fill gaps
         row_start, batch_head = (tiles - 1 - pid % tiles) * BR, pid // tiles
@@ -114,7 +114,7 @@ def fwd_varlen_s_ahead_ptr(
     if head_dim_v is not None or HEAD_DIM_V < V_PARTS * HEAD_DIM_V_PAD:
         in_dims_v = (dims_v < (HEAD_DIM_V if head_dim_v is None else head_dim_v))[None, :]
     q = rounded(tl.load(q_base + q_offsets, mask=in_q & in_dims, other=0.0), PRECISION)
-    if INVARIANT:  # O is closed after each SEGMENT keys, and joins a total, in one order
+    if INVARIANT:  # sums of SEGMENT keys join a total in order: the same bits in any split
         total_max, total_sum = tl.full([BR], LEAST, tl.float32), tl.zeros([BR], tl.float32)
         total = tl.zeros([BR, HEAD_DIM_V_PAD], tl.float32)
 
@@ -155,7 +155,7 @@ def fwd_varlen_s_ahead_ptr(
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
 
         # Keys [segment, whole_end) are visible to every row; under a mask [full_end, last) need it.
-        for phase in tl.static_range(1, 3):
+        for phase in tl.static_range(1, 3):  # 1: whole tiles; 0, 2: masked
             if phase == 2 and CAUSAL:
                 last_key = tl.minimum(rows + diagonal, seq_k - 1)
             if phase == 1 or CAUSAL:
@@ -239,7 +239,7 @@ def fwd_varlen_s_ahead_ptr(
         row_max, row_sum, acc = total_max, total_sum, total
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = 1.0 / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # without a key +0.0
+    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # 0.0, never -0.0
     lse = (row_max + tl.log2(row_sum)) * LN_2
     tl.store(lse_ptr + head_rows + rows, lse, mask=rows < seq_q)
     o_base = o_ptr + q_begin * stride_os + head.to(tl.int64) * stride_oh

@@ -46,7 +46,7 @@ def fwd_blockmask_fa2_tma(
     # Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim].
     q_desc, k_desc, v_desc, o_desc, lse_ptr,  # LSE: (batch, heads, seq_q) float32, contiguous
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     bias_ptr, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
@@ -70,7 +70,7 @@ def fwd_blockmask_fa2_tma(
     listed,
     BR: tl.constexpr, BC: tl.constexpr, NUM_STAGES: tl.constexpr, HEAD_DIM_PAD: tl.constexpr,
     HEAD_DIM_V_PAD: tl.constexpr, CAUSAL: tl.constexpr,
-    ADDS: tl.constexpr,  # else a bias hides keys
+    ADDS: tl.constexpr,  # bias is added; else masks
     ORDER: tl.constexpr,  # of tiles of O: plain, longest_first, head_reversal, grouped
     PRECISION: tl.constexpr,  # of float32 products: ieee, tf32 or None
 ):  # fmt: skip
@@ -78,8 +78,8 @@ def fwd_blockmask_fa2_tma(
     LOG2_E: tl.constexpr = 1.4426950408889634
     LEAST: tl.constexpr = -3.4028234663852886e38  # finite: -inf minus -inf would be NaN
     FP8: tl.constexpr = q_descale_ptr is not None
-    P_EXPONENT: tl.constexpr = 8.0 if FP8 else 0.0  # e4m3 ends at 448; its least step is 2^-9
-    # Scores leave their features in units of log2, scaled; without, they stay raw.
+    P_EXPONENT: tl.constexpr = 8.0 if FP8 else 0.0  # P * 2^8: e4m3's largest is 448, least 2^-9
+    # With these features s is in units of log2; else it is QK^T, and exp2 takes the scale.
     SCALED: tl.constexpr = ADDS or slopes_ptr is not None or cap_log2e is not None
     BLOCK: tl.constexpr = 128
     STEPS: tl.constexpr = BLOCK // BC
@@ -132,7 +132,7 @@ def fwd_blockmask_fa2_tma(
     ended = whole + tl.load(block_counts_ptr + lists * 2 + 1) * STEPS
     blocks = blocks_ptr + lists * listed
     block_tiles = block_tiles_ptr + lists * listed
-    for phase in tl.static_range(1, 3):
+    for phase in tl.static_range(1, 3):  # 1: whole tiles; 0, 2: masked
         begin = 0 if phase == 1 else whole
         end = whole if phase == 1 else ended
         for step in tl.range(begin, end, num_stages=NUM_STAGES):
@@ -189,7 +189,7 @@ def fwd_blockmask_fa2_tma(
         acc, row_max = acc * rescale[:, None], new_max
     # A row with nothing to attend has row_sum 0: its O is 0 and its LSE -inf.
     inverse = (1.0 if keep_scale is None else keep_scale) / tl.where(row_sum == 0.0, 1.0, row_sum)
-    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # without a key +0.0
+    o = acc * inverse[:, None] + 0.0 if INVARIANT else acc * inverse[:, None]  # 0.0, never -0.0
     o = o * v_scale if FP8 else o
     lse = (row_max - P_EXPONENT + tl.log2(row_sum)) * LN_2
     in_lse = rows < seq_q

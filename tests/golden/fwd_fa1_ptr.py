@@ -21,7 +21,7 @@ def fwd_fa1_ptr(
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
     stride_vs, stride_ob, stride_oh, stride_os,
     scale_log2e,  # softmax scale * log2(e), positive
-    heads, group,  # query heads per head of K and V
+    heads, group,  # group: query heads per head of K and V
     seq_q, seq_k,  # at least 1
     diagonal,  # row i lies at key i + diagonal: a causal mask ends there, others count from it
     head_dim, head_dim_v, acc_ptr, sum_ptr, max_ptr,

@@ -226,14 +226,12 @@ QUICK = (("sm_80", "head_reversal"), ("gfx942", "grouped"))
 def test_they_compile_everywhere(arch: str, order: Any) -> None:
     gpu = ONE_OF_EACH_ARCH[arch]
     loads = "descriptor" if gpu.is_nvidia and gpu.capability >= 90 else "pointer"
-    config = make_config(64, 64, loads=loads, order=order, persistent=order == "grouped")
+    keys = 32 if arch.startswith("gfx1") else 64  # with 64 RDNA spills in any order
+    config = make_config(64, keys, loads=loads, order=order, persistent=order == "grouped")
     assert why_illegal(CAUSAL, config, gpu) is None
     built = compile_one(CAUSAL, config, arch)
     assert built.registers > 0
-    if (
-        gpu.is_nvidia or order == "grouped"
-    ):  # RDNA spills 20 in head_reversal, which no table there has
-        assert sum(loop.spills for loop in built.loops) == 0, config.label
+    assert sum(loop.spills for loop in built.loops) == 0, config.label
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")

@@ -253,6 +253,9 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64, schedule="fa1")),
     (make_spec("bfloat16", 128, "causal", dropout=True).for_direction("backward_dq"), make_config(128, 64, num_warps=8, loads="descriptor", order="longest_first")),
     (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal"), make_config(64, 128, schedule="auto", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(128, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor")),
+    (make_spec("bfloat16", 64, "none", block_mask=True).for_direction("backward_dkv"), make_config(64, 64)),
     (make_spec("bfloat16", 64, "causal", varlen=True).for_direction("backward_dkv"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "none", block_mask=True), make_config(128, 64, num_warps=8, loads="descriptor")),
 ]  # fmt: skip

@@ -206,7 +206,7 @@ def test_every_listed_spec_has_a_default_where_no_table_serves(gpu: Gpu) -> None
         if spec.fp8 and why_illegal(spec, default_config(spec), gpu) is not None:
             continue  # refused by name: tests/cpu/runtime/test_fp8.py
         if spec.invariant and not gpu.is_nvidia:
-            continue  # likewise: tests/cpu/spec/test_numeric_class.py
+            continue  # likewise: tests/cpu/schedules/test_numeric_class.py
         last = ladder(nobody, gpu.slug, gpu, spec, 5000).rungs[-1]
         assert last.rung == "default"
 

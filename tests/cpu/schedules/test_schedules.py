@@ -9,8 +9,8 @@ from pathlib import Path
 from flashgen.schedules.config import SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[3]
-APART = ("bench", "paper", "schedules")
-"""The ladder's steps are titles and schedules by name; the papers' claims are of two of them."""
+APART = ("bench", "schedules")
+"""The ladder's steps are titles and schedules by name."""
 
 
 def named(text: str) -> Iterator[tuple[int, str]]:

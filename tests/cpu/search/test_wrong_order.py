@@ -75,9 +75,11 @@ def test_the_order_is_reversed() -> None:
 
 
 @pytest.mark.parametrize("landscape", search_race.shipped(), ids=lambda each: each.name)
-def test_each_draw_is_near_the_best_all_the_same(landscape: Landscape) -> None:
-    """One draw, of five that hold. The failures of flashgen's kernels come first."""
-    assert max(regrets(landscape, range(1))) <= FAR
+def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
+    """Five draws; the failures of the three spaces of flashgen's kernels come first."""
+    found = regrets(landscape, range(5))
+    assert statistics.median(found) <= NEAR
+    assert max(found) <= FAR
 
 
 @pytest.mark.slow("a minute: twelve draws of each landscape")
@@ -86,9 +88,7 @@ def test_of_all_draws(name: str) -> None:
     made = {each.name: each for each in search_race.of_folder("made")}
     some = search_race.shipped() if name == "shipped" else [made[f"made {name}"]]
     for each in some:
-        found = regrets(each, range(DRAWS))
-        assert statistics.median(found) <= NEAR
-        assert name != "shipped" or max(found[:5]) <= FAR
+        assert statistics.median(regrets(each, range(DRAWS))) <= NEAR
 
 
 @pytest.mark.slow("20 s: twelve draws")

@@ -163,7 +163,7 @@ def test_combinations_are_not_listed() -> None:
 
 
 def test_the_defaults_are_legal_on_every_known_target() -> None:
-    # Of an invariant spec one default is: tests/cpu/spec/test_numeric_class.py.
+    # Of an invariant spec one default is: tests/cpu/schedules/test_numeric_class.py.
     specs = (spec for spec in specs_with_default() if not spec.invariant)
     refused = []
     for spec in specs:
