@@ -110,6 +110,20 @@ def test_the_floor_is_that_of_p_in_e4m3() -> None:
     assert floors[1] < floors[0] < 0.1
 
 
+def test_a_row_that_met_another_maximum_passes() -> None:
+    """The five worst of 300 draws of one row: by one maximum alone 2.4 to 3.6 floors."""
+    worst = []
+    for number in (28, 109, 132, 145, 213):
+        torch.manual_seed(number)
+        q, k, v = (torch.randn(1, 1, n, 32).to(torch.float8_e4m3fn) for n in (1, 67, 67))
+        one = torch.ones(1, 1)
+        features = Features(fp8=Fp8(q_descale=one, k_descale=one, v_descale=one, dtype="float16"))
+        call: dict[str, Any] = {"scale": 0.18, "diagonal": None, "features": features}
+        o, lse = reference.rounded_attention(q, k, v, precision="ieee", **call, maximum=0.4)
+        worst.append(reference.judge(o, lse, q, k, v, **call).floors)
+    assert max(worst) <= reference.FLOORS_ACCEPTED
+
+
 Q = torch.randn(2, 4, 5, 32).to(torch.float8_e4m3fn)
 K = torch.randn(2, 2, 9, 32).to(torch.float8_e4m3fn)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -81,3 +81,9 @@ def test_exponents_of_a_hundred_and_more_lose_bits(seed: int, feature: str) -> N
     assert proven
     for each in proven:
         prove(each, seed, step=4)
+
+
+def test_a_row_of_fp8_met_another_maximum() -> None:
+    """A draw in which P rounded by a tile's maximum was off by 2.1 of the floors of before."""
+    (proven,) = [x for x in alone() if x[0].name == "fwd_fp16_d32_causal_fp8"]
+    prove(proven, 831123634, step=4)
