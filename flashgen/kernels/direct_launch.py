@@ -16,7 +16,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,17 @@ _UNKNOWN = object()
 Ready = tuple[Callable[..., object], object, object, object]
 """A compiled kernel in the form that its launcher takes: what runs it, function, packed metadata;
 and the kernel itself, which from Triton 3.8 on unloads the function when nobody holds it."""
+
+
+class Relaunch(NamedTuple):
+    """What repeats a launch: what launches, the device that was current, and the functions of the
+    driver for the current device and for a device's current stream.
+    """
+
+    inner: Inner
+    device: int
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
 
 
 def _by_triton(
@@ -98,7 +109,14 @@ class Direct:
         )  # fmt: skip
         return ready
 
-    def below(self, ready: Ready, blocks: int, arguments: Sequence[Any]) -> Inner:
+    def noted(self, blocks: int, arguments: Sequence[Any]) -> Relaunch | None:
+        """Launch as a call does; what repeats that, or None if Triton launched."""
+        if (ready := self(blocks, arguments)) is None:
+            return None
+        device, stream = self._device_and_stream()
+        return Relaunch(self._below(ready, blocks, arguments), device(), device, stream)
+
+    def _below(self, ready: Ready, blocks: int, arguments: Sequence[Any]) -> Inner:
         """The launcher of what launched `blocks` programs with these arguments: Triton's C function
         where it is known, else CudaLauncher.
         """
@@ -109,7 +127,7 @@ class Direct:
         call = functools.partial(_by_triton, run, function, metadata, blocks)
         return Inner(call, [*arguments, *self.constants], list(range(len(arguments))), {})
 
-    def device_and_stream(self) -> tuple[Callable[[], int], Callable[[int], int]]:
+    def _device_and_stream(self) -> tuple[Callable[[], int], Callable[[int], int]]:
         """The functions of Triton's driver for the current device and stream.
 
         That of the device is torch's, which initializes CUDA first. A launch is repeated after
