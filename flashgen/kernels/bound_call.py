@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashgen.kernels.direct_launch import Relaunch
+from flashgen.kernels.direct_launch import Relaunch, watched
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.plan import KernelCall, NotedLaunch, Plan, Result
 
@@ -99,7 +99,7 @@ class _Writer:
 
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
-        direct, inner, values = launched.direct, relaunch.inner, self._values
+        direct, inner = launched.direct, relaunch.inner
         line: list[Any] = [(value,) for value in inner.flat]
         for place, argument in enumerate(launched.arguments):
             twin = getattr(argument, "twin", None)
@@ -119,8 +119,8 @@ class _Writer:
                 continue
             else:
                 number = self._named.get(launched.names[place].rpartition("_")[0], -1)
-                known = 0 <= number < len(self._inputs)
-                given, own = self._inputs[number] if known else (None, 0)
+                is_input = 0 <= number < len(self._inputs)
+                given, own = self._inputs[number] if is_input else (None, 0)
                 if given is None or own != memory:
                     return None
                 offset = address - given.data_ptr()
@@ -131,23 +131,28 @@ class _Writer:
                 tensor, at = f"x{number}", f"p{number}"
             source = f"{at} + {offset}" if offset else at
             if twin is not None:
-                source = f"v{len(values)}({tensor})"
                 if (encode := inner.encoders.get(place)) is None:
-                    values.append(twin)
+                    source = f"{self._hold(twin)[0]}({tensor})"
                 else:  # a tensor map is encoded once for an address
                     maps = _Maps(twin, encode)
-                    source = f"(v{len(values) + 1}({at}) or {source})"
-                    values += [maps, maps.known.get]
+                    get, new = self._hold(maps.known.get, maps)
+                    source = f"({get}({at}) or {new}({tensor}))"
             line[inner.places[place]] = source
-        parts: list[str] = []
-        for is_fixed, run in itertools.groupby(line, key=lambda each: isinstance(each, tuple)):
-            if is_fixed:
-                parts.append(f"*v{len(values)}")
-                values.append(tuple(itertools.chain.from_iterable(run)))
-            else:
-                parts += run
-        values.append(inner.call)
-        return f"v{len(values) - 1}(stream, [{', '.join(parts)}])"
+        # Neighbours that stay as they are stand together, in one tuple.
+        runs = [list(run) for _, run in itertools.groupby(line, key=type)]
+        fixed = [tuple(itertools.chain(*run)) for run in runs if type(run[0]) is tuple]
+        call, *names = self._hold(inner.call, *inner.before, *inner.after, *fixed)
+        known, held = names[: -len(fixed) or None], iter(names[-len(fixed) :])
+        known.insert(len(inner.before), "stream")
+        parts = [f"*{next(held)}" if type(run[0]) is tuple else ", ".join(run) for run in runs]
+        arguments = ", ".join(parts)
+        return f"{call}({', '.join(known)}, {f'[{arguments}]' if inner.as_list else arguments})"
+
+    def _hold(self, *values: Any) -> list[str]:
+        """Values that the function is to hold, as they stand in its text."""
+        first = len(self._values)
+        self._values += values
+        return [f"v{first + number}" for number in range(len(values))]
 
     def written(
         self,
@@ -164,34 +169,34 @@ class _Writer:
             if number not in self._makes or self._makes[number].numel() != x.numel():
                 return None
             self._makes[number] = x  # its shape and strides
-        values = self._values
-        first = len(values)
-        values += [on.current_device, on.current_stream, on.device, self._stream]
         kernels = dict.fromkeys(each.direct for each in launches)
-        conditions = [f"v{first}() != v{first + 2}"]
-        conditions += [f"not v{len(values) + number}()" for number in range(len(kernels))]
-        values += [each.undisturbed for each in kernels]
+        here, current, stream, of_zeros, observed, knobs, *names = self._hold(
+            on.device, on.current_device, on.current_stream, self._stream, watched,
+            launches[0].direct.knobs, *map(maker, self._makes.values()), *kernels,
+        )  # fmt: skip
+        conditions = [f"{current}() != {here}", f"{observed}({knobs})"]
+        for kernel in names[len(self._makes) :]:
+            conditions.append(f"not {kernel}.on or {kernel}.kernel.pre_run_hooks")
         aligned = " | ".join(f"p{n}" for n, must in self._read.items() if must)
         lines = [f"p{n} = x{n}.data_ptr()" for n in self._read]
         lines.append(f"if ({aligned or 0}) & {ALIGNED}: return None")
         lines.append(f"if {' or '.join(f'x{n}.is_neg()' for n in self._read)}: return None")
         lines.append(f"if {' or '.join(conditions)}: return None")
-        lines.append(f"stream = v{first + 1}(v{first + 2})")
+        lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
-            lines.append(f"if stream != v{first + 3}: return None")
-        for number, like in self._makes.items():
-            lines.append(f"m{number} = v{len(values)}()")
+            lines.append(f"if stream != {of_zeros}: return None")
+        for number, make in zip(self._makes, names, strict=False):
+            lines.append(f"m{number} = {make}()")
             lines.append(f"a{number} = m{number}.data_ptr()")
-            values.append(maker(like))
         addresses = " | ".join(f"a{n}" for n in self._makes)
         lines.append(f"if ({addresses}) & {ALIGNED}: return None")
         lines += [str(each) for each in calls]
         lines.append(f"return {', '.join('None' if n is None else f'm{n}' for n in numbers)},")
         body = "".join(f"        {line}\n" for line in lines)
         inputs = ", ".join(f"x{n}" for n in range(len(self._inputs)))
-        held = ", ".join(f"v{n}" for n in range(len(values)))
+        held = ", ".join(f"v{n}" for n in range(len(self._values)))
         text = f"def holding({held}):\n    def replay({inputs}):\n{body}    return replay\n"
-        made: Replay = _compiled(text)(*values)
+        made: Replay = _compiled(text)(*self._values)
         return made
 
 

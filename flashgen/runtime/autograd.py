@@ -46,13 +46,16 @@ def by_autograd(passes: TwoPasses, call: Call) -> Apply:
     k, v and tensors. What torch's apply() does before it calls the same: it looks for transforms,
     of which there are none here.
     """
-    asked = {each: (passes, replace(call, deterministic=each)) for each in (True, False)}
+    asked = [(passes, replace(call, deterministic=each)) for each in (False, True)]
     inner: Any = super(torch.autograd.Function, _Attention).apply
+    unwrapped = torch_modes.unwrap_if_dead
 
-    def apply(deterministic: bool, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = inner(
-            asked[bool(deterministic)], *torch_modes.without_dead_wrappers(inputs)
-        )
+    def apply(
+        deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        given = asked[1 if deterministic else 0], unwrapped(q), unwrapped(k), unwrapped(v)
+        others = [None if x is None else unwrapped(x) for x in tensors] if tensors else ()
+        found: tuple[Tensor, Tensor] = inner(*given, *others)
         return found
 
     return apply
@@ -91,9 +94,6 @@ class _WithoutBackward(torch.autograd.Function):
 
 Asked = tuple[TwoPasses, Call]
 
-_FIRST = 4
-"""Where the tensors of features begin among the arguments of a Function."""
-
 
 class _OnlyBackward(torch.autograd.Function):
     """What transforms of torch ask of a function besides its backward: it has neither."""
@@ -122,16 +122,16 @@ class _Attention(_OnlyBackward):
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad
-        gradients: list[Tensor | None] = [None] * len(needed)
+        _, q, k, v, *others = needed
+        gradients: list[Tensor | None] = [None] * len(others)
         if do is None and dlse is None:
-            return tuple(gradients)
-        places = 1, 2, 3, _FIRST + BIAS, _FIRST + SINKS
-        wanted = Wanted(*(place < len(needed) and needed[place] for place in places))
-        found = _backward(ctx.asked, wanted, do, dlse, ctx.saved_tensors)
-        for place, gradient in zip(places, found, strict=True):
-            if gradient is not None:
-                gradients[place] = gradient
-        return tuple(gradients)
+            return None, None, None, None, *gradients
+        bias, sinks = (others[BIAS], others[SINKS]) if others else (False, False)
+        found = _backward(ctx.asked, Wanted(q, k, v, bias, sinks), do, dlse, ctx.saved_tensors)
+        dq, dk, dv, dbias, dsinks = found
+        if others:
+            gradients[BIAS], gradients[SINKS] = dbias, dsinks
+        return None, dq, dk, dv, *gradients
 
 
 class _Transformed(_OnlyBackward):
@@ -221,31 +221,40 @@ class Passes:
 
         do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0.
         """
+        key = kept = None
+        if self._calls is not None:
+            key = _key(call, wanted, saved, do, dlse)
+            kept = self._calls.find(key)
         q, k, v, o, lse, tensors = saved
-        if self._resolver.left_to_torch(q.device):
+        if kept is not None:
+            found = kept.without_graph(q, k, v, o, lse, do, dlse, *tensors)
+        elif self._resolver.left_to_torch(q.device):
             from flashgen.runtime import cpu
 
             return cpu.backward_by_torch(call, saved, do, dlse, wanted)
-        given = q, k, v, o, lse, do, dlse, *tensors
-        key = None if self._calls is None else _key(call, wanted, saved, do, dlse)
-        kept = None if self._calls is None else self._calls.find(key)
-        if kept is not None:
-            found = kept.without_graph(*given)
         else:
-            launches = functools.partial(self._launches, call, wanted)
-            near = self._addressed(given)
-            found = launches(Launcher.__call__, *near)
-            copied = any(x is not y for x, y in zip(near, given, strict=True))
-            if self._calls is not None and key is not None and not copied:
-                self._calls.keep(key, KeptCall(launches, _NAMED))
+            found = self._launched(call, wanted, key, (q, k, v, o, lse, do, dlse, *tensors))
         dq, dk, dv, dbias, delta = found
-        dsinks, sinks = None, call.features_with(tensors).sinks if wanted.sinks else None
-        if sinks is not None:
+        dsinks = None
+        if wanted.sinks and (sinks := call.features_with(tensors).sinks) is not None:
             from flashgen.runtime.eager.gradients import sink_gradient
 
             dsinks = sink_gradient(sinks, lse, delta).to(sinks.dtype)
         dbias = None if dbias is None else dbias.contiguous()
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
+
+    def _launched(
+        self, call: Call, wanted: Wanted, key: Key | None, given: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """The gradients of q, k, v and the bias, and delta, of a call that is kept from now on
+        where a key may hold it.
+        """
+        launches, near = functools.partial(self._launches, call, wanted), self._addressed(given)
+        found = launches(Launcher.__call__, *near)
+        copied = any(x is not y for x, y in zip(near, given, strict=True))
+        if self._calls is not None and key is not None and not copied:
+            self._calls.keep(key, KeptCall(launches, _NAMED))
+        return found
 
     def _addressed(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, copied where no kernel can address it."""

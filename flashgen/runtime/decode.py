@@ -114,7 +114,7 @@ class Decoder:
         causal, scale, precision = options
         key = key_of("decode", q, k, v, given[3:], causal, scale, precision, limits)
         kept = self._calls.find(key)
-        return key, None if kept is None else kept(True, *given)
+        return key, None if kept is None else kept.call(True, *given)
 
     def decode(
         self,

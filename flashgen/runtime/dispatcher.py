@@ -82,7 +82,7 @@ class Dispatcher:
             return None
         key = key_of("attention", q, k, v, (), causal, scale, "ieee", NO_LIMITS)
         kept = self.calls.find(key)
-        return None if kept is None else kept(True, q, k, v)
+        return None if kept is None else kept.call(True, q, k, v)
 
     @overload
     def attention(
@@ -182,7 +182,7 @@ class Dispatcher:
             key = key_of("attention", q, k, v, heads, causal, scale, precision, limits)
             kept = self.calls.find(key)
             if kept is not None:
-                found = kept(deterministic, q, k, v, *heads)
+                found = kept.call(deterministic, q, k, v, *heads)
                 if found is not None:
                     return found if return_lse else found[0]  # type: ignore[no-any-return]
         features = PLAIN

@@ -46,9 +46,10 @@ _is_any_autocast_enabled: Callable[[], bool] = getattr(
 _is_batched_by_autograd: Callable[[Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False
 )
-_unwrap_if_dead: Callable[[Tensor], Tensor] = getattr(
+unwrap_if_dead: Callable[[Tensor], Tensor] = getattr(
     getattr(torch._C, "_functorch", None), "unwrap_if_dead", lambda x: x
 )
+"""Of a tensor that left its transform of torch.func what its wrapper holds; of another itself."""
 
 
 def without_gradients(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -118,16 +119,12 @@ def check_gradients(*gradients: Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
     refuse_tangents(*gradients)
-    if any(x is not None and _is_batched_by_autograd(x) for x in gradients):
-        raise InvalidArgument(
-            "attention takes one gradient at a time, not is_grads_batched=True or vectorize=True: "
-            "call torch.autograd.grad once for each"
-        )
-
-
-def without_dead_wrappers(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """The tensors; of one that left its transform of torch.func what its wrapper holds."""
-    return [None if x is None else _unwrap_if_dead(x) for x in tensors]
+    for x in gradients:
+        if x is not None and _is_batched_by_autograd(x):
+            raise InvalidArgument(
+                "attention takes one gradient at a time, not is_grads_batched=True or "
+                "vectorize=True: call torch.autograd.grad once for each"
+            )
 
 
 def refuse_batched(*tensors: Tensor | None) -> None:

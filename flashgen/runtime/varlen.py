@@ -154,7 +154,7 @@ def attention_varlen(
                 kept = alike.kept(longest, (q, k, v, *others))
                 calls.keep(key, kept)
         if kept is not None:
-            found = kept(deterministic, q, k, v, *others)
+            found = kept.call(deterministic, q, k, v, *others)
             if found is not None:
                 return found if return_lse else found[0]  # type: ignore[no-any-return]
     maybe = {
