@@ -158,19 +158,22 @@ def key_of(
 ) -> Key | None:
     """The key of a call of the function `name`, which takes these tensors and options; None for
     what is no tensor, or has no strides. What all calls have is written out, because a loop takes
-    longer. torch_modes.special() judges the type of q.
+    longer, and devices are compared with that of q, because their hashes do. torch_modes.special()
+    judges the type of q.
     """
     try:
+        device = q.device
         key = (
             name, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
-            q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, type(k), type(v),
-            causal, type(causal), scale, type(scale), precision, limits, settings.serving(),
-            *options,
+            q.dtype, k.dtype, v.dtype, device, k.device == device, v.device == device,
+            type(k), type(v), causal, type(causal), scale, type(scale), precision, limits,
+            settings.serving(), *options,
         )  # fmt: skip
         if not others:
             return key
         return *key, *[
-            None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x)) for x in others
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device == device, type(x))
+            for x in others
         ]
     except (AttributeError, RuntimeError, TypeError):
         return None
