@@ -160,7 +160,7 @@ def costs() -> list[Cost]:
 
     def as_second() -> object:
         for kept in calls.young.values():
-            kept.run, kept._tries = kept._bind, 0
+            kept.replay, kept._tries = kept._bind, 0
         return call()
 
     rows = [cost("lookup", lambda: resolved.get(key(CAUSAL, q, v)))]

@@ -14,7 +14,7 @@ from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
-from flashgen.ptx import FaultsFound, machine
+from flashgen.ptx import FaultsFound, execute
 from flashgen.ptx.block import Block
 from flashgen.ptx.findings import CHECKS, Check
 from flashgen.ptx.tensor_map import TensorMap
@@ -118,7 +118,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Load]]:
     """What the TMA unit copies, by block, in the order of issue; filled by launches."""
     seen: dict[int, list[Load]] = {}
     current: list[int] = []
-    run_block, places = machine.run_block, TensorMap.places
+    run_block, places = execute.run_block, TensorMap.places
 
     def run(block: Block) -> None:
         current[:] = block.index[:1]
@@ -129,7 +129,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Load]]:
         seen[current[0]].append((self.address, self.box, coordinates))
         return places(self, coordinates)
 
-    monkeypatch.setattr(machine, "run_block", run)
+    monkeypatch.setattr(execute, "run_block", run)
     monkeypatch.setattr(TensorMap, "places", record)
     return seen
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from flashgen.evaluate import executed, sanitize
 from flashgen.ptx import triton_kernel
-from flashgen.ptx.launched import Launch
-from flashgen.ptx.machine import Loaded, execute
+from flashgen.ptx.execute import Loaded, execute
+from flashgen.ptx.machine import Launch
 from flashgen.ptx.text import parse
 from flashgen.reference.cases import CheckCase
 from flashgen.schedules.config import KernelConfig

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from flashgen.ptx.execute import Loaded, execute
 from flashgen.ptx.findings import CHECKS, Check, Report
-from flashgen.ptx.launched import Launch
-from flashgen.ptx.machine import Loaded, execute
+from flashgen.ptx.machine import Launch
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.text import parse

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flashgen import paths
-from flashgen.kernels import bound_call
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice, by_spec
@@ -50,15 +49,13 @@ def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def watch_plans(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Plan], None]) -> None:
     """Call `watch` with each plan before it launches."""
 
-    def watched(launch: Callable[..., Any]) -> Callable[..., Any]:
-        def launched(self: Plan, *arguments: Any) -> Any:
-            watch(self)
-            return launch(self, *arguments)
+    start = Plan.start
 
-        return launched
+    def watched(self: Plan, *arguments: Any) -> None:
+        watch(self)
+        start(self, *arguments)
 
-    for kind in (Plan, bound_call.Recording):
-        monkeypatch.setattr(kind, "start", watched(kind.start))
+    monkeypatch.setattr(Plan, "start", watched)
 
 
 def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:

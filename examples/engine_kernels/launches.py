@@ -79,7 +79,7 @@ def module_of(kernel: EngineKernel, text: str, capability: tuple[int, int]) -> M
 
 
 @dataclass(kw_only=True)
-class Recorder:
+class StandIn:
     """Stands for a Triton kernel of a module, and keeps what its host function launches: the
     arguments by name, the grid, and what Triton compiled. Without a target it is interpreted.
     """
@@ -139,10 +139,10 @@ class Target:
 
 
 @contextmanager
-def recorded(kernel: EngineKernel, module: ModuleType, arch: str | None) -> Iterator[Recorder]:
+def recorded(kernel: EngineKernel, module: ModuleType, arch: str | None) -> Iterator[StandIn]:
     """The kernel of a module, recorded while it is launched: compiled for arch, or interpreted."""
-    recorder = Recorder(kernel=getattr(module, kernel.kernel), compiles=arch is not None)
-    stands = {kernel.kernel: recorder}
+    stand_in = StandIn(kernel=getattr(module, kernel.kernel), compiles=arch is not None)
+    stands = {kernel.kernel: stand_in}
     if arch is not None:
         import triton
 
@@ -151,7 +151,7 @@ def recorded(kernel: EngineKernel, module: ModuleType, arch: str | None) -> Iter
     before = {name: vars(module)[name] for name in stands}
     vars(module).update(stands)
     try:
-        yield recorder
+        yield stand_in
     finally:
         vars(module).update(before)
 
@@ -164,7 +164,7 @@ def launched(
     capability: tuple[int, int],
     arch: str | None,
     given: Inputs,
-) -> tuple[Recorder, torch.Tensor]:
+) -> tuple[StandIn, torch.Tensor]:
     """The launch of a point, or of the kernel's own default, and O.
 
     Raises InvalidArgument if the patch does not make the engine choose the point.
@@ -173,12 +173,12 @@ def launched(
     if point is not None:
         text = patched(kernel, text, choice(point, work, capability, "tuned"))
     module = module_of(kernel, text, capability)
-    with recorded(kernel, module, arch) as recorder:
+    with recorded(kernel, module, arch) as stand_in:
         out = kernel.call(module, work, given)
-    chosen = {name: recorder.numbers.get(name) for name in point or {}}
+    chosen = {name: stand_in.numbers.get(name) for name in point or {}}
     if chosen != dict(point or {}):
         raise InvalidArgument(f"the engine must choose {dict(point or {})}: it launched {chosen}")
-    return recorder, out
+    return stand_in, out
 
 
 def estimate(payload: dict[str, Any]) -> dict[str, Any]:
@@ -190,11 +190,11 @@ def estimate(payload: dict[str, Any]) -> dict[str, Any]:
 
     kernel, work = KERNELS[payload["kernel"]], Work(**payload["work"])
     gpu = known_target(payload["target"])
-    recorder, _ = launched(
+    stand_in, _ = launched(
         kernel, payload["point"], work,
         capability=divmod(gpu.capability, 10), arch=gpu.arch, given=inputs(work, filled=False),
     )  # fmt: skip
-    numbers, built = recorder.numbers, recorder.compiled
+    numbers, built = stand_in.numbers, stand_in.compiled
     trips = kernel.trips(numbers, work)
     demand_one_tile(kernel, built.asm["cubin"], numbers, work)
     timing = estimate_cubin(

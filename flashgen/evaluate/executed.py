@@ -15,8 +15,8 @@ from flashgen.compile.ptx import Built, build_ptx
 from flashgen.errors import LaunchError
 from flashgen.kernels.render import Rendered
 from flashgen.ptx.arguments import Argument, launch_of
+from flashgen.ptx.execute import execute
 from flashgen.ptx.findings import CHECKS, Check, Report
-from flashgen.ptx.machine import execute
 from flashgen.ptx.triton_kernel import loaded_text
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec

@@ -338,7 +338,7 @@ def heads_given(**given: Tensor | None) -> tuple[Tensor | None, ...]:
     """
     for x in given.values():
         if x is not None:
-            return tuple([given[name] for name in _HEADS])
+            return tuple([given.get(name) for name in _HEADS])
     return ()
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 OF_PLACES = "q_begins", "q_ends", "k_begins", "k_ends", "block_table"
 """The fields of Sequences that are tensors."""
 
+Zeros = Callable[[int, "Tensor"], "Tensor"]
+"""Makes so many zeros of the dtype and on the device of a tensor."""
+
 INDICES = ("int32", "int64")
 
 
@@ -147,6 +150,7 @@ def from_bounds(
     block_table: Tensor | None = None,
     page_size: int = 1,
     bottom_right: bool = True,
+    zeros: Zeros | None = None,
 ) -> Sequences:
     """The Sequences of cumulative lengths, (B + 1,) each: sequence b has the tokens from
     cu_seqlens[b] to cu_seqlens[b + 1]. It uses the first seqused[b] of them, (B,), or all.
@@ -156,6 +160,8 @@ def from_bounds(
     given, is the number of keys, and cu_seqlens_k may be None then. Nothing is read from the
     device. Raises InvalidArgument, naming the argument, for shapes, types and devices that do not
     fit, and negative lengths.
+
+    zeros: makes the zeros at which keys of pages begin; torch does unless it is given.
     """
     check_form("cu_seqlens_q", cu_seqlens_q, INDICES, ("sequences + 1",))
     count = cu_seqlens_q.shape[0] - 1
@@ -175,7 +181,7 @@ def from_bounds(
             "cu_seqlens_k must be given, but with block_table and seqused_k: got None"
         )
     q_begins, q_ends, k_begins, k_ends, _ = places_of(
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, zeros=zeros
     )
     return Sequences(
         q_begins=q_begins,
@@ -196,11 +202,10 @@ def places_of(
     seqused_q: Tensor | None,
     seqused_k: Tensor | None,
     block_table: Tensor | None,
-    zeros: Callable[[int, Tensor], Tensor] | None = None,
+    *,
+    zeros: Zeros | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Sequences.tensors of checked arguments of from_bounds(). zeros: makes so many zeros of the
-    dtype and on the device of a tensor; torch does unless it is given.
-    """
+    """Sequences.tensors of checked arguments of from_bounds()."""
     q_begins, q_ends = cu_seqlens_q.contiguous(), _ends(cu_seqlens_q, seqused_q)
     if seqused_k is not None and (block_table is not None or cu_seqlens_k is None):
         count = seqused_k.shape[0] + 1

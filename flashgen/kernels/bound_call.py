@@ -1,7 +1,7 @@
 """A call bound to its launches: what launches them again for a call that equals it except for its
 pointers.
 
-A Recorder launches the plans of a call and notes their launches. Each argument that is a tensor is
+A Binder launches the plans of a call and notes their launches. Each argument that is a tensor is
 then traced to where it comes from: an input of the call, a tensor that the call makes, or zeros.
 All other arguments, the grids, and the layouts of what is made stay as they are. From that follows
 a function without a loop or a look-up by name. The caller guarantees that the calls are alike.
@@ -9,6 +9,7 @@ a function without a loop or a look-up by name. The caller guarantees that the c
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashgen.kernels.arguments import Arguments
-from flashgen.kernels.direct_launch import Direct, Ready
+from flashgen.kernels.direct_launch import Relaunch, watched
 from flashgen.kernels.inner_launch import MOST_MAPS
-from flashgen.kernels.plan import NOTHING, KernelCall, Plan, Result, on_device
+from flashgen.kernels.plan import KernelCall, NotedLaunch, Plan, Result
 
 ALIGNED = 15
 """Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
@@ -28,56 +28,30 @@ ALIGNED = 15
 
 Results = tuple[Tensor | None, ...]
 
-Again = Callable[..., Any]
-"""Takes the inputs of a call and gives its results; None, with nothing launched, where the call
-must be made as if it were the first: a tensor is not aligned, or is the negative of its memory,
-another device is current, or something listens to launches."""
+Replay = Callable[..., Any]
+"""Takes the inputs of a call and gives its results; None, with nothing launched, where its
+launches may not be repeated: a tensor is not aligned, or is the negative of its memory, another
+device is current, or something listens to launches."""
 
 
-class Launched(NamedTuple):
-    """A launch that was made. ready: None if Triton made it."""
-
-    direct: Direct
-    ready: Ready | None
-    device: int
-    blocks: int
-    names: tuple[str, ...]
-    arguments: tuple[Any, ...]
-
-
-class Recording(Plan):
-    """A plan that notes its launches."""
-
-    def __init__(self, plan: Plan, launches: list[Launched]) -> None:
-        self.__dict__.update(plan.__dict__)
-        self._launches = launches
-
-    def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
-        """As Plan.start."""
-        arguments[NOTHING] = None
-        ordered = self.in_order(arguments)
-        with on_device(near):
-            ready = self.direct(blocks, ordered)
-            device = -1 if ready is None else self.direct.driver.active.get_current_device()
-        self._launches.append(Launched(self.direct, ready, device, blocks, self.names, ordered))
-
-
-class Recorder:
+class Binder:
     """Launches plans, and notes their launches and the tensors that they made."""
 
     def __init__(self) -> None:
-        self._launches: list[Launched] = []
+        self._launches: list[NotedLaunch] = []
         self._made: list[Tensor] = []
 
     def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
         """Launch a plan for a call; the result is the call's."""
-        found: Any = plan.launch(Recording(plan, self._launches), call)
+        noting = copy.copy(plan)
+        noting.notes = self._launches
+        found: Any = plan.launch(noting, call)
         self._made += [found] if isinstance(found, Tensor) else found
         return found  # type: ignore[no-any-return]
 
-    def again(
+    def bound(
         self, inputs: Sequence[Tensor | None], named: Mapping[str, int], results: Results
-    ) -> Again | None:
+    ) -> Replay | None:
         """What makes these launches again and gives results like these. None where that is not
         possible: nothing was launched, Triton must launch, or a kernel takes or the call returns
         another tensor than inputs, what launches made, and zeros().
@@ -86,15 +60,19 @@ class Recorder:
         _ptr or _desc.
         """
         launches = self._launches
-        if not launches or any(each.ready is None for each in launches):
+        relaunches = [each.relaunch for each in launches if each.relaunch is not None]
+        if not launches or len(relaunches) < len(launches):
             return None
-        if len({each.device for each in launches}) > 1:
+        if len({each.device for each in relaunches}) > 1:
             return None
         made = {x.data_ptr(): x for x in self._made if x.numel()}
         writer = _Writer(inputs, named, made)
-        calls = [writer.call(each) for each in launches]
-        whole = all(x is None or made.get(x.data_ptr()) is not None for x in results)
-        return writer.written(launches, calls, results) if whole and None not in calls else None
+        calls = [writer.call(*each) for each in zip(launches, relaunches, strict=True)]
+        if None in calls or not all(
+            x is None or made.get(x.data_ptr()) is not None for x in results
+        ):
+            return None
+        return writer.written(launches, relaunches[0], calls, results)
 
 
 class _Writer:
@@ -119,11 +97,9 @@ class _Writer:
         self._makes: dict[int, Tensor] = {}
         self._stream: int | None = None
 
-    def call(self, launched: Launched) -> str | None:
+    def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
-        direct, values = launched.direct, self._values
-        assert launched.ready is not None  # again() has looked
-        inner = direct.below(launched.ready, launched.blocks, launched.arguments)
+        direct, inner = launched.direct, relaunch.inner
         line: list[Any] = [(value,) for value in inner.flat]
         for place, argument in enumerate(launched.arguments):
             twin = getattr(argument, "twin", None)
@@ -143,7 +119,8 @@ class _Writer:
                 continue
             else:
                 number = self._named.get(launched.names[place].rpartition("_")[0], -1)
-                given, own = self._inputs[number] if number >= 0 else (None, 0)
+                is_input = 0 <= number < len(self._inputs)
+                given, own = self._inputs[number] if is_input else (None, 0)
                 if given is None or own != memory:
                     return None
                 offset = address - given.data_ptr()
@@ -154,27 +131,36 @@ class _Writer:
                 tensor, at = f"x{number}", f"p{number}"
             source = f"{at} + {offset}" if offset else at
             if twin is not None:
-                source = f"v{len(values)}({tensor})"
                 if (encode := inner.encoders.get(place)) is None:
-                    values.append(twin)
+                    source = f"{self._hold(twin)[0]}({tensor})"
                 else:  # a tensor map is encoded once for an address
                     maps = _Maps(twin, encode)
-                    source = f"(v{len(values) + 1}({at}) or {source})"
-                    values += [maps, maps.known.get]
+                    get, new = self._hold(maps.known.get, maps)
+                    source = f"({get}({at}) or {new}({tensor}))"
             line[inner.places[place]] = source
-        parts: list[str] = []
-        for is_fixed, run in itertools.groupby(line, key=lambda each: isinstance(each, tuple)):
-            if is_fixed:
-                parts.append(f"*v{len(values)}")
-                values.append(tuple(itertools.chain.from_iterable(run)))
-            else:
-                parts += run
-        values.append(inner.call)
-        return f"v{len(values) - 1}(stream, [{', '.join(parts)}])"
+        # Neighbours that stay as they are stand together, in one tuple.
+        runs = [list(run) for _, run in itertools.groupby(line, key=type)]
+        fixed = [tuple(itertools.chain(*run)) for run in runs if type(run[0]) is tuple]
+        call, *names = self._hold(inner.call, *inner.before, *inner.after, *fixed)
+        known, held = names[: -len(fixed) or None], iter(names[-len(fixed) :])
+        known.insert(len(inner.before), "stream")
+        parts = [f"*{next(held)}" if type(run[0]) is tuple else ", ".join(run) for run in runs]
+        arguments = ", ".join(parts)
+        return f"{call}({', '.join(known)}, {f'[{arguments}]' if inner.as_list else arguments})"
+
+    def _hold(self, *values: Any) -> list[str]:
+        """Values that the function is to hold, as they stand in its text."""
+        first = len(self._values)
+        self._values += values
+        return [f"v{first + number}" for number in range(len(values))]
 
     def written(
-        self, launches: Sequence[Launched], calls: Sequence[str | None], results: Results
-    ) -> Again | None:
+        self,
+        launches: Sequence[NotedLaunch],
+        on: Relaunch,
+        calls: Sequence[str | None],
+        results: Results,
+    ) -> Replay | None:
         """The function; None if a result is written by none of the launches."""
         numbers = [None if x is None else self._made[x.data_ptr()][0] for x in results]
         for number, x in zip(numbers, results, strict=True):
@@ -183,43 +169,43 @@ class _Writer:
             if number not in self._makes or self._makes[number].numel() != x.numel():
                 return None
             self._makes[number] = x  # its shape and strides
-        direct, values = launches[0].direct, self._values
-        first = len(values)
-        values += [*direct.device_and_stream(), launches[0].device, self._stream]
         kernels = dict.fromkeys(each.direct for each in launches)
-        conditions = [f"v{first}() != v{first + 2}"]
-        conditions += [f"not v{len(values) + number}()" for number in range(len(kernels))]
-        values += [each.undisturbed for each in kernels]
+        here, current, stream, of_zeros, observed, knobs, *names = self._hold(
+            on.device, on.current_device, on.current_stream, self._stream, watched,
+            launches[0].direct.knobs, *map(maker, self._makes.values()), *kernels,
+        )  # fmt: skip
+        conditions = [f"{current}() != {here}", f"{observed}({knobs})"]
+        for kernel in names[len(self._makes) :]:
+            conditions.append(f"not {kernel}.on or {kernel}.kernel.pre_run_hooks")
         aligned = " | ".join(f"p{n}" for n, must in self._read.items() if must)
         lines = [f"p{n} = x{n}.data_ptr()" for n in self._read]
         lines.append(f"if ({aligned or 0}) & {ALIGNED}: return None")
         lines.append(f"if {' or '.join(f'x{n}.is_neg()' for n in self._read)}: return None")
         lines.append(f"if {' or '.join(conditions)}: return None")
-        lines.append(f"stream = v{first + 1}(v{first + 2})")
+        lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
-            lines.append(f"if stream != v{first + 3}: return None")
-        for number, like in self._makes.items():
-            lines.append(f"m{number} = v{len(values)}()")
+            lines.append(f"if stream != {of_zeros}: return None")
+        for number, make in zip(self._makes, names, strict=False):
+            lines.append(f"m{number} = {make}()")
             lines.append(f"a{number} = m{number}.data_ptr()")
-            values.append(maker(like))
         addresses = " | ".join(f"a{n}" for n in self._makes)
         lines.append(f"if ({addresses}) & {ALIGNED}: return None")
         lines += [str(each) for each in calls]
         lines.append(f"return {', '.join('None' if n is None else f'm{n}' for n in numbers)},")
         body = "".join(f"        {line}\n" for line in lines)
         inputs = ", ".join(f"x{n}" for n in range(len(self._inputs)))
-        held = ", ".join(f"v{n}" for n in range(len(values)))
-        text = f"def holding({held}):\n    def again({inputs}):\n{body}    return again\n"
-        made: Again = _compiled(text)(*values)
+        held = ", ".join(f"v{n}" for n in range(len(self._values)))
+        text = f"def holding({held}):\n    def replay({inputs}):\n{body}    return replay\n"
+        made: Replay = _compiled(text)(*self._values)
         return made
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(text: str) -> Callable[..., Again]:
+def _compiled(text: str) -> Callable[..., Replay]:
     """The function that a text defines. A text has numbers of its own making, and no caller's."""
     namespace: dict[str, Any] = {}
     exec(text, namespace)
-    found: Callable[..., Again] = namespace["holding"]
+    found: Callable[..., Replay] = namespace["holding"]
     return found
 
 

@@ -16,7 +16,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,16 +36,15 @@ Ready = tuple[Callable[..., object], object, object, object]
 and the kernel itself, which from Triton 3.8 on unloads the function when nobody holds it."""
 
 
-def _by_triton(
-    run: Callable[..., object],
-    function: object,
-    metadata: object,
-    blocks: int,
-    stream: int,
-    arguments: list[Any],
-) -> None:
-    """Launch by Triton's CudaLauncher, with no hook and nothing that only hooks read."""
-    run(blocks, 1, 1, stream, function, metadata, None, None, None, *arguments)
+class Relaunch(NamedTuple):
+    """What repeats a launch: what launches, the device that was current, and the functions of the
+    driver for the current device and for a device's current stream.
+    """
+
+    inner: Inner
+    device: int
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
 
 
 _Places = tuple[Callable[[Sequence[Any]], Any], Callable[[Any], tuple[object, ...]], Sequence[int]]
@@ -59,16 +58,16 @@ class Direct:
     """
 
     def __init__(self, kernel: Any, constants: tuple[Any, ...], options: Mapping[str, int]) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self.constants = constants
         self._options = dict(options)
         self._ready: dict[tuple[object, ...], Ready] = {}
-        self._on = settings.direct_launch() and _is_known(kernel)
-        if self._on:
+        self.on = settings.direct_launch() and _is_known(kernel)
+        if self.on:
             from triton import knobs
             from triton.runtime import driver
 
-            self._knobs, self.driver = knobs.runtime, driver
+            self.knobs, self.driver = knobs.runtime, driver
             self.specializes = [
                 not getattr(param, "do_not_specialize", False) for param in kernel.params
             ]
@@ -80,14 +79,14 @@ class Direct:
         Triton did. Raises what Triton raises.
         """
         if not self.undisturbed():
-            self._kernel[(blocks,)](*arguments, *self.constants, **self._options)
+            self.kernel[(blocks,)](*arguments, *self.constants, **self._options)
             return None
         driver = self.driver.active
         device = driver.get_current_device()
         variant = self._variant(device, arguments)
         ready = self._ready.get(variant)
         if ready is None:
-            compiled = self._kernel[(blocks,)](*arguments, *self.constants, **self._options)
+            compiled = self.kernel[(blocks,)](*arguments, *self.constants, **self._options)
             self._keep(variant, arguments, compiled)
             return None
         # No hook has anything to do, so none is passed, nor what only hooks read.
@@ -98,7 +97,14 @@ class Direct:
         )  # fmt: skip
         return ready
 
-    def below(self, ready: Ready, blocks: int, arguments: Sequence[Any]) -> Inner:
+    def noted(self, blocks: int, arguments: Sequence[Any]) -> Relaunch | None:
+        """Launch as a call does; what repeats that, or None if Triton launched."""
+        if (ready := self(blocks, arguments)) is None:
+            return None
+        device, stream = self._device_and_stream()
+        return Relaunch(self._below(ready, blocks, arguments), device(), device, stream)
+
+    def _below(self, ready: Ready, blocks: int, arguments: Sequence[Any]) -> Inner:
         """The launcher of what launched `blocks` programs with these arguments: Triton's C function
         where it is known, else CudaLauncher.
         """
@@ -106,10 +112,11 @@ class Direct:
         inner = inner_launch(run, function, metadata, blocks, arguments, len(self.constants))
         if inner is not None:
             return inner
-        call = functools.partial(_by_triton, run, function, metadata, blocks)
-        return Inner(call, [*arguments, *self.constants], list(range(len(arguments))), {})
+        after = function, metadata, None, None, None
+        flat, places = [*arguments, *self.constants], list(range(len(arguments)))
+        return Inner(run, (blocks, 1, 1), after, False, flat, places, {})
 
-    def device_and_stream(self) -> tuple[Callable[[], int], Callable[[int], int]]:
+    def _device_and_stream(self) -> tuple[Callable[[], int], Callable[[int], int]]:
         """The functions of Triton's driver for the current device and stream.
 
         That of the device is torch's, which initializes CUDA first. A launch is repeated after
@@ -123,20 +130,11 @@ class Direct:
 
     def retire(self) -> None:
         """Leave all further launches to Triton: another kernel replaces this one."""
-        self._on = False
+        self.on = False
 
     def undisturbed(self) -> bool:
         """Whether no hook observes or changes what Triton does at a launch."""
-        if not self._on:
-            return False
-        knobs = self._knobs
-        return not (
-            knobs.debug
-            or knobs.add_stages_inspection_hook is not None
-            or self._kernel.pre_run_hooks
-            or ((hook := knobs.launch_enter_hook) is not None and getattr(hook, "calls", True))
-            or ((hook := knobs.launch_exit_hook) is not None and getattr(hook, "calls", True))
-        )
+        return self.on and not self.kernel.pre_run_hooks and not watched(self.knobs)
 
     def _variant(self, device: int, arguments: Sequence[Any]) -> tuple[object, ...]:
         """The key of the compiled variant for these arguments: the classes of all of them."""
@@ -161,17 +159,28 @@ class Direct:
 
     def _keep(self, variant: tuple[object, ...], arguments: Sequence[Any], compiled: Any) -> None:
         """Keep the variant that a launch compiled or found."""
-        if compiled is None or _UNKNOWN in variant or _may_change(self._kernel.used_global_vals):
+        if compiled is None or _UNKNOWN in variant or _may_change(self.kernel.used_global_vals):
             return
         given = len(arguments) + len(self.constants)
-        if given != len(self._kernel.params):  # Triton would fill defaults in
+        if given != len(self.kernel.params):  # Triton would fill defaults in
             return
         if self.driver.active.get_current_target().backend != "cuda":
-            self._on = False
+            self.on = False
             return
         self._ready[variant] = (
             compiled.run, compiled.function, compiled.packed_metadata, compiled,
         )  # fmt: skip
+
+
+def watched(knobs: Any) -> bool:
+    """Whether a hook or a knob of Triton's runtime observes or changes launches of any kernel."""
+    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
+    return (
+        knobs.debug
+        or knobs.add_stages_inspection_hook is not None
+        or (enter is not None and getattr(enter, "calls", True))
+        or (leave is not None and getattr(leave, "calls", True))
+    )
 
 
 def _may_change(used: Mapping[Any, tuple[Any, Any]]) -> bool:

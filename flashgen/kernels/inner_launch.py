@@ -28,12 +28,16 @@ MOST_MAPS = 512
 class Inner(NamedTuple):
     """The C launcher of one compiled kernel, for one grid.
 
-    call: launches on a stream, with a flat list of arguments; flat: such a list; places: where an
-    argument of the kernel stands in it; encoders: for each descriptor, by its place among the
-    kernel's arguments, the function from another descriptor of its layout to a tensor map.
+    call: launches, with `before`, a stream, `after`, and a flat list of arguments: as one argument
+    if `as_list`, else each by itself. flat: such a list; places: where an argument of the kernel
+    stands in it; encoders: for each descriptor, by its place among the kernel's arguments, the
+    function from another descriptor of its layout to a tensor map.
     """
 
-    call: Callable[[int, list[Any]], object]
+    call: Callable[..., object]
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    as_list: bool
     flat: list[Any]
     places: list[int]
     encoders: dict[int, Callable[[Any], Any]]
@@ -72,17 +76,20 @@ def inner_launch(
             encoders[place] = _encoder(nvidia.make_tensordesc_arg, described[place])
         else:
             flat.append(argument)
+    grid, options = (blocks, 1, 1), (run.launch_cooperative_grid, run.launch_pdl)
+    # No hooks and no scratch: those are the arguments that are None.
     if not _flattens(run):
         flat += [None] * constants  # 3.6 counts their places, and reads nothing there
-        return Inner(
-            _call_expanded(launch, run, function, metadata, blocks), flat, places, encoders
-        )
+        ends: tuple[Any, ...] = (None, None, metadata, None, None, None)
+        return Inner(launch, grid, (function, *options, *ends), False, flat, places, encoders)
     # From 3.7 on nothing need stand for what is None: its annotation says that, and goes with it.
     kept = [n for n, argument in enumerate(flat) if argument is not None]
     annotations = [run.arg_annotations[n] for n in kept]
-    call = _call_flat(launch, run, function, metadata, blocks, annotations)
     now = {n: place for place, n in enumerate(kept)}
-    return Inner(call, [flat[n] for n in kept], [now.get(n, -1) for n in places], encoders)
+    flat, places = [flat[n] for n in kept], [now.get(n, -1) for n in places]
+    nothing = (None, None, None, None, None)
+    ends = (metadata, *nothing, annotations, run.kernel_signature)
+    return Inner(launch, grid, (function, *options, *ends), True, flat, places, encoders)
 
 
 @functools.cache
@@ -116,39 +123,3 @@ def _flattens(run: Any) -> bool:
     compiles one for each signature.
     """
     return hasattr(run, "kernel_signature")
-
-
-def _call_expanded(
-    launch: Any, run: Any, function: object, metadata: object, blocks: int
-) -> Callable[[int, list[Any]], object]:
-    """The C function of 3.6 with all fixed but stream and arguments: no hooks and no scratch."""
-    cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
-
-    def call(stream: int, arguments: list[Any]) -> object:
-        return launch(
-            blocks, 1, 1, stream, function, cooperative, overlapped, None, None, metadata,
-            None, None, None, *arguments,
-        )  # fmt: skip
-
-    return call
-
-
-def _call_flat(
-    launch: Any,
-    run: Any,
-    function: object,
-    metadata: object,
-    blocks: int,
-    annotations: list[Any],
-) -> Callable[[int, list[Any]], object]:
-    """The same of later versions."""
-    cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
-    signature = run.kernel_signature
-
-    def call(stream: int, arguments: list[Any]) -> object:
-        return launch(
-            blocks, 1, 1, stream, function, cooperative, overlapped, metadata, None, None, None,
-            None, None, annotations, signature, arguments,
-        )  # fmt: skip
-
-    return call

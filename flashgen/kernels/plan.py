@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
 from flashgen.kernels.descriptors import descriptor_of
-from flashgen.kernels.direct_launch import Direct
+from flashgen.kernels.direct_launch import Direct, Relaunch
 from flashgen.kernels.signature import descriptor_block
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig, rows_of_eight
@@ -40,6 +40,15 @@ class KernelCall(Generic[Result]):
     def loaded(self) -> tuple[Tensor, ...]:
         """The tensors that a kernel with TMA loads needs descriptors of."""
         return ()
+
+
+class NotedLaunch(NamedTuple):
+    """A launch that was made. relaunch: None if Triton made it."""
+
+    direct: Direct
+    relaunch: Relaunch | None
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
 
 
 class Plan:
@@ -74,6 +83,8 @@ class Plan:
         described = [x.removesuffix("_desc") for x in self.names if x.endswith("_desc")]
         self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self.launch = launch
+        self.notes: list[NotedLaunch] | None = None
+        """Where launches are added, if anywhere: of a copy that a Binder made."""
         # What the kernel takes before its numbers, in its order. KeyError names what is missing.
         self.in_order: Callable[[Arguments], tuple[Any, ...]] = operator.itemgetter(*self.names)
 
@@ -85,8 +96,13 @@ class Plan:
     def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
         """Launch `blocks` programs on the device of the tensor `near`. Changes arguments."""
         arguments[NOTHING] = None
+        ordered = self.in_order(arguments)
         with on_device(near):
-            self.direct(blocks, self.in_order(arguments))
+            if self.notes is None:
+                self.direct(blocks, ordered)
+            else:
+                relaunch = self.direct.noted(blocks, ordered)
+                self.notes.append(NotedLaunch(self.direct, relaunch, self.names, ordered))
 
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""

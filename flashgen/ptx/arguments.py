@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.errors import InvalidArgument
-from flashgen.ptx.launched import Grid, Launch
+from flashgen.ptx.machine import Grid, Launch
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.ptx.clocks import Agents, Engine
-from flashgen.ptx.launched import Machine
+from flashgen.ptx.machine import Machine
 from flashgen.ptx.memory import SHARED_BASE, SharedMemory
 from flashgen.ptx.shadow import SharedShadow
 from flashgen.ptx.tensor_memory import TensorMemory

@@ -1,130 +1,84 @@
-"""Executes a launch: execute() runs its blocks and reports.
-
-Blocks run one after another, in an order drawn from the seed: what they do to global memory is
-checked for races between blocks as if they ran at once.
-"""
+"""A launch: a program, a grid, arguments and memory, and what its blocks share while it runs."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection
-
-import numpy as np
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flashgen.errors import InvalidArgument
-from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
-from flashgen.ptx.decode import decode
-from flashgen.ptx.findings import CHECKS, Check, Fault, Report
-from flashgen.ptx.instructions import load_all
-from flashgen.ptx.launched import Decoded, Launch, Machine
-from flashgen.ptx.memory import constants, shared_layout
-from flashgen.ptx.program import Group, Instruction, Number, Operand, Program, Register
-from flashgen.ptx.schedule import run_block
-from flashgen.ptx.types import TYPE_BYTES
+from flashgen.ptx.findings import Check, Report
+from flashgen.ptx.memory import Buffer, GlobalMemory, shared_layout
+from flashgen.ptx.program import Program
+from flashgen.ptx.shadow import GlobalShadow
+from flashgen.ptx.tensor_map import TensorMap
+from flashgen.ptx.types import Step
+
+Grid = tuple[int, int, int]
 
 
-class Loaded(Decoded):
-    """A program whose instructions are decoded; loading it once serves many launches."""
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch gives to a program. parameters: the bytes of each, shorter lists are padded
+    with zeros; tensor_maps by number of the parameter. shared_bytes: of dynamic shared memory.
+    """
 
-    def __init__(self, program: Program) -> None:
-        load_all()
-        self.program = program
-        self.constant_addresses, self.constants = constants(program)
-        shared, _ = shared_layout(program, 0)
-        symbols = {**self.constant_addresses, **shared}
-        self.steps = tuple(decode(program, item, symbols) for item in program.instructions)
-        self.guards = tuple(
-            None if item.predicate is None else (item.predicate.index, item.negated)
-            for item in program.instructions
+    grid: Grid
+    parameters: Sequence[bytes]
+    buffers: Sequence[Buffer]
+    tensor_maps: Mapping[int, TensorMap] = field(default_factory=dict)
+    shared_bytes: int = 0
+
+
+class Decoded:
+    """A program whose instructions are decoded: an execute.Loaded."""
+
+    program: Program
+    constants: Sequence[Buffer]
+    steps: tuple[Step, ...]
+    guards: tuple[tuple[int, bool] | None, ...]
+    guarded: frozenset[int]
+    engines: frozenset[Engine]
+    shared_cell: int
+    global_cell: int
+
+
+class Machine:
+    """One launch while it runs: what the blocks share."""
+
+    def __init__(self, loaded: Decoded, launch: Launch, checks: Collection[Check]) -> None:
+        program = loaded.program
+        self.loaded, self.program = loaded, program
+        self.steps, self.guards = loaded.steps, loaded.guards
+        self.grid = launch.grid
+        self.checks = frozenset(checks)
+        self.memory = GlobalMemory((*launch.buffers, *loaded.constants))
+        self.tensor_maps = launch.tensor_maps
+        self.parameters = _parameters(program, launch.parameters)
+        _, self.shared_bytes = shared_layout(program, launch.shared_bytes)
+        self.shared_cell, self.global_cell = loaded.shared_cell, loaded.global_cell
+        self.report = Report()
+        self._shadows: dict[int, GlobalShadow] = {}
+
+    def shadow_of(self, buffer: Buffer) -> GlobalShadow | None:
+        """The shadow of a tensor; None without racecheck."""
+        if "racecheck" not in self.checks:
+            return None
+        if buffer.address not in self._shadows:
+            size = buffer.limits[1] - buffer.address
+            self._shadows[buffer.address] = GlobalShadow(size, self.global_cell)
+        return self._shadows[buffer.address]
+
+
+def _parameters(program: Program, given: Sequence[bytes]) -> tuple[bytes, ...]:
+    if len(given) > len(program.parameters):
+        raise InvalidArgument(
+            f"{program.name} takes {len(program.parameters)} parameters: got {len(given)}"
         )
-        self.guarded = _guarded(program)
-        self.engines = _engines(program)
-        self.shared_cell = _cell(program, "shared")
-        self.global_cell = _cell(program, "global")
-
-
-def execute(
-    loaded: Loaded, launch: Launch, *, seed: int = 0, checks: Collection[Check] = CHECKS
-) -> Report:
-    """Run every block of the grid. The same seed gives the same order of everything. A finding that
-    a GPU would end the kernel for ends the launch. memcheck is always on.
-    """
-    unknown = set(checks) - CHECKS
-    if unknown:
-        raise InvalidArgument(f"checks must be of {sorted(CHECKS)}: got {sorted(unknown)}")
-    if len(launch.grid) != 3 or min(launch.grid) < 0:
-        raise InvalidArgument(f"a grid must be three numbers of at least 0: got {launch.grid}")
-    machine = Machine(loaded, launch, checks)
-    rng = random.Random(seed)
-    x, y, z = launch.grid
-    order = list(range(x * y * z))
-    rng.shuffle(order)
-    with np.errstate(all="ignore"):
-        for number in order:
-            index = (number % x, number // x % y, number // (x * y))
-            try:
-                run_block(Block(machine, index, rng))
-            except Fault as fault:
-                machine.report.add(fault.finding)
-                break
-            machine.report.blocks += 1
-    return machine.report
-
-
-def _guarded(program: Program) -> frozenset[int]:
-    """Registers that a guarded instruction writes: where its guard fails, the program may hold
-    nothing in them, and Triton's reductions pass that on to lanes that do not use it.
-    """
-    found: set[int] = set()
-    for item in program.instructions:
-        if item.predicate is not None and item.operands:
-            found.update(part.index for part in _parts(item) if isinstance(part, Register))
-    return frozenset(found)
-
-
-def _engines(program: Program) -> frozenset[Engine]:
-    """The engines that a program's instructions use."""
-    found = {Engine.MBARRIER}
-    for item in program.instructions:
-        if item.opcode.startswith("cp.async.bulk"):
-            found.add(Engine.STORE)
-        elif item.opcode.startswith("cp.async"):
-            found.add(Engine.COPY)
-        elif item.opcode.startswith("wgmma"):
-            found.add(Engine.WGMMA)
-        elif item.opcode.startswith("tcgen05"):
-            found |= {Engine.TENSOR, Engine.TENSOR_LOAD, Engine.TENSOR_STORE, Engine.ISSUED}
-    return frozenset(found)
-
-
-def _parts(item: Instruction) -> tuple[Operand, ...]:
-    """The first operand of an instruction, or the items of it."""
-    first = item.operands[0]
-    return first.items if isinstance(first, Group) else (first,)
-
-
-def _cell(program: Program, space: str) -> int:
-    """The largest size, at most 16 bytes, that every access of the program to a space is a multiple
-    of and aligned to: atomics and vectors by their elements.
-    """
-    smallest = 16
-    for item in program.instructions:
-        parts = item.opcode.split(".")
-        here = any(part.startswith(space) for part in parts)
-        size = 16
-        if parts[0] in ("ld", "ldu", "st", "atom", "red") and here:
-            kinds = [TYPE_BYTES[part] for part in parts if part in TYPE_BYTES]
-            vectors = [len(o.items) for o in item.operands if isinstance(o, Group)]
-            size = min(kinds, default=1) * max(vectors, default=1)
-            if vectors and not all(part in program.used for part in _parts(item)):
-                size = min(kinds, default=1)
-        elif parts[:2] == ["cp", "async"] and "tensor" in parts and space == "global":
-            size = 4
-        elif parts[:2] == ["cp", "async"] and len(item.operands) > 2 and "bulk" not in parts:
-            copied = item.operands[2]
-            size = int(copied.text, 0) if isinstance(copied, Number) else 4
-        elif parts[0] == "mbarrier" and space == "shared":
-            size = 8
-        smallest = min(smallest, size)
-    return smallest
+    for parameter, content in zip(program.parameters, given, strict=False):
+        if len(content) != parameter.size:
+            raise InvalidArgument(
+                f"{parameter.name} takes {parameter.size} bytes: got {len(content)}"
+            )
+    rest = program.parameters[len(given) :]
+    return (*given, *(bytes(parameter.size) for parameter in rest))

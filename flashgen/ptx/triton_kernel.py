@@ -9,8 +9,8 @@ from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.ptx.arguments import Argument, launch_of
+from flashgen.ptx.execute import Loaded, execute
 from flashgen.ptx.findings import CHECKS, Check, Report
-from flashgen.ptx.machine import Loaded, execute
 from flashgen.ptx.text import parse
 from flashgen.spec.gpu import known_target
 

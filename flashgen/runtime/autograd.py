@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -22,7 +21,7 @@ from flashgen.inputs.features import BIAS, SINKS, TENSORS, numbers_of
 from flashgen.inputs.packed import OF_PLACES
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
-from flashgen.runtime.call_cache import By, CallCache, KeptCall, Key, holds, key_of, once
+from flashgen.runtime.call_cache import Apply, CallCache, KeptCall, Key, Run, holds, key_of
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
 from flashgen.spec.vocabulary import Direction, why_no_gradient
@@ -42,18 +41,24 @@ def differentiable(
     return o, lse
 
 
-def by_autograd(passes: TwoPasses, call: Call) -> Callable[..., tuple[Tensor, Tensor]]:
+def by_autograd(passes: TwoPasses, call: Call) -> Apply:
     """differentiable() of calls that equal one for which it did not raise, from `deterministic`, q,
-    k, v and tensors. What torch's apply() does before it calls the same: it looks for transforms.
+    k, v and tensors. What torch's apply() does before it calls the same: it looks for transforms,
+    of which there are none here.
     """
-    asked = {each: (passes, replace(call, deterministic=each)) for each in (True, False)}
-    apply: Any = super(torch.autograd.Function, _Attention).apply
+    asked = [(passes, replace(call, deterministic=each)) for each in (False, True)]
+    inner: Any = super(torch.autograd.Function, _Attention).apply
+    unwrapped = torch_modes.unwrap_if_dead
 
-    def record(deterministic: bool, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = apply(asked[bool(deterministic)], *inputs)
+    def apply(
+        deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        given = asked[1 if deterministic else 0], unwrapped(q), unwrapped(k), unwrapped(v)
+        others = [None if x is None else unwrapped(x) for x in tensors] if tensors else ()
+        found: tuple[Tensor, Tensor] = inner(*given, *others)
         return found
 
-    return record
+    return apply
 
 
 def refuse_second_derivative(*_: object) -> NoReturn:
@@ -89,9 +94,6 @@ class _WithoutBackward(torch.autograd.Function):
 
 Asked = tuple[TwoPasses, Call]
 
-_FIRST = 4
-"""Where the tensors of features begin among the arguments of a Function."""
-
 
 class _OnlyBackward(torch.autograd.Function):
     """What transforms of torch ask of a function besides its backward: it has neither."""
@@ -120,16 +122,16 @@ class _Attention(_OnlyBackward):
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad
-        gradients: list[Tensor | None] = [None] * len(needed)
+        _, q, k, v, *others = needed
+        gradients: list[Tensor | None] = [None] * len(others)
         if do is None and dlse is None:
-            return tuple(gradients)
-        places = 1, 2, 3, _FIRST + BIAS, _FIRST + SINKS
-        wanted = Wanted(*(place < len(needed) and needed[place] for place in places))
-        found = _backward(ctx.asked, wanted, do, dlse, ctx.saved_tensors)
-        for place, gradient in zip(places, found, strict=True):
-            if gradient is not None:
-                gradients[place] = gradient
-        return tuple(gradients)
+            return None, None, None, None, *gradients
+        bias, sinks = (others[BIAS], others[SINKS]) if others else (False, False)
+        found = _backward(ctx.asked, Wanted(q, k, v, bias, sinks), do, dlse, ctx.saved_tensors)
+        dq, dk, dv, dbias, dsinks = found
+        if others:
+            gradients[BIAS], gradients[SINKS] = dbias, dsinks
+        return None, dq, dk, dv, *gradients
 
 
 class _Transformed(_OnlyBackward):
@@ -219,30 +221,40 @@ class Passes:
 
         do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0.
         """
+        key = kept = None
+        if self._calls is not None:
+            key = _key(call, wanted, saved, do, dlse)
+            kept = self._calls.find(key)
         q, k, v, o, lse, tensors = saved
-        if self._resolver.left_to_torch(q.device):
+        if kept is not None:
+            found = kept.without_graph(q, k, v, o, lse, do, dlse, *tensors)
+        elif self._resolver.left_to_torch(q.device):
             from flashgen.runtime import cpu
 
             return cpu.backward_by_torch(call, saved, do, dlse, wanted)
-        given = q, k, v, o, lse, do, dlse, *tensors
-        key = None if self._calls is None else _key(call, wanted, saved, do, dlse)
-        kept = None if self._calls is None else self._calls.find(key)
-        found = None if kept is None else kept.run(*given)
-        if found is None:
-            launches = functools.partial(self._launches, call, wanted)
-            near = self._addressed(given)
-            found = launches(once, *near)
-            copied = any(x is not y for x, y in zip(near, given, strict=True))
-            if self._calls is not None and key is not None and kept is None and not copied:
-                self._calls.keep(key, KeptCall(launches, _NAMED))
+        else:
+            found = self._launched(call, wanted, key, (q, k, v, o, lse, do, dlse, *tensors))
         dq, dk, dv, dbias, delta = found
-        dsinks, sinks = None, call.features_with(tensors).sinks if wanted.sinks else None
-        if sinks is not None:
+        dsinks = None
+        if wanted.sinks and (sinks := call.features_with(tensors).sinks) is not None:
             from flashgen.runtime.eager.gradients import sink_gradient
 
             dsinks = sink_gradient(sinks, lse, delta).to(sinks.dtype)
         dbias = None if dbias is None else dbias.contiguous()
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
+
+    def _launched(
+        self, call: Call, wanted: Wanted, key: Key | None, given: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """The gradients of q, k, v and the bias, and delta, of a call that is kept from now on
+        where a key may hold it.
+        """
+        launches, near = functools.partial(self._launches, call, wanted), self._addressed(given)
+        found = launches(Launcher.__call__, *near)
+        copied = any(x is not y for x, y in zip(near, given, strict=True))
+        if self._calls is not None and key is not None and not copied:
+            self._calls.keep(key, KeptCall(launches, _NAMED))
+        return found
 
     def _addressed(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, copied where no kernel can address it."""
@@ -257,7 +269,7 @@ class Passes:
         self,
         call: Call,
         wanted: Wanted,
-        by: By,
+        run: Run,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -273,7 +285,7 @@ class Passes:
         def kernel(direction: Direction) -> Launcher:
             return self._resolver.launcher(direction, call, q, k, v, tensors)
 
-        delta = by(kernel("backward_delta"), Delta(o=o, do=do, dlse=dlse))
+        delta = run(kernel("backward_delta"), Delta(o=o, do=do, dlse=dlse))
         backward = Backward(
             q=q, k=k, v=v, do=do, lse=lse, delta=delta, scale=call.scale_of(q),
             diagonal=call.diagonal(q, k), features=call.features_with(tensors),
@@ -282,22 +294,24 @@ class Passes:
         if wanted.q and (wanted.k or wanted.v) and not _is_deterministic(call):
             fused = self._resolver.fused(call, q, k, v, tensors)
         if fused is not None:
-            dq, dk, dv = by(fused, backward)
+            dq, dk, dv = run(fused, backward)
         else:
             if wanted.k or wanted.v:
-                dk, dv = by(kernel("backward_dkv"), backward)
+                dk, dv = run(kernel("backward_dkv"), backward)
             if wanted.q:
-                (dq,) = by(kernel("backward_dq"), backward)
+                (dq,) = run(kernel("backward_dq"), backward)
         if wanted.bias:
-            (dbias,) = by(kernel("backward_dbias"), backward)
+            (dbias,) = run(kernel("backward_dbias"), backward)
         return dq, dk, dv, dbias, delta
 
 
-_NAMED = {
-    name.removeprefix("block_"): place
-    for place, name in enumerate(("q", "k", "v", "o", "lse", "do", "dlse", *TENSORS, *OF_PLACES))
-}
-"""Which of what a backward is given the arguments of its kernels are."""
+def named(*tensors: str) -> dict[str, int]:
+    """Which of q, k, v, `tensors`, and those of features the arguments of kernels are."""
+    given = "q", "k", "v", *tensors, *TENSORS, *OF_PLACES
+    return {name.removeprefix("block_"): place for place, name in enumerate(given)}
+
+
+_NAMED = named("o", "lse", "do", "dlse")
 
 
 def _key(call: Call, wanted: Wanted, saved: Saved, do: Tensor, dlse: Tensor | None) -> Key | None:
@@ -310,9 +324,9 @@ def _key(call: Call, wanted: Wanted, saved: Saved, do: Tensor, dlse: Tensor | No
         return None
     packed = features.sequences
     return key_of(
-        q, k, v, (o, lse, do, dlse, *tensors), "backward", wanted, _is_deterministic(call),
-        call.causal, type(call.causal), call.scale, call.precision, numbers_of(features),
-        None if packed is None else packed.numbers,
+        "backward", q, k, v, (o, lse, do, dlse, *tensors), call.causal, call.scale, call.precision,
+        numbers_of(features), None if packed is None else packed.numbers, wanted,
+        _is_deterministic(call),
     )  # fmt: skip
 
 

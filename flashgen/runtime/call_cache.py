@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
-from flashgen.kernels.bound_call import Again, Recorder
-from flashgen.kernels.plan import KernelCall, Result
+from flashgen.kernels.bound_call import Binder, Replay
 from flashgen.runtime.launcher import Launcher
 
 MOST = 2048
@@ -66,73 +65,67 @@ class CallCache:
         self.young[key] = kept
 
 
+Run = Callable[[Launcher, Any], Any]
+"""Has a launcher launch a KernelCall; the result is the call's."""
+
 Launches = Callable[..., tuple[Any, ...]]
-"""Makes the launches of a call, from By and Given; gives its results."""
+"""Makes the launches of a call, from Run and Given; gives its results."""
 
-By = Callable[[Launcher, Any], Any]
-"""Launches a KernelCall by a launcher; the result is the call's."""
-
-
-def once(launcher: Launcher, call: KernelCall[Result]) -> Result:
-    """By of a call that nothing is kept of."""
-    return launcher(call)
-
-
-Record = Callable[..., Any]
-"""Makes a call with its graph, from `deterministic` and Given."""
+Apply = Callable[..., Any]
+"""Makes a call by a torch.autograd.Function, from `deterministic` and Given."""
 
 
 class KeptCall:
     """A call that was checked and resolved, for those that equal it.
 
     launches: makes its launches; named: which of Given the arguments of its kernels are, by name;
-    recorder: gives what makes it where gradients are recorded; None where that is not kept.
+    autograd: gives what makes it where gradients are recorded; None where that is not kept.
 
     The first of them makes the launches so and binds them. All others repeat those.
     """
 
-    __slots__ = ("_named", "_record", "_recorder", "_tries", "launches", "run")
+    __slots__ = ("_apply", "_autograd", "_named", "_tries", "launches", "replay")
 
     def __init__(
         self,
         launches: Launches,
         named: Mapping[str, int],
-        recorder: Callable[[], Record] | None = None,
+        autograd: Callable[[], Apply] | None = None,
     ) -> None:
         self.launches = launches
         self._named = named
         self._tries = 0
-        self._recorder = recorder
-        self._record: Record | None = None
-        self.run: Again = self._bind
-        """From Given to the results of the call; None, with nothing launched, where the alignment
-        or the state of torch differs after all.
-        """
+        self._autograd = autograd
+        self._apply: Apply | None = None
+        self.replay: Replay = self._bind
 
-    def __call__(
+    def call(
         self, deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None
     ) -> Any:
-        """The results of the call, with their graph where gradients are recorded; None as of run,
-        and where another than q, k and v requires gradients.
+        """The results of the call, with their graph where gradients are recorded; None where those
+        are not kept, or where another than q, k and v requires gradients.
         """
         if torch.is_grad_enabled():
             if others and requires_grad(*others):
                 return None
             if q.requires_grad or k.requires_grad or v.requires_grad:
-                if (record := self._record) is None:
-                    if self._recorder is None:
+                if (apply := self._apply) is None:
+                    if self._autograd is None:
                         return None
-                    record = self._record = self._recorder()
-                return record(deterministic, q, k, v, *others)
-        return self.run(q, k, v, *others)
+                    apply = self._apply = self._autograd()
+                return apply(deterministic, q, k, v, *others)
+        if not others:  # which takes half the time of a call with *
+            return self.replay(q, k, v) or self._launch(q, k, v)
+        return self.replay(q, k, v, *others) or self._launch(q, k, v, *others)
 
-    def first(self, *given: Tensor | None) -> Any:
-        """The results of the first of these calls. Its launches are not bound, for there may be no
-        other. None where gradients are recorded, and of a negative view.
-        """
-        if any_negative(*given) or (torch.is_grad_enabled() and requires_grad(*given)):
-            return None
-        return self.launches(once, *given)
+    def without_graph(self, *given: Tensor | None) -> Any:
+        """The results of the call, whether gradients are recorded or not."""
+        return self.replay(*given) or self._launch(*given)
+
+    def _launch(self, *given: Tensor | None) -> tuple[Any, ...]:
+        """Launch, and keep nothing of it: of what cannot be bound, or not be replayed now."""
+        near = [None if x is None else x.resolve_neg() for x in given]
+        return self.launches(Launcher.__call__, *near)
 
     def _bind(self, *given: Tensor | None) -> tuple[Any, ...] | None:
         """Launch, and keep how to do so again; None where a tensor is a negative view. What cannot
@@ -142,33 +135,48 @@ class KeptCall:
             return None
         self._tries += 1
         if self._tries & (self._tries - 1):
-            return self.launches(once, *given)
-        recorder = Recorder()
-        found = self.launches(lambda launcher, call: launcher.by(call, recorder), *given)
-        again = recorder.again(given, self._named, found)
-        if again is not None:
-            self.run = again
+            return self.launches(Launcher.__call__, *given)
+        binder = Binder()
+        found = self.launches(lambda launcher, call: launcher.run(call, binder), *given)
+        replay = binder.bound(given, self._named, found)
+        if replay is not None:
+            self.replay = replay
         return found
 
 
-def key_of(q: Tensor, k: Tensor, v: Tensor, others: Given, *options: object) -> Key | None:
-    """The key of a call; None for what is no tensor, or has no strides. What all calls have is
-    written out, because a loop takes longer. torch_modes.special() judges the type of q.
+def key_of(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: Given,
+    causal: object,
+    scale: object,
+    precision: object,
+    limits: object,
+    *options: object,
+) -> Key | None:
+    """The key of a call of the function `name`, which takes these tensors and options; None for
+    what is no tensor, or has no strides. What all calls have is written out, because a loop takes
+    longer, and devices are compared with that of q, because their hashes do. torch_modes.special()
+    judges the type of q.
     """
     try:
+        device = q.device
         key = (
-            q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
-            q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, type(k), type(v),
+            name, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
+            q.dtype, k.dtype, v.dtype, device, k.device == device, v.device == device,
+            type(k), type(v), causal, type(causal), scale, type(scale), precision, limits,
             settings.serving(), *options,
         )  # fmt: skip
-        return (*key, *[form_of(x) for x in others]) if others else key
+        if not others:
+            return key
+        return *key, *[
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device == device, type(x))
+            for x in others
+        ]
     except (AttributeError, RuntimeError, TypeError):
         return None
-
-
-def form_of(x: Tensor | None) -> Key | None:
-    """What a key holds of a tensor that a call may leave out."""
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, type(x))
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:

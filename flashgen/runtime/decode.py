@@ -112,11 +112,9 @@ class Decoder:
         if torch_modes.special(q):
             return None, None
         causal, scale, precision = options
-        key = key_of(
-            q, k, v, given[3:], causal, type(causal), scale, type(scale), precision, limits
-        )
+        key = key_of("decode", q, k, v, given[3:], causal, scale, precision, limits)
         kept = self._calls.find(key)
-        return key, None if kept is None else kept(True, *given)
+        return key, None if kept is None else kept.call(True, *given)
 
     def decode(
         self,

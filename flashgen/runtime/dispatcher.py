@@ -80,9 +80,9 @@ class Dispatcher:
         """
         if torch_modes.special(q):
             return None
-        key = key_of(q, k, v, (), causal, type(causal), scale, type(scale), "ieee", NO_LIMITS)
+        key = key_of("attention", q, k, v, (), causal, scale, "ieee", NO_LIMITS)
         kept = self.calls.find(key)
-        return None if kept is None else kept(True, q, k, v)
+        return None if kept is None else kept.call(True, q, k, v)
 
     @overload
     def attention(
@@ -179,12 +179,10 @@ class Dispatcher:
             or block_mask is not None
         )  # fmt: skip
         if not more and not torch_modes.special(q):
-            key = key_of(
-                q, k, v, heads, causal, type(causal), scale, type(scale), precision, limits
-            )
+            key = key_of("attention", q, k, v, heads, causal, scale, precision, limits)
             kept = self.calls.find(key)
             if kept is not None:
-                found = kept(deterministic, q, k, v, *heads)
+                found = kept.call(deterministic, q, k, v, *heads)
                 if found is not None:
                     return found if return_lse else found[0]  # type: ignore[no-any-return]
         features = PLAIN

@@ -17,9 +17,9 @@ from flashgen.inputs.packed import OF_PLACES, places_of
 from flashgen.kernels.bound_call import zeros
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
-from flashgen.runtime.autograd import Passes, by_autograd
+from flashgen.runtime.autograd import Passes, by_autograd, named
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
-from flashgen.runtime.call_cache import By, Given, KeptCall, Key, Record, once
+from flashgen.runtime.call_cache import Apply, Given, KeptCall, Key, Run
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import PER_HEAD
 from flashgen.spec.problem import bucket_of
@@ -33,11 +33,11 @@ def attention(launcher: Launcher, passes: Passes, call: Call, first: Forward) ->
     """The kept call of attention, from q, k, v and numbers of heads; first: the one made first."""
     scale, diagonal = first.scale, first.diagonal
 
-    def launches(by: By, q: Tensor, k: Tensor, v: Tensor, *heads: Any) -> tuple[Tensor, Tensor]:
+    def launches(run: Run, q: Tensor, k: Tensor, v: Tensor, *heads: Any) -> tuple[Tensor, Tensor]:
         features = call.features
         if heads:
             features = features.with_tensors(tensors_of_heads(heads))
-        found: tuple[Tensor, Tensor] = by(
+        found: tuple[Tensor, Tensor] = run(
             launcher,
             Forward(q=q, k=k, v=v, scale=scale, diagonal=diagonal, features=features),
         )
@@ -45,23 +45,18 @@ def attention(launcher: Launcher, passes: Passes, call: Call, first: Forward) ->
 
     def forward(_: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Given) -> Any:
         heads = [tensors[place] for place in _AT] if tensors else ()
-        return kept.run(q, k, v, *heads) or plain_launches(kept, q, k, v, *heads)
+        return kept.without_graph(q, k, v, *heads)
 
-    def recorder() -> Record:
-        record = by_autograd((forward, passes.backward), call)
+    def autograd() -> Apply:
+        apply = by_autograd((forward, passes.backward), call)
         if not call.features.per_head:
-            return record
-        return lambda deterministic, q, k, v, *heads: record(
+            return apply
+        return lambda deterministic, q, k, v, *heads: apply(
             deterministic, q, k, v, *tensors_of_heads(heads)
         )
 
-    kept = KeptCall(launches, _NAMED, recorder if _has_gradient(first) else None)
+    kept = KeptCall(launches, _NAMED, autograd if _has_gradient(first) else None)
     return kept
-
-
-def plain_launches(kept: KeptCall, *given: Tensor | None) -> Any:
-    """The results of a kept call whose launches cannot be repeated after all."""
-    return kept.launches(once, *[None if x is None else x.resolve_neg() for x in given])
 
 
 Longest = tuple[int, int]
@@ -73,7 +68,14 @@ _PACKED = {name: place for place, name in enumerate(("q", "k", "v", *BOUNDS, *PE
 
 
 def kind_of_packed(
-    longest: Longest, q: Tensor, k: Tensor, v: Tensor, others: Given, *options: object
+    longest: Longest,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: Given,
+    causal: object,
+    scale: object,
+    *options: object,
 ) -> Key | None:
     """The key of packed calls that are resolved alike, whatever differs from step to step of a
     program: how many places and sequences there are, but that the arguments agree on them, and the
@@ -95,7 +97,11 @@ def kind_of_packed(
     except (AttributeError, IndexError, RuntimeError, TypeError):
         return None
     sizes = places - v.shape[0], bucket_of(most).low, bucket_of(places).low
-    return "packed", *forms, *agreed, *of_heads, *sizes, *options, settings.serving()
+    types = type(causal), type(scale)
+    return (
+        "attention_varlen, of any sizes", *forms, *agreed, *of_heads, *sizes, causal, scale, *types,
+        *options, settings.serving(),
+    )  # fmt: skip
 
 
 def _bounded(longest: Longest, q: Tensor, k: Tensor, table: Tensor | None) -> Longest:
@@ -110,6 +116,13 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> tuple[Tensor
     if paged:
         return q, k.transpose(1, 2), v.transpose(1, 2)
     return q, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+
+
+def packed_again(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """O (places, heads, head_dim_v) and LSE (heads, places) of what kernels made. The gradients of
+    both are views, as they would not be of o[0].
+    """
+    return o.squeeze(0).transpose(0, 1), lse.squeeze(0)
 
 
 class Packed:
@@ -127,55 +140,72 @@ class Packed:
         q, k, _, _, _, used_q, used_k, table, *_ = given
         assert q is not None  # its key has it
         assert k is not None
-        longest = _bounded(longest, q, k, table)
+        longest, paged = _bounded(longest, q, k, table), table is not None
 
-        def launches(by: By, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
-            cu_q, cu_k, used_q, used_k, pages, *heads = others
-            q, k, v = heads_first(q, k, v, paged=table is not None)
-            places = places_of(cu_q, cu_k, used_q, used_k, pages, zeros)
-            tensors = *tensors_of_heads(heads), *places
-            features = self._call.features.with_tensors(tensors, longest)
-            o, lse = by(
-                self._launcher,
-                Forward(
-                    q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal, features=features
-                ),
-            )
-            return o[0].transpose(0, 1), lse[0]
-
-        def recorder() -> Record:
-            features = self._call.features
-            features = features.with_tensors((None,) * (len(TENSORS) + len(OF_PLACES)), longest)
-            passes = functools.partial(_forward, kept), functools.partial(_backward, self._passes)
-            return by_autograd(passes, replace(self._call, features=features))
+        def launches(run: Run, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
+            bounds, heads = others[: len(BOUNDS)], others[len(BOUNDS) :]
+            tensors = *tensors_of_heads(heads), *places_of(*bounds, zeros=zeros)
+            return self._launches(longest, run, *heads_first(q, k, v, paged=paged), tensors)
 
         named = _PACKED | {f"{x}_begins": _PACKED[f"cu_seqlens_{x}"] for x in "qk"}
         for side, used in (("q", used_q), ("k", used_k)):
             end = "cu_seqlens" if used is None else "seqused"
             named[f"{side}_ends"] = _PACKED[f"{end}_{side}"]
-        differentiable = table is None and self._differentiable
-        kept = KeptCall(launches, named, recorder if differentiable else None)
-        return kept
+        differentiable = self._differentiable and not paged
+        autograd = functools.partial(self._by_autograd, longest)
+        return KeptCall(launches, named, autograd if differentiable else None)
 
+    def _launches(
+        self, longest: Longest, run: Run, q: Tensor, k: Tensor, v: Tensor, tensors: Given
+    ) -> tuple[Tensor, Tensor]:
+        """O and LSE, packed, of tensors as kernels take them."""
+        forward = Forward(
+            q=q, k=k, v=v, scale=self._scale, diagonal=self._diagonal,
+            features=self._call.features.with_tensors(tensors, longest),
+        )  # fmt: skip
+        o, lse = run(self._launcher, forward)
+        return packed_again(o, lse)
 
-def _forward(kept: KeptCall, _: Call, q: Tensor, k: Tensor, v: Tensor, others: Given) -> Any:
-    """The forward pass of packed tensors."""
-    return kept.run(q, k, v, *others) or plain_launches(kept, q, k, v, *others)
+    def _by_autograd(self, longest: Longest) -> Apply:
+        """What makes the call with its graph. Where the sequences are is computed once, and saved:
+        seqused may change before the backward.
+        """
+
+        def launches(run: Run, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
+            return self._launches(longest, run, *heads_first(q, k, v, paged=False), tensors)
+
+        def forward(_: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Given) -> Any:
+            return kept.without_graph(q, k, v, *tensors)
+
+        def with_places(deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
+            places = places_of(*others[: len(BOUNDS)])
+            heads = tensors_of_heads(others[len(BOUNDS) :])
+            return apply(deterministic, q, k, v, *heads, *places)
+
+        kept = KeptCall(launches, named())
+        bare = self._call.features.with_tensors((None,) * (len(TENSORS) + len(OF_PLACES)), longest)
+        passes = forward, functools.partial(_backward, self._passes)
+        apply = by_autograd(passes, replace(self._call, features=bare))
+        return with_places
 
 
 def _backward(
     passes: Passes, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> Gradients:
     """The backward pass of packed tensors, of which none but q, k and v has a gradient."""
-    others: tuple[Any, ...] = saved.tensors
-    bounds, heads = others[: len(BOUNDS)], others[len(BOUNDS) :]
     q, k, v = heads_first(*saved[:3], paged=False)
-    o, do = (x.transpose(0, 1)[None] for x in (saved.o, do))
-    tensors = *tensors_of_heads(heads), *places_of(*bounds)
-    inputs = Saved(q, k, v, o, saved.lse[None], tensors)
-    found = passes.backward(call, inputs, do, None if dlse is None else dlse[None], wanted)
+    inputs = Saved(q, k, v, _as_made(saved.o), saved.lse[None], saved.tensors)
+    do, dlse = do.transpose(0, 1)[None], None if dlse is None else dlse[None]
+    found = passes.backward(call, inputs, do, dlse, wanted)
     dq, dk, dv = (None if x is None else x[0].transpose(0, 1) for x in found[:3])
     return dq, dk, dv, None, None
+
+
+def _as_made(o: Tensor) -> Tensor:
+    """O of packed_again() in the strides of what a kernel made: they decide what is compiled."""
+    (places, heads, head_dim_v), (of_place, of_head, step) = o.shape, o.stride()
+    strides = o.numel(), of_head, of_place, step
+    return o.as_strided((1, heads, places, head_dim_v), strides)
 
 
 def _has_gradient(call: Forward) -> bool:
@@ -198,16 +228,22 @@ def decode(
     whole = numbers["splits"] == 1
 
     def launches(
-        by: By, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor | None, *heads: Any
+        run: Run,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: Tensor,
+        table: Tensor | None,
+        *heads: Any,
     ) -> tuple[Tensor, Tensor]:
         if paged:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         own = features.with_tensors(tensors_of_heads(heads)) if heads else features
         cache = Cache(k=k, v=v, lengths=lengths, block_table=table)
-        parts = by(decoding, Decode(q=q, cache=cache, features=own, **numbers))
+        parts = run(decoding, Decode(q=q, cache=cache, features=own, **numbers))
         if whole:
             return parts.o, parts.lse
-        found: tuple[Tensor, Tensor] = by(combine, Combine(parts=parts, q=q))
+        found: tuple[Tensor, Tensor] = run(combine, Combine(parts=parts, q=q))
         return found
 
     return KeptCall(launches, _DECODED)

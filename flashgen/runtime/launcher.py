@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -25,8 +24,8 @@ from flashgen.schedules.config import KernelConfig, kernel_name
 
 logger = logging.getLogger("flashgen.runtime")
 
-Called = TypeVar("Called", bound=KernelCall[Any])
-Launched = TypeVar("Launched")
+LaunchPlan = Callable[[Plan, KernelCall[Result]], Result]
+"""Launches a plan for a call; the result is the call's."""
 
 
 class Launcher:
@@ -48,10 +47,10 @@ class Launcher:
 
         Raises ToolchainError, GeneratedError and LaunchError, and whatever Triton raises.
         """
-        return self.by(call, Plan.__call__)
+        return self.run(call, Plan.__call__)
 
-    def by(self, call: Called, launch: Callable[[Plan, Called], Launched]) -> Launched:
-        """The same, launched by another function, whose result this is."""
+    def run(self, call: KernelCall[Result], launch: LaunchPlan[Result]) -> Result:
+        """The same, its plan launched by another function."""
         steps = self._aligned
         if self._unaligned is not steps:
             steps = self._steps(*call.loaded)
@@ -91,7 +90,7 @@ class _Steps:
     def config(self) -> KernelConfig:
         return self._steps[0][1]
 
-    def run(self, call: Called, launch: Callable[[Plan, Called], Launched]) -> Launched:
+    def run(self, call: KernelCall[Result], launch: LaunchPlan[Result]) -> Result:
         plan = self.plan
         while True:
             if plan is None:

@@ -46,6 +46,10 @@ _is_any_autocast_enabled: Callable[[], bool] = getattr(
 _is_batched_by_autograd: Callable[[Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False
 )
+unwrap_if_dead: Callable[[Tensor], Tensor] = getattr(
+    getattr(torch._C, "_functorch", None), "unwrap_if_dead", lambda x: x
+)
+"""Of a tensor that left its transform of torch.func what its wrapper holds; of another itself."""
 
 
 def without_gradients(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -115,11 +119,12 @@ def check_gradients(*gradients: Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
     refuse_tangents(*gradients)
-    if any(x is not None and _is_batched_by_autograd(x) for x in gradients):
-        raise InvalidArgument(
-            "attention takes one gradient at a time, not is_grads_batched=True or vectorize=True: "
-            "call torch.autograd.grad once for each"
-        )
+    for x in gradients:
+        if x is not None and _is_batched_by_autograd(x):
+            raise InvalidArgument(
+                "attention takes one gradient at a time, not is_grads_batched=True or "
+                "vectorize=True: call torch.autograd.grad once for each"
+            )
 
 
 def refuse_batched(*tensors: Tensor | None) -> None:

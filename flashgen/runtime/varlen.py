@@ -15,11 +15,12 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import NO_LIMITS, Window, heads_given, limits_of
 from flashgen.inputs.from_call import diagonal_of
 from flashgen.inputs.packed import from_bounds
+from flashgen.kernels.bound_call import zeros
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.call_cache import key_of
 from flashgen.runtime.general_path import asked_features
-from flashgen.runtime.kept_calls import heads_first, kind_of_packed
+from flashgen.runtime.kept_calls import heads_first, kind_of_packed, packed_again
 from flashgen.runtime.keywords import hinting
 
 __all__ = ["attention_varlen"]
@@ -134,7 +135,7 @@ def attention_varlen(
         >>> flashgen.attention_varlen(q, q, q, bounds, bounds, 3, 3, causal=True).shape
         torch.Size([5, 8, 64])
     """
-    limits, kind = NO_LIMITS, None
+    limits, kind, kept = NO_LIMITS, None, None
     if window is not None or softcap is not None or invariant is not False:
         limits = limits_of(window, softcap, invariant, causal=causal is not False)
     calls = folders.current().calls
@@ -144,20 +145,18 @@ def attention_varlen(
     more = dropout_p != 0.0 or chunk is not None or chunk_start is not None
     whole = type(max_seqlen_q) is int and type(max_seqlen_k) is int
     if whole and not more and not torch_modes.special(q):
-        options = causal, type(causal), scale, type(scale), precision, limits
-        key = key_of(q, k, v, others, *longest, *options)
+        options = causal, scale, precision, limits
+        key = key_of("attention_varlen", q, k, v, others, *options, *longest)
         kept = calls.find(key)
-        found = None
-        if kept is not None:
-            found = kept(deterministic, q, k, v, *others)
-        elif key is not None:
+        if kept is None and key is not None:
             kind = kind_of_packed(longest, q, k, v, others, *options)
             if (alike := calls.find(kind)) is not None:
                 kept = alike.kept(longest, (q, k, v, *others))
                 calls.keep(key, kept)
-                found = kept.first(q, k, v, *others)
-        if found is not None:
-            return found if return_lse else found[0]  # type: ignore[no-any-return]
+        if kept is not None:
+            found = kept.call(deterministic, q, k, v, *others)
+            if found is not None:
+                return found if return_lse else found[0]  # type: ignore[no-any-return]
     maybe = {
         "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
         "block_table": block_table, "alibi_slopes": alibi_slopes, "sinks": sinks,
@@ -172,6 +171,7 @@ def attention_varlen(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
         seqused_k=seqused_k, block_table=block_table,
         page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
+        zeros=zeros,
     ).within(q.shape[0], k.shape[0])  # fmt: skip
     call = Call(
         causal=causal, scale=scale, precision=precision, deterministic=deterministic,
@@ -182,9 +182,11 @@ def attention_varlen(
         ),
     )  # fmt: skip
     q, k, v = heads_first(q, k, v, paged=packed.paged)
-    o, lse = folders.current().general.serve_plain(call, q, k, v, key=kind)
+    o, lse = folders.current().general.serve_plain(
+        call, q, k, v, key=kind if kept is None else None
+    )
     assert lse is not None  # return_lse
-    o, lse = o[0].transpose(0, 1), lse[0]
+    o, lse = packed_again(o, lse)
     return (o, lse) if return_lse else o
 
 

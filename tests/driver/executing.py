@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 from triton.compiler.compiler import CompiledKernel
 
+from flashgen.ptx.execute import execute
 from flashgen.ptx.findings import Report
-from flashgen.ptx.launched import Launch
-from flashgen.ptx.machine import execute
+from flashgen.ptx.machine import Launch
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.triton_kernel import loaded_text

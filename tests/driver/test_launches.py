@@ -27,7 +27,7 @@ def handed(plan: Plan, arguments: tuple[Any, ...]) -> list[object]:
     """
     found: list[object] = []
     every = (*arguments, *plan.direct.constants)
-    for param, value in zip(plan.direct._kernel.params, every, strict=True):
+    for param, value in zip(plan.direct.kernel.params, every, strict=True):
         if param.is_constexpr or value is None:
             continue
         if type(value) is int and value == 1 and not param.do_not_specialize:

@@ -17,12 +17,12 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.runtime.driver, "_active", None)
 
 
-def compiled(kernel: engines.EngineKernel, point: dict[str, int] | None) -> launches.Recorder:
+def compiled(kernel: engines.EngineKernel, point: dict[str, int] | None) -> launches.StandIn:
     given = engines.inputs(WORK, filled=False)
-    recorder, _ = launches.launched(
+    stand_in, _ = launches.launched(
         kernel, point, WORK, capability=(8, 0), arch="sm_80", given=given
     )
-    return recorder
+    return stand_in
 
 
 def test_the_engine_itself_chooses_and_triton_compiles_what_it_launched() -> None:

@@ -47,7 +47,7 @@ KERNELS: dict[str, tuple[AttentionSpec, KernelConfig]] = {
 }
 
 
-class Recording(CompileOnlyDriver):
+class RecordingDriver(CompileOnlyDriver):
     """A driver whose launcher writes down what it is called with. Every binary has a number."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class Recording(CompileOnlyDriver):
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    made = Recording()
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDriver]:
+    made = RecordingDriver()
     monkeypatch.setattr(triton.runtime.driver, "_active", made)
     monkeypatch.delenv("FLASHGEN_DIRECT", raising=False)
     loaded: list[Any] = []
@@ -135,7 +135,7 @@ def call_of(name: str, folder: Path) -> Callable[[], object]:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_driver_is_handed_what_triton_hands_it(
-    name: str, driver: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, driver: RecordingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = call_of(name, tmp_path)
     call()
@@ -155,7 +155,7 @@ def test_the_driver_is_handed_what_triton_hands_it(
 
 
 @pytest.fixture
-def pointer(driver: Recording, tmp_path: Path) -> Callable[..., None]:
+def pointer(driver: RecordingDriver, tmp_path: Path) -> Callable[..., None]:
     """Launches the pointer kernel on these tensors; the number of the binary goes to driver.launches."""
     spec, config = KERNELS["pointer"]
     rendered = render(spec, config)
@@ -169,7 +169,7 @@ def pointer(driver: Recording, tmp_path: Path) -> Callable[..., None]:
     return launched
 
 
-def binaries(driver: Recording) -> list[int]:
+def binaries(driver: RecordingDriver) -> list[int]:
     return [each[4] for each in driver.launches]
 
 
@@ -178,7 +178,9 @@ def zeros(seq: int = 96, offset: int = 0, row: int = 64) -> torch.Tensor:
     return memory.as_strided((2, 4, seq, 64), (4 * seq * row, seq * row, row, 1), offset)
 
 
-def test_another_class_of_argument_finds_another_kernel(driver: Recording, pointer: Any) -> None:
+def test_another_class_of_argument_finds_another_kernel(
+    driver: RecordingDriver, pointer: Any
+) -> None:
     """A base that is not aligned, then strides that are no multiples of 16: each its own binary, as
     Triton would have it, and each again when it comes again."""
     kinds = [zeros(), zeros(offset=1), zeros(row=72)]
@@ -187,14 +189,16 @@ def test_another_class_of_argument_finds_another_kernel(driver: Recording, point
     assert binaries(driver) == [1, 2, 3, 1, 2, 3, 3, 2, 1]
 
 
-def test_lengths_are_of_one_class(driver: Recording, pointer: Any) -> None:
+def test_lengths_are_of_one_class(driver: RecordingDriver, pointer: Any) -> None:
     for seq in (16, 32, 16, 48, 32):
         pointer(zeros(seq))
     assert binaries(driver) == [1] * 5
     assert [each[0] for each in driver.launches] == [8] * 5  # its own grid
 
 
-def test_a_number_too_large_for_32_bits_is_another_class(driver: Recording, pointer: Any) -> None:
+def test_a_number_too_large_for_32_bits_is_another_class(
+    driver: RecordingDriver, pointer: Any
+) -> None:
     q = zeros()
     for diagonal in (0, 1 << 33, 0, 1 << 33, 5):
         pointer(q, diagonal)
@@ -216,7 +220,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("what", ["launch_enter_hook", "launch_exit_hook", "debug"])
 def test_who_listens_is_heard(
-    what: str, driver: Recording, pointer: Any, monkeypatch: pytest.MonkeyPatch
+    what: str, driver: RecordingDriver, pointer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Profilers' hooks, Triton's own debugging: launches are Triton's as long as they are there."""
     q = zeros()
@@ -236,7 +240,7 @@ def test_who_listens_is_heard(
 
 
 def test_it_can_be_switched_off(
-    driver: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: RecordingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHGEN_DIRECT", "0")
     call = call_of("pointer", tmp_path)
@@ -247,7 +251,7 @@ def test_it_can_be_switched_off(
 
 
 def test_a_variant_is_kept_once_whatever_lengths_and_strides(
-    driver: Recording, pointer: Any, monkeypatch: pytest.MonkeyPatch
+    driver: RecordingDriver, pointer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = by_triton(monkeypatch)
     for seq in range(1, 50):
@@ -287,7 +291,7 @@ class Kernel:
     ],
 )
 def test_what_is_not_known_is_left_to_triton(
-    changed: Any, arguments: Any, times: int, driver: Recording
+    changed: Any, arguments: Any, times: int, driver: RecordingDriver
 ) -> None:
     kernel = Kernel(**changed)
     start = direct_launch.Direct(kernel, (), {"num_warps": 4, "num_stages": 2})
@@ -301,7 +305,7 @@ def test_what_is_not_known_is_left_to_triton(
     [("3.6.0", 1), ("3.9.1+git5", 1), ("3.5.1", 3), ("3.10.0", 3), ("4.0.0", 3), ("next", 3)],
 )
 def test_versions_that_were_not_tested_are_left_to_triton(
-    version: str, times: int, driver: Recording, monkeypatch: pytest.MonkeyPatch
+    version: str, times: int, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
     kernel = Kernel()
@@ -312,11 +316,11 @@ def test_versions_that_were_not_tested_are_left_to_triton(
 
 
 def test_other_drivers_are_left_to_triton(
-    driver: Recording, monkeypatch: pytest.MonkeyPatch
+    driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMD's classes follow from the size of a tensor's memory too."""
     monkeypatch.setattr(
-        Recording, "get_current_target", lambda self: SimpleNamespace(backend="hip")
+        RecordingDriver, "get_current_target", lambda self: SimpleNamespace(backend="hip")
     )
     kernel = Kernel()
     start = direct_launch.Direct(kernel, (), {"num_warps": 4, "num_stages": 2})

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from triton import knobs
 
+from flashgen.ptx.execute import Loaded, execute
 from flashgen.ptx.findings import Report
-from flashgen.ptx.launched import Launch
-from flashgen.ptx.machine import Loaded, execute
+from flashgen.ptx.machine import Launch
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.text import parse
 from tests.ptx_snippets import Array, aligned

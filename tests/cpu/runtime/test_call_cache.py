@@ -284,7 +284,7 @@ def met(own: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     def repeated(*_: Any) -> None:
         raise AssertionError("a call was repeated")
 
-    monkeypatch.setattr(call_cache.KeptCall, "__call__", repeated)
+    monkeypatch.setattr(call_cache.KeptCall, "call", repeated)
     with pytest.raises(AssertionError, match="repeated"):
         own.attention(*qkv, causal=True)
     return qkv

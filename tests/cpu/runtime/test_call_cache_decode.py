@@ -11,6 +11,7 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import heads_given
 from flashgen.kernels.launch_cache import Decode
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.launcher import _Steps
@@ -254,6 +255,13 @@ def test_flash_attn_with_kvcache_is_kept(
     assert repeated == 1
     # O lies in memory as q, which of one query is the same in both.
     assert [each[:3] for each in plain[0]] == [each[:3] for each in made[0][0]]
+
+
+def test_numbers_of_heads_that_a_caller_lacks_are_none() -> None:
+    sinks = torch.zeros(8)
+    assert heads_given(sinks=sinks) == heads_given(alibi_slopes=None, sinks=sinks)
+    assert heads_given(alibi_slopes=sinks) == heads_given(sinks=None, alibi_slopes=sinks)
+    assert heads_given(sinks=None) == heads_given() == ()
 
 
 def per_head() -> dict[str, Any]:

@@ -133,9 +133,7 @@ def filled() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def check_gradients(
-    attend: Callable[..., Tensor], do: Tensor, *tensors: Tensor, resolved: int = 1
-) -> None:
+def check_gradients(attend: Callable[..., Tensor], do: Tensor, *tensors: Tensor) -> None:
     """As check() of a call and its backward. A gradient may be a copy of what a kernel left, whose
     address another tensor then has, so only what lies there is compared.
     """
@@ -146,26 +144,20 @@ def check_gradients(
         return ()
 
     with filled():
-        check(make, resolved)
+        check(make)
 
 
-def check(make: Callable[[Dispatcher], tuple[Tensor, ...]], resolved: int = 1) -> None:
-    """Calls launch the same, on the same elements: those whose forward is resolved, and three more.
-    A packed one has another dO where it is recorded as a kept call: no view of O is differentiated.
-    """
+def check(make: Callable[[Dispatcher], tuple[Tensor, ...]]) -> None:
+    """Four calls launch the same, on the same elements."""
     with pytest.MonkeyPatch.context() as patch, served(patch, Reading()) as driver:
         own, made = dispatcher(patch), []
         patch.setattr(registry, "_current", own)
-        for _ in range(resolved + 3):
+        for _ in range(4):
             before = len(driver.launches)
             outputs = make(own)
             made.append(told(driver.launches[before:], outputs))
         assert made[0]
-        if resolved == 1:
-            assert made == made[:1] * 4
-        else:
-            assert made[:resolved] == made[:1] * resolved
-            assert made[resolved:] == made[-1:] * 3
+        assert made[1:] == made[:1] * 3
 
 
 LONGEST: dict[str, Any] = {"max_seqlen_q": 16, "max_seqlen_k": 16, "causal": True}
@@ -212,7 +204,7 @@ def test_packed_sequences(call: dict[str, Tensor]) -> None:
 def test_gradients_of_packed_sequences(call: dict[str, Tensor]) -> None:
     q, k, v, *bounds, do = call.values()
     check_gradients(
-        lambda _, *leaves: attention_varlen(*leaves, *bounds, **LONGEST), do, q, k, v, resolved=2
+        lambda _, *leaves: attention_varlen(*leaves, *bounds, **LONGEST), do, q, k, v
     )  # fmt: skip
 
 

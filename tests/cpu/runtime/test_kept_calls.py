@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashgen.errors import InvalidArgument
 from flashgen.kernels import bound_call
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.launcher import _Steps
@@ -89,9 +91,8 @@ def test_a_repeat_is_launched_as_the_first_call_was(
     name: str, driver: Written, own: Dispatcher
 ) -> None:
     made, repeated = by_launch(driver, own, calling(CALLS[name]), 5)
-    assert repeated == 2
-    at = int("pages" in name)  # the first call has zeros of its own
-    assert made[at + 1 :] == [made[at]] * (4 - at)
+    assert repeated == 3
+    assert made[1:] == [made[0]] * 4
 
 
 def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
@@ -105,8 +106,6 @@ def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
         with monkeypatch.context() as patch:
             patch.setattr(registry, "_current", dispatcher(monkeypatch))
             (fresh,), _ = by_launch(driver, own, calling(call), 1)
-        if name in ("pages", "other pages"):  # where nothing is kept, its zeros are its own
-            met, fresh = ((*x[:3], [a for a in x[3] if type(a) is not int]) for x in (met, fresh))
         assert (met, repeated) == (fresh, 1), name
 
 
@@ -228,3 +227,118 @@ def test_packed_sequences_with_gradients_are_repeated(driver: Written, own: Disp
     slopes = torch.zeros(4)
     assert [launched_by_steps(lambda: call(alibi_slopes=slopes)) for _ in range(6)][-1] == 0
     assert launched_by_steps(lambda: call(sinks=torch.zeros(4, requires_grad=True))) == 4
+
+
+def test_a_backward_in_chunks_is_made_anew(driver: Written, own: Dispatcher) -> None:
+    """Nobody gave the starts of its chunks, which are made at each launch."""
+
+    def call() -> list[Tensor]:
+        return gradients(lambda qkv: own.attention(*qkv, causal=True, chunk=16))
+
+    assert [launched_by_steps(call) for _ in range(4)] == [4] * 4
+
+
+def test_packed_gradients_with_seqused_are_repeated(driver: Written, own: Dispatcher) -> None:
+    """Both passes read the ends of sequences that the forward computed, whatever becomes of seqused."""
+
+    def call() -> None:
+        used = torch.tensor([5, 6], dtype=torch.int32)
+        given = packed(40, 24, seqused_k=used)
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        o = attention_varlen(**given)
+        used.zero_()
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+
+    assert [launched_by_steps(call) for _ in range(6)][-2:] == [0, 0]
+
+
+def a_decode(**changes: Any) -> dict[str, Any]:
+    q, k, v = tensors(seq_q=1, batch=4)
+    return {"q": q, "k": k, "v": v, "lengths": torch.full((4,), 9, dtype=torch.int32)} | changes
+
+
+def test_calls_of_two_functions_are_told_apart(own: Dispatcher) -> None:
+    """Whose tensors and options agree: the second is refused, as it is of a dispatcher that met none."""
+    qkv = tensors(seq_q=1, batch=4)
+    for _ in range(4):
+        own.attention(*qkv, causal=True, alibi_slopes=torch.zeros(4))
+    with pytest.raises(InvalidArgument, match="lengths must be"):
+        own.decode(*qkv, lengths=torch.zeros(4))
+    for _ in range(4):
+        own.decode(**a_decode())
+    with pytest.raises(InvalidArgument, match="alibi_slopes must be"):
+        own.attention(*qkv, causal=True, alibi_slopes=torch.zeros(4, dtype=torch.int32))
+
+
+KEPT_ALIVE: dict[str, Callable[[], dict[str, Any]]] = {
+    "packed": lambda: packed(40, 24, alibi_slopes=torch.zeros(4)),
+    "packed over pages": lambda: in_pages(5, 3),
+    "packed, used": lambda: packed(40, 24, seqused_k=torch.tensor([5, 6], dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", KEPT_ALIVE)
+def test_no_tensor_of_packed_sequences_is_kept_alive(
+    name: str, times: int, own: Dispatcher
+) -> None:
+    given = KEPT_ALIVE[name]()
+    for _ in range(times):
+        attention_varlen(**given)
+    alive = {x: weakref.ref(y) for x, y in given.items() if isinstance(y, Tensor)}
+    del given
+    assert [x for x, ref in alive.items() if ref() is not None] == []
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_no_tensor_of_a_decode_or_a_backward_is_kept_alive(times: int, own: Dispatcher) -> None:
+    given = a_decode(sinks=torch.zeros(4))
+    leaves = [x.requires_grad_() for x in tensors()]
+    for _ in range(times):
+        own.decode(**given)
+        o = own.attention(*leaves, causal=True)
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+    alive = [weakref.ref(x) for x in (o, *given.values(), *leaves)]
+    del o, given, leaves
+    assert [ref() for ref in alive] == [None] * len(alive)
+
+
+def test_a_tensor_that_left_its_transform_is_unwrapped(driver: Written, own: Dispatcher) -> None:
+    """torch's apply() does so too; its wrapper has no memory."""
+
+    def left(x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        torch.func.grad(lambda y: (found.append(y * 1), y.sum())[1])(x)
+        return found[0]
+
+    for _ in range(4):
+        q, k, v = (left(x) for x in tensors())
+        own.attention(q, k, v, causal=True)
+        attention_varlen(**packed(40, 24, q=left(torch.zeros(64, 4, 64, dtype=BF16))))
+
+
+@pytest.mark.parametrize("change", [moved, torch._neg_view], ids=["moved", "negative"])
+def test_what_cannot_be_replayed_is_launched_without_being_resolved_again(
+    change: Callable[[Tensor], Tensor],
+    driver: Written,
+    own: Dispatcher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(change: Callable[[Tensor], Tensor]) -> None:
+        q, k, v = tensors()
+        own.attention(change(q), k, v, causal=True)
+        given = packed(40, 24)
+        attention_varlen(**given | {"q": change(given["q"])})
+        given = a_decode()
+        own.decode(**given | {"k": change(given["k"])})
+
+    for _ in range(3):
+        call(lambda x: x)
+    for path, name in (
+        (own.general, "serve"),
+        (own.general, "serve_plain"),
+        (own.decoder, "decode"),
+    ):
+        monkeypatch.setattr(path, name, None)
+    assert launched_by_steps(lambda: call(change)) >= 3
+    assert launched_by_steps(lambda: call(lambda x: x)) == 0

@@ -418,3 +418,21 @@ def test_bounds_changed_before_the_backward_are_noticed(dispatcher: Dispatcher) 
     cu.add_(0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_ends_changed_before_the_backward_are_those_of_the_forward(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first call, which is resolved, and of those that equal it."""
+    monkeypatch.setattr("flashgen.runtime.folders.current", lambda: dispatcher)
+    tensors, cu = torch.randn(3, 20, 2, 16), cumulative([12, 8])
+    found = []
+    for change in (False, True, False, True):
+        q, k, v = leaves(*tensors.unbind())
+        used = torch.tensor([5, 7], dtype=torch.int32)
+        o = attention_varlen(q, k, v, cu, cu, 12, 12, seqused_q=used, seqused_k=used, causal=True)
+        if change:
+            used.zero_()
+        found.append(torch.autograd.grad(o.square().sum(), (q, k, v)))
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], rtol=0, atol=0)

@@ -1,0 +1,130 @@
+"""Executes a launch: execute() runs its blocks and reports.
+
+Blocks run one after another, in an order drawn from the seed: what they do to global memory is
+checked for races between blocks as if they ran at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+import numpy as np
+
+from flashgen.errors import InvalidArgument
+from flashgen.ptx.block import Block
+from flashgen.ptx.clocks import Engine
+from flashgen.ptx.decode import decode
+from flashgen.ptx.findings import CHECKS, Check, Fault, Report
+from flashgen.ptx.instructions import load_all
+from flashgen.ptx.machine import Decoded, Launch, Machine
+from flashgen.ptx.memory import constants, shared_layout
+from flashgen.ptx.program import Group, Instruction, Number, Operand, Program, Register
+from flashgen.ptx.schedule import run_block
+from flashgen.ptx.types import TYPE_BYTES
+
+
+class Loaded(Decoded):
+    """A program whose instructions are decoded; loading it once serves many launches."""
+
+    def __init__(self, program: Program) -> None:
+        load_all()
+        self.program = program
+        self.constant_addresses, self.constants = constants(program)
+        shared, _ = shared_layout(program, 0)
+        symbols = {**self.constant_addresses, **shared}
+        self.steps = tuple(decode(program, item, symbols) for item in program.instructions)
+        self.guards = tuple(
+            None if item.predicate is None else (item.predicate.index, item.negated)
+            for item in program.instructions
+        )
+        self.guarded = _guarded(program)
+        self.engines = _engines(program)
+        self.shared_cell = _cell(program, "shared")
+        self.global_cell = _cell(program, "global")
+
+
+def execute(
+    loaded: Loaded, launch: Launch, *, seed: int = 0, checks: Collection[Check] = CHECKS
+) -> Report:
+    """Run every block of the grid. The same seed gives the same order of everything. A finding that
+    a GPU would end the kernel for ends the launch. memcheck is always on.
+    """
+    unknown = set(checks) - CHECKS
+    if unknown:
+        raise InvalidArgument(f"checks must be of {sorted(CHECKS)}: got {sorted(unknown)}")
+    if len(launch.grid) != 3 or min(launch.grid) < 0:
+        raise InvalidArgument(f"a grid must be three numbers of at least 0: got {launch.grid}")
+    machine = Machine(loaded, launch, checks)
+    rng = random.Random(seed)
+    x, y, z = launch.grid
+    order = list(range(x * y * z))
+    rng.shuffle(order)
+    with np.errstate(all="ignore"):
+        for number in order:
+            index = (number % x, number // x % y, number // (x * y))
+            try:
+                run_block(Block(machine, index, rng))
+            except Fault as fault:
+                machine.report.add(fault.finding)
+                break
+            machine.report.blocks += 1
+    return machine.report
+
+
+def _guarded(program: Program) -> frozenset[int]:
+    """Registers that a guarded instruction writes: where its guard fails, the program may hold
+    nothing in them, and Triton's reductions pass that on to lanes that do not use it.
+    """
+    found: set[int] = set()
+    for item in program.instructions:
+        if item.predicate is not None and item.operands:
+            found.update(part.index for part in _parts(item) if isinstance(part, Register))
+    return frozenset(found)
+
+
+def _engines(program: Program) -> frozenset[Engine]:
+    """The engines that a program's instructions use."""
+    found = {Engine.MBARRIER}
+    for item in program.instructions:
+        if item.opcode.startswith("cp.async.bulk"):
+            found.add(Engine.STORE)
+        elif item.opcode.startswith("cp.async"):
+            found.add(Engine.COPY)
+        elif item.opcode.startswith("wgmma"):
+            found.add(Engine.WGMMA)
+        elif item.opcode.startswith("tcgen05"):
+            found |= {Engine.TENSOR, Engine.TENSOR_LOAD, Engine.TENSOR_STORE, Engine.ISSUED}
+    return frozenset(found)
+
+
+def _parts(item: Instruction) -> tuple[Operand, ...]:
+    """The first operand of an instruction, or the items of it."""
+    first = item.operands[0]
+    return first.items if isinstance(first, Group) else (first,)
+
+
+def _cell(program: Program, space: str) -> int:
+    """The largest size, at most 16 bytes, that every access of the program to a space is a multiple
+    of and aligned to: atomics and vectors by their elements.
+    """
+    smallest = 16
+    for item in program.instructions:
+        parts = item.opcode.split(".")
+        here = any(part.startswith(space) for part in parts)
+        size = 16
+        if parts[0] in ("ld", "ldu", "st", "atom", "red") and here:
+            kinds = [TYPE_BYTES[part] for part in parts if part in TYPE_BYTES]
+            vectors = [len(o.items) for o in item.operands if isinstance(o, Group)]
+            size = min(kinds, default=1) * max(vectors, default=1)
+            if vectors and not all(part in program.used for part in _parts(item)):
+                size = min(kinds, default=1)
+        elif parts[:2] == ["cp", "async"] and "tensor" in parts and space == "global":
+            size = 4
+        elif parts[:2] == ["cp", "async"] and len(item.operands) > 2 and "bulk" not in parts:
+            copied = item.operands[2]
+            size = int(copied.text, 0) if isinstance(copied, Number) else 4
+        elif parts[0] == "mbarrier" and space == "shared":
+            size = 8
+        smallest = min(smallest, size)
+    return smallest
