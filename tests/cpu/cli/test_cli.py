@@ -135,6 +135,8 @@ class TestBadInput:
                 2,
                 "--feature and --no-feature exclude each other: name one",
             ),
+            ("tune --no-feature", 2, "--no-feature selects specs of tables: leave it out, or add"),
+            ("tune --workload w.yaml --no-feature", 2, "--no-feature selects specs of tables"),
             ("tune --seed -1", 2, "seed must be 0 to 4294967295: got -1"),
             ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("tune --sampler lucky", 2, "sampler must be one of auto"),
