@@ -117,6 +117,8 @@ class Compiled(Record):
         lengths = [loop.instructions for loop in self.loops]
         if min((*lengths, *(length for _, length in self.spilling)), default=1) < 1:
             raise InvalidArgument("a loop must have an instruction: got none")
+        if any(not 0 <= spills <= length for spills, length in self.spilling):
+            raise InvalidArgument("a loop must have as many instructions as spills, or more")
         if self.num_warps < 1 or self.shared_bytes < 0:
             raise InvalidArgument(
                 f"a kernel must have a warp, and bytes of shared memory >= 0: got "
@@ -178,6 +180,7 @@ def recall(
         if record.pop("facts", None) != FACTS:
             return None
         found = Compiled.from_json(record)
+        found.must_be_possible()
     except (OSError, ValueError):
         return None
     asked_for = (found.digest, found.arch, found.triton, found.whole) == (

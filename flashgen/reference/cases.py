@@ -147,7 +147,7 @@ def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """X as another type on a device, with its strides and the elements between its rows, amid a
     larger buffer whose margins are NaN. Margins that X has are not moved, but its alignment is.
     """
-    first = x.storage_offset()
+    first = int(x.storage_offset())
     lead = first % (16 // dtype.itemsize)
     count = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
     count = count * bool(x.numel()) + lead
