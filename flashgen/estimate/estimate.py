@@ -135,7 +135,7 @@ def _check_arguments(
     if flops is not None and not isinstance(flops, Iterable):
         raise InvalidArgument(f"tile_flops must be a list of numbers: got {shown(flops)}")
     for value in (least_bytes, *(() if flops is None else flops)):
-        if not isinstance(value, Real) or not 0 <= float(value) <= LARGEST:
+        if not isinstance(value, Real) or not 0 <= value <= LARGEST:  # type: ignore[operator]
             raise InvalidArgument(
                 f"tile_flops and least_bytes must be finite and >= 0: got {shown(value)}"
             )
