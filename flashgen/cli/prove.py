@@ -59,7 +59,7 @@ def verify(
     --invariant compares the kernels of each numeric class. They must have the same products and
     sums, and nothing left to fuse.
     """
-    from flashgen.schedules.known_bugs import warnings_here
+    from flashgen.compile.known_bugs import warnings_here
     from flashgen.table.show import console
     from flashgen.tune.progress import Screen
     from flashgen.tune.verify import verify as proofs_of

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from flashgen import settings
 from flashgen.compile import gcn, sass
+from flashgen.compile.known_bugs import may_be_wrong
 from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError, ToolKilled
@@ -27,7 +28,6 @@ from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.schedules.base import TENSOR_COLUMNS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
-from flashgen.schedules.known_bugs import may_be_wrong
 from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.data_sheets import LIMITS

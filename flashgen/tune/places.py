@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flashgen.compile.known_bugs import warnings_here
 from flashgen.errors import NoGpuError
 from flashgen.estimate.estimate import estimable, require_estimator
 from flashgen.evaluate import pools
@@ -13,7 +14,6 @@ from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Children, Pools
 from flashgen.evaluate.workers.answers import Pool, WorkerLost
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.schedules.known_bugs import warnings_here
 from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS, Gpu, known_target
 from flashgen.tune import devices
 
