@@ -10,9 +10,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         from flashgen import cli
     except ModuleNotFoundError as error:  # in a clone that is not installed
-        from flashgen.paths import install_command_for
+        from flashgen.paths import install_command_after
 
-        if (command := install_command_for(error.name)) is None:
+        if (command := install_command_after(error)) is None:
             raise
         sys.exit(f"flashgen: the command line needs {error.name}: {command}")
     cli.main(sys.argv[1:] if arguments is None else arguments)

@@ -5,6 +5,14 @@ Every class carries the exit code of the command line. Any exception that is not
 a bug of flashgen and is reported as one.
 """
 
+MOST_SHOWN = 200
+"""Characters of a value that a message shows."""
+
+
+def cut(text: str) -> str:
+    """The text of a value for a message: what is longer than MOST_SHOWN is cut."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
 
 def printable(text: str) -> str:
     """The text with all but printable characters and line breaks escaped: names in files and what
@@ -28,12 +36,19 @@ def one_line(error: BaseException) -> str:
 
 
 class FlashgenError(Exception):
-    """Base class of all errors that flashgen raises on purpose. Its text is printable."""
+    """Base class of all errors that flashgen raises on purpose. Its text is printable, and words
+    that are longer than a name or a number may be are cut.
+    """
 
     exit_code = 1
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        import re
+
+        short = re.sub(
+            rf"[^\s/]{{{MOST_SHOWN + 1},}}", lambda word: cut(word[0]), super().__str__()
+        )
+        return printable(short)
 
 
 class InvalidArgument(FlashgenError, ValueError):

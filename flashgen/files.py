@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import os
 import tempfile
@@ -68,11 +69,15 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     except OSError as error:
         raise ToolchainError(
             f"{path} cannot be written ({error.strerror}) and is as it was: "
-            "free some space there, or name another folder with --out"
+            f"{_space(error)}name another folder with --out"
         ) from None
     finally:
         with contextlib.suppress(OSError):  # an unreachable folder holds no temporary file either
             temporary.unlink(missing_ok=True)
+
+
+def _space(error: OSError) -> str:
+    return "free some space there, or " if error.errno == errno.ENOSPC else ""
 
 
 def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -152,5 +157,5 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written ({error.strerror}); what it held is still there: "
-            "free some space, or name another folder with --out"
+            f"{_space(error)}name another folder with --out"
         ) from None

@@ -9,6 +9,7 @@ directory and sys.path change nothing.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shutil
 import sys
@@ -35,10 +36,30 @@ def install_command_for(module: str | None) -> str | None:
     package that flashgen names.
     """
     name = (module or "?").partition(".")[0]
-    for extra in ("", "tune", "offline", "cluster"):
-        if any(name in need for need in _requirements(extra)):
+    package = _PACKAGES.get(name, name)
+    for extra in ("", "tune", "offline", "cluster", "dashboard"):
+        needs = [re.match(r"[\w.-]+", need) for need in _requirements(extra)]
+        if package in [found[0] for found in needs if found]:
             return install_command(extra)
     return None
+
+
+_PACKAGES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "optuna_dashboard": "optuna-dashboard"}
+"""Packages by their modules, where the names differ."""
+
+
+def install_command_after(error: ModuleNotFoundError) -> str | None:
+    """The command that installs what an import did not find: the module's package or, where another
+    package lacks a part of its own, that package, whose dependencies pip then completes. None if
+    flashgen itself lacks it.
+    """
+    import traceback
+
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    importers = [str(frame.f_globals.get("__name__")) for frame in reversed(frames)]
+    outside = itertools.takewhile(lambda name: name.partition(".")[0] != "flashgen", importers)
+    found = map(install_command_for, (error.name, *outside))
+    return next(filter(None, found), None)
 
 
 def _requirements(extra: str) -> list[str]:

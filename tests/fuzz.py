@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import functools
 import gzip
 import inspect
 import io
@@ -28,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,9 +40,16 @@ from flashgen.bench.case import BenchCase
 from flashgen.bench.race import Line
 from flashgen.bench.record import BenchRecord
 from flashgen.compile.compiler import FACTS, Compiled, cache_file, judge, recall
-from flashgen.errors import FlashgenError
+from flashgen.errors import MOST_SHOWN, FlashgenError
+from flashgen.estimate import sm
+from flashgen.estimate.estimate import estimate_cubin, time_of
+from flashgen.estimate.sm import Replay, Usage
 from flashgen.evaluate.quarantine import Quarantine, _record
 from flashgen.files import write_whole
+from flashgen.ptx.execute import Loaded, execute
+from flashgen.ptx.machine import Launch as PtxLaunch
+from flashgen.ptx.memory import Buffer
+from flashgen.ptx.text import parse as parse_ptx
 from flashgen.report.html import write_report
 from flashgen.runtime import kernel_files
 from flashgen.schedules.outcome import Outcome, Status, Timing
@@ -53,7 +62,9 @@ from flashgen.table.evidence import evidence_file, evidence_text
 from flashgen.table.table import Table, dump, load_with_evidence, save
 from flashgen.tune import hf_config, hf_fields, hf_kinds, hf_layers, hf_masks, workloads
 from flashgen.tune.run_files import Session
+from tests import cubins
 from tests.compiled import made_compiled, made_loop
+from tests.ptx_snippets import kernel as ptx_kernel
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
 
 HUGE = "9" * 5000
@@ -172,8 +183,14 @@ def read(do: Callable[[], Any]) -> Any:
     try:
         return do()
     except FlashgenError as error:
-        demand_printable(str(error))
+        demand_short(str(error))
         return None
+
+
+def demand_short(text: str) -> None:
+    """A message echoes at most MOST_SHOWN characters of a value, of which it has a few."""
+    demand_printable(text)
+    assert len(text) < 5 * MOST_SHOWN, f"a message of {len(text)} characters: {text[:200]!r}"
 
 
 def demand_printable(text: str) -> None:
@@ -352,6 +369,96 @@ def compiled(draw: random.Random, folder: Path) -> None:
         assert Compiled.from_json(json.loads(json.dumps(found.to_json()))) == found
         demand_printable(judge(found, SPEC, AHEAD, H200)[1])
         assert found.spill_share >= 0
+
+
+REPLAY = Replay(
+    residents=2, phases=((0,), (1, 2)), cycles=((9.0, 8.0), (18.0, 15.5)), far_cycles=((9.5, 8.0), (19.0, 16.0)),
+    lone_cycles=(8.0, 7.0), loaded_bytes=(4096.0, 0.0), usage=(Usage(matrix=0.5, exp2=0.5, issue=0.5, shared=0.5, memory=0.5),) * 2, block_flops=(2048, 0, 4096),
+    block_work=(2048.0, 0.0, 4096.0), least_cycles=(4.0, 0.0, 4.0), equal_parts=(1, 1, 2), outside=300, firm=True,
+)  # fmt: skip
+
+
+def replay(draw: random.Random, folder: Path) -> None:
+    """A cached replay: it is the base of an estimate, or made again."""
+    kept = made_compiled(digest=OUTCOME.digest)
+    path = sm._replay_file(kept, H200, folder)
+    if draw.random() < 0.3:
+        content = text_of(draw, {"made_by": sm._made_by(H200), "replay": REPLAY.to_json()})
+    else:
+        content = _json({"made_by": sm._made_by(H200), "replay": changed(draw, REPLAY.to_json())})
+    write_whole(path, content)
+    found = sm.recall_replay(kept, H200, folder)
+    if found is not None:
+        assert Replay.from_json(json.loads(json.dumps(found.to_json()))) == found
+        read(lambda: time_of(found, [(3,) * len(found.block_flops)] * 9, H200))
+
+
+PTX = ptx_kernel(
+    """mov.u32 %r1, %tid.x; ld.param.u64 %d1, [p0]; mul.wide.u32 %d2, %r1, 4; add.s64 %d1, %d1, %d2;
+ld.global.b32 {%r2}, [%d1+0]; mov.u32 %r3, smem; shl.b32 %r4, %r1, 2; add.u32 %r3, %r3, %r4;
+st.shared.b32 [%r3], %r2; bar.sync 0; mov.u32 %r5, 0;
+LOOP: add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 4; @%p1 bra LOOP;
+fma.rn.f32 %r6, %r2, 0f3F800000, %r5; shfl.sync.bfly.b32 %r7|%p2, %r6, 1, 31, -1; selp.b32 %r8, %r6, %r7, !%p2;
+cp.async.cg.shared.global [%r3], [%d1], 16; cp.async.commit_group; cp.async.wait_group 0;
+st.global.b32 [%d1], %r8;""",
+    1,
+).encode()  # fmt: skip
+MORE_PTX = (
+    b".reg .b32 %q<99999999999>;", b".reg .b7 %q<2>;", b"{{{{{{", b"[[[[%d1]]]]", b"%r1, %r2, %r3, %r4", b"%nosuch.x",
+    b"LOOP: bra LOOP;", b".shared .align 0 .b8 wide[99999999999999];", b".reqntid 99999999", b"-2147483649", b"0x", b".b128",
+    b"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1}, %d1, %d2, 1, 1, 1, 0, 0;", b"mbarrier.init.shared.b64 [%r3], 1;",
+    b"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;", b"brx.idx %r1, LOOP;", b".u64", b"div.s32 %r1, %r2, 0;",
+)  # fmt: skip
+"""Texts that are put into PTX."""
+
+
+def ptx_text(draw: random.Random, folder: Path) -> None:
+    """PTX text that is changed, read, and executed for some steps."""
+    content = mutated(draw, PTX)
+    for _ in range(draw.choice((0, 1, 1, 2))):
+        places = [place.start() for place in re.finditer(rb"[ ,;\n]", content)] or [0]
+        at = draw.choice(places)
+        content = content[:at] + b" " + draw.choice(MORE_PTX) + content[at:]
+
+    def executed() -> None:
+        loaded = Loaded(parse_ptx(content.decode("utf-8", "replace")))
+        memory = Buffer(
+            name="p0", address=1 << 16, content=np.zeros(256, np.uint8), end=(1 << 16) + 256
+        )
+        given = [memory.address.to_bytes(8, "little")]
+        made = PtxLaunch(grid=(2, 1, 1), parameters=given, buffers=[memory], shared_bytes=4096)
+        for finding in execute(loaded, made, most_steps=20_000).findings:
+            demand_short(str(finding))
+
+    read(executed)
+
+
+def cubin(draw: random.Random, folder: Path) -> None:
+    """Machine code and arguments of estimate_cubin."""
+    with triton_cache(folder / "triton"):
+        made = compiled_cubin()
+    code = _bytes(draw, made.code) if draw.random() < 0.5 else made.code
+    given = made.geometry() | {"blocks": [(32,)] * 864, "target": "nvidia_a100_sxm4_40gb"}
+    given |= {"tile_flops": [1e6], "least_bytes": 1e6}
+    for name in draw.sample(sorted(given), draw.choice((0, 1, 1, 2))):
+        given[name] = draw.choice(
+            (*SCALARS, [(2**70,)], [[0.5]], [("3",)], 7, [7], {}, H200, [1, 2], [-1.0])
+        )
+    read(lambda: estimate_cubin(code, **given))
+
+
+@functools.cache
+def compiled_cubin() -> cubins.Cubin:
+    return cubins.single_phase(64, 64, 4, 2)
+
+
+@contextlib.contextmanager
+def triton_cache(folder: Path) -> Iterator[None]:
+    import triton
+
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(folder)
+        yield
 
 
 LANDSCAPES: tuple[dict[str, Any], ...] = (
@@ -594,11 +701,14 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "workload": (workload_file, 30),
     "bench": (bench, 30),
     "compiled": (compiled, 30),
+    "replay": (replay, 25),
+    "ptx": (ptx_text, 40),
+    "cubin": (cubin, 10),
     "landscape": (landscape, 40),
     "command": (command, 40),
     "call": (call, 50),
 }
-"""What reads the input, and how many of 500 cases it gets."""
+"""What reads the input, and how many of 575 cases it gets."""
 
 
 @contextlib.contextmanager

@@ -45,9 +45,7 @@ class Row:
 
     def best(self, group: str) -> Line | None:
         """The fastest right one of the others whose group begins so; else one without a time."""
-        mine = [line for line in self.others if line.group.startswith(group)]
-        right = [line for line in mine if line.status == "ok"]
-        return min(right or mine, key=_us, default=None)
+        return _best([line for line in self.others if line.group.startswith(group)])
 
     @property
     def ratio(self) -> float | None:
@@ -71,10 +69,16 @@ def _us(line: Line) -> float:
     return line.timing.median_us if line.timing else math.inf
 
 
+def _best(lines: Sequence[Line]) -> Line | None:
+    """The fastest right one; if none is right, the fastest."""
+    right = [line for line in lines if line.status == "ok"]
+    return min(right or lines, key=_us, default=None)
+
+
 def cases_of(
     work: Iterable[tuple[AttentionSpec, Problem]], *, smoke: bool
 ) -> tuple[list[BenchCase], list[Row]]:
-    """The cases of searches, in order, and rows for what cannot be compared."""
+    """The cases of searches, the heaviest first, and rows for what cannot be compared."""
     found: dict[str, BenchCase] = {}
     left: list[Row] = []
     for spec, problem in work:
@@ -91,7 +95,7 @@ def cases_of(
             sizes = Problem(batch=1, heads=group, kv_heads=1, seq_q=queries, seq_k=33)
             case = replace(case, problem=sizes)
         found.setdefault(case.key, case)
-    return list(found.values()), left
+    return sorted(found.values(), key=lambda case: -case.operations), left
 
 
 def _why_not(spec: AttentionSpec) -> str:
@@ -117,10 +121,13 @@ def _case(spec: AttentionSpec, problem: Problem) -> BenchCase:
 
 def title_of(case: BenchCase) -> str:
     """What is compared, in the words of the options."""
-    p = case.problem
-    heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
     name = case.spec.name.split("_", 1)[1]
-    return f"{case.direction} {name}, {p.seq_k} keys, {p.batch} x {heads} heads"
+    return f"{case.direction} {name}, {_sizes(case.problem)}"
+
+
+def _sizes(p: Problem) -> str:
+    heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
+    return f"{p.seq_k} keys, {p.batch} x {heads} heads"
 
 
 def compare(
@@ -153,14 +160,20 @@ def compare(
 
 def _row(case: BenchCase, lines: Sequence[Line]) -> Row:
     """The best of flashgen's own, of pages and of the whole cache, beside the others."""
-    own = sorted((line for line in lines if line.own), key=lambda line: line.name != "flashgen")
-    ours = own[0]
+    own = [line for line in lines if line.own]
+    ours = _best(own)
+    assert ours is not None  # flashgen serves every case
     others = tuple(line for line in lines if not line.own)
-    return Row(title=title_of(case), ours=ours, others=others, note=ours.detail)
+    where = [ours.name.removeprefix("flashgen, ")] * (ours.name != "flashgen")
+    wrong = [f"{line.name} is {line.status}" for line in own if line.status == "wrong"]
+    note = "; ".join(filter(None, (ours.detail, *where, *wrong)))
+    return Row(title=title_of(case), ours=ours, others=others, note=note)
 
 
 def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
-    """The same by what a table holds: nothing runs."""
+    """The same by what a table holds: nothing runs. A table has one problem for each bucket: where
+    another one was asked for, the row is of the table's, and its note says so.
+    """
     for case in cases:
         spec, bucket = case.spec, bucket_of(case.problem.seq_k)
         entry = table.find(spec, bucket) if case.direction != "backward" else None
@@ -169,14 +182,19 @@ def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
             yield Row(title=title_of(case), note=f"{table.gpu.slug} has no time of it")
             continue
         measured = entry.evidence
+        title = title_of(replace(case, problem=entry.problem))
         ours = _published("flashgen", us, measured.low_us or us, measured.high_us or us)
-        note = f"{entry.config.label}, {entry.result.source}"
+        notes = [f"{entry.config.label}, {entry.result.source}"]
+        if entry.problem != case.problem:
+            notes.append(f"the table's problem in place of {_sizes(case.problem)}")
+        if measured.batches_us:
+            notes.append("the mean of several batches")
+        others: tuple[Line, ...] = ()
         if measured.sdpa_us is None:
-            note += "; no time of SDPA on this GPU is published"
-            yield Row(title=title_of(case), ours=ours, note=note)
-            continue
-        sdpa = _published("SDPA", measured.sdpa_us, measured.sdpa_us, measured.sdpa_us)
-        yield Row(title=title_of(case), ours=ours, others=(sdpa,), note=note)
+            notes.append("no time of SDPA on this GPU is published")
+        else:
+            others = (_published("SDPA", measured.sdpa_us, measured.sdpa_us, measured.sdpa_us),)
+        yield Row(title=title, ours=ours, others=others, note="; ".join(notes))
 
 
 def _published(name: str, us: float, low_us: float, high_us: float) -> Line:

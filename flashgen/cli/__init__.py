@@ -7,6 +7,7 @@ commands import torch and optuna themselves, so --help is quick.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import io
 import os
@@ -22,7 +23,7 @@ from flashgen import __version__
 from flashgen.cli import bench, build, compare, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError, printable
-from flashgen.paths import install_command_for
+from flashgen.paths import install_command_after
 
 __all__ = ["app", "main"]
 
@@ -142,13 +143,12 @@ def main(arguments: list[str]) -> NoReturn:
             raise
         _discard_output()
         where = "standard output" if error.filename is None else str(error.filename)
-        _leave(
-            f"{where} cannot be used ({error.strerror}): free some space, or name another place", 1
-        )
+        space = "free some space, or " if error.errno == errno.ENOSPC else ""
+        _leave(f"{where} cannot be used ({error.strerror}): {space}name another place", 1)
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, ModuleNotFoundError) and (command := install_command_for(error.name)):
+        if isinstance(error, ModuleNotFoundError) and (command := install_command_after(error)):
             _leave(f"this needs {error.name}: {command}", 1)
         _leave(f"a bug, {type(error).__name__}: {error}; see --debug", 1)
     sys.exit(0)

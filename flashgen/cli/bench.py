@@ -11,7 +11,7 @@ import typer
 
 from flashgen import paths
 from flashgen.bench import GROUPS
-from flashgen.cli.options import COMMAND_LINE, Causal, check_least, check_word
+from flashgen.cli.options import CASES_BUDGET, COMMAND_LINE, Causal, check_least, check_word
 from flashgen.errors import InvalidArgument, printable
 from flashgen.runtime import registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
@@ -38,9 +38,7 @@ def bench(
         list[str] | None,
         typer.Option(help=f"{', '.join(GROUPS)}; all if none is given. Repeatable."),
     ] = None,
-    time_budget: Annotated[
-        float | None, typer.Option(help="Seconds after which no new case starts.")
-    ] = None,
+    time_budget: Annotated[float | None, typer.Option(help=CASES_BUDGET)] = None,
     gigabytes: Annotated[
         float, typer.Option(help="Upper bound for K and V of a decode, in GB.")
     ] = 24.0,

@@ -11,7 +11,7 @@ import typer
 
 from flashgen.cli.bench import interpret, serve_from
 from flashgen.cli.grouped import grouped
-from flashgen.cli.options import Target, named_table
+from flashgen.cli.options import CASES_BUDGET, Target, named_table
 from flashgen.cli.what import What
 from flashgen.errors import InvalidArgument, NoGpuError, printable
 
@@ -25,9 +25,7 @@ class On:
     tuned: Annotated[
         Path | None, typer.Option(help="Folder of tune --out whose generated/ is used.")
     ] = None
-    time_budget: Annotated[float, typer.Option(help="Seconds after which no new case starts.")] = (
-        110.0
-    )
+    time_budget: Annotated[float, typer.Option(help=CASES_BUDGET)] = 110.0
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Tiny sizes on a CPU; nothing is measured.")
     ] = False
@@ -49,27 +47,34 @@ def compare(what: What, on: On) -> None:
     flashgen compare --head-dim 128 --causal --seq 8192    for one spec
     flashgen compare --target nvidia_h200 --causal         by the figures of a table: no GPU
 
-    One table, in under two minutes, the heaviest first. Yes: flashgen's 80th percentile is below
+    One table, in about two minutes, the heaviest first. Yes: flashgen's 80th percentile is below
     the 20th of the best of the others.
     """
     if on.smoke:
         interpret()
     serve_from(on.tuned)
-    from flashgen.bench.compare import cases_of, lines, of_table
+    from flashgen.bench.compare import Row, cases_of, lines, of_table
     from flashgen.bench.compare import compare as compared
 
     cases, left = cases_of(what.work(print), smoke=on.smoke)
+    tunes = "flashgen tune --gpu"
+    rows: list[Row] = []
     if on.target is not None:
         table = named_table(on.target, on.tuned or Path(), evidence=True)
         print(f"By the table of {table.gpu.name}; nothing runs.")
-        rows = list(of_table(cases, table))
+        found = of_table(cases, table)
+        tunes += f" on {table.gpu.name}"
     else:
         _demand_gpu(on.smoke)
-        rows = list(compared(cases, _tell, index=on.index, seconds=on.time_budget, smoke=on.smoke))
-    for line in lines([*rows, *left]):
-        print(printable(line))
+        found = compared(cases, _tell, index=on.index, seconds=on.time_budget, smoke=on.smoke)
+    try:
+        for row in found:
+            rows.append(row)
+    finally:  # a contender that breaks the GPU's context ends the run, but not what was found
+        for line in lines([*rows, *left]):
+            print(printable(line))
     if any(row.faster == "no" for row in rows):
-        print("flashgen tune --gpu with the same options tunes for them.")
+        print(f"To tune for them: {tunes}, with the same model, workload or specs.")
 
 
 def _demand_gpu(smoke: bool) -> None:

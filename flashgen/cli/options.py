@@ -84,6 +84,7 @@ FeatureNames = Annotated[
 NoFeature = Annotated[
     bool, typer.Option("--no-feature", help="Of a table, only specs without features.")
 ]
+CASES_BUDGET = "Seconds: no case begins that would end later, by the longest so far."
 Jobs = Annotated[int | None, typer.Option(help="Child processes; one per core by default.")]
 
 

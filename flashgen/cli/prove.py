@@ -1,5 +1,5 @@
-"""flashgen verify, sanitize and calibrate: check tables again, execute kernels on the CPU, compare
-estimates with measurements.
+"""flashgen verify, sanitize, try and calibrate: check tables again, execute kernels on the CPU, try
+one as its template is now, compare estimates with measurements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from flashgen import paths
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
 from flashgen.errors import InvalidArgument, ToolchainError, printable
 from flashgen.files import temporary_folder
-from flashgen.schedules.config import kernel_name
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from flashgen.spec.gpu import Gpu
     from flashgen.table.entry import Entry
     from flashgen.table.table import Table
-
-DEFAULT_SEQ = 4096
 
 
 def verify(
@@ -56,11 +53,13 @@ def verify(
     out: Out = Path(),
 ) -> None:
     """Verify the entries of the last tuning run again, or all of a table: legal, compiled as
-    recorded, correct against float64;
-    or execute its kernels, and print what the checks of flashgen.ptx find; or compare the kernels
-    of each numeric class: the same products and sums, and nothing left to fuse.
+    recorded, correct against float64.
+
+    --executed executes the kernels instead, and prints what the checks of flashgen.ptx find.
+    --invariant compares the kernels of each numeric class. They must have the same products and
+    sums, and nothing left to fuse.
     """
-    from flashgen.schedules.known_bugs import warnings_here
+    from flashgen.compile.known_bugs import warnings_here
     from flashgen.table.show import console
     from flashgen.tune.progress import Screen
     from flashgen.tune.verify import verify as proofs_of
@@ -78,7 +77,7 @@ def verify(
         return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
-        whole, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
+        whole, evaluator = _table_and_evaluator("verify", gpu, target, out, cache, jobs)
         table = whole if every else whole.of_last_run()
         failed = undecided = count = 0
         for warning in warnings_here(table.gpu.arch):
@@ -167,6 +166,7 @@ def sanitize(
     racecheck, initcheck and synccheck find.
     """
     from flashgen.evaluate.sanitize import sanitize as sanitized
+    from flashgen.schedules.config import kernel_name
     from flashgen.table.emit import kernels_of
 
     check_least("--seeds", seeds, 1)
@@ -210,13 +210,15 @@ def try_kernel(
     For who changes a template: docs/change-a-kernel.md. Writes nothing. Without --gpu the kernel
     is interpreted or executed on the CPU, and its time is an estimate.
     """
+    from flashgen.schedules.config import kernel_name
     from flashgen.spec.problem import workload
+    from flashgen.tune.options import DEFAULT_SEQ
     from flashgen.tune.try_kernel import difference, tried
 
     if gpu == (target is not None):
         raise InvalidArgument("try needs either --gpu or --target SLUG")
     with temporary_folder("try") as cache:
-        table, evaluator = _table_and_evaluator(gpu, target, out, cache, 2)
+        table, evaluator = _table_and_evaluator("try", gpu, target, out, cache, 2)
         entry = next((e for e in table.everything if _is_called(e, kernel)), None)
         if entry is None:
             shipped = (kernel_name(e.spec, e.config) for e in table.everything)
@@ -225,7 +227,9 @@ def try_kernel(
         else:
             spec, config = entry.spec, entry.config
             problem = entry.problem if seq is None else workload(spec, seq)
-        changed = difference(spec, config, paths.generated_dir(out))
+        generated = paths.generated_dir(out)
+        shipped_one = generated if generated.is_dir() else paths.shipped_generated_dir()
+        changed = difference(spec, config, shipped_one)
         print(kernel_name(spec, config))
         for line in changed or ["diff:   none: generated/ has this text"]:
             print(printable(line))
@@ -239,6 +243,8 @@ def try_kernel(
 
 def _is_called(entry: Entry, name: str) -> bool:
     """Whether this is the name of an entry's kernel, or of its spec."""
+    from flashgen.schedules.config import kernel_name
+
     return name in (kernel_name(entry.spec, entry.config), entry.spec.name)
 
 
@@ -297,7 +303,7 @@ def calibrate(
 
 
 def _table_and_evaluator(
-    gpu: bool, target: str | None, out: Path, cache: Path, jobs: int | None
+    command: str, gpu: bool, target: str | None, out: Path, cache: Path, jobs: int | None
 ) -> tuple[Table, Evaluator]:
     if not gpu:
         from flashgen.evaluate.offline import OfflineEvaluator
@@ -307,5 +313,5 @@ def _table_and_evaluator(
     from flashgen.evaluate.on_gpu import GpuEvaluator
     from flashgen.kernels.launch import device_gpu
 
-    here = device_gpu(0, instead="flashgen verify --target nvidia_h200")
+    here = device_gpu(0, instead=f"flashgen {command} --target nvidia_h200")
     return named_table(here.slug, out, evidence=True), GpuEvaluator(here, 0, cache, jobs)

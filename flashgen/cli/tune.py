@@ -221,7 +221,7 @@ def _say_what_it_is(seconds: float | None, out: Path) -> None:
     print(
         "No GPU is here, so this is a demonstration, for an H100 that is not there: kernels are "
         "compiled and checked, and their times are estimates. "
-        + (f"It takes about {seconds:.0f} seconds, and w" if seconds else "It w")
+        + (f"It searches for {seconds:.0f} seconds, and w" if seconds else "It w")
         + f"rites to {out}. --target names another GPU.",
         flush=True,
     )

@@ -105,6 +105,7 @@ class What:
 
     def specs(self) -> tuple[AttentionSpec, ...]:
         """All specs that the options name."""
+        self._demand_tables()
         features = self.features
         either = [mask == "causal" for mask in masks_of(features)]
         backward = "backward" in (self.direction or ())
@@ -128,6 +129,7 @@ class What:
         With --invariant each is in its numeric class, but for the fused backward, which adds up in
         any order.
         """
+        self._demand_tables()
         from flashgen.tune import hf_config, workloads
 
         if self.workload is not None:
@@ -148,6 +150,13 @@ class What:
             for spec, problem in found.work
             if spec.direction != "backward_fused"
         )
+
+    def _demand_tables(self) -> None:
+        if self.no_feature:
+            raise InvalidArgument(
+                "--no-feature selects specs of tables: leave it out, or add --from-tables to tune "
+                "without a file"
+            )
 
     def work(self, say: Callable[[str], object]) -> Pieces:
         """The pieces of the file, or those of specs and lengths."""

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from flashgen import settings
 from flashgen.compile import gcn, sass
+from flashgen.compile.known_bugs import may_be_wrong
 from flashgen.compile.loops import LoopFacts, issued, main_loops, spilling_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError, ToolKilled
@@ -27,7 +28,6 @@ from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.schedules.base import TENSOR_COLUMNS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
-from flashgen.schedules.known_bugs import may_be_wrong
 from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.data_sheets import LIMITS
@@ -117,6 +117,8 @@ class Compiled(Record):
         lengths = [loop.instructions for loop in self.loops]
         if min((*lengths, *(length for _, length in self.spilling)), default=1) < 1:
             raise InvalidArgument("a loop must have an instruction: got none")
+        if any(not 0 <= spills <= length for spills, length in self.spilling):
+            raise InvalidArgument("a loop must have as many instructions as spills, or more")
         if self.num_warps < 1 or self.shared_bytes < 0:
             raise InvalidArgument(
                 f"a kernel must have a warp, and bytes of shared memory >= 0: got "
@@ -178,6 +180,7 @@ def recall(
         if record.pop("facts", None) != FACTS:
             return None
         found = Compiled.from_json(record)
+        found.must_be_possible()
     except (OSError, ValueError):
         return None
     asked_for = (found.digest, found.arch, found.triton, found.whole) == (

@@ -13,11 +13,13 @@ sequences, power.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from numbers import Integral, Real
 
-from flashgen.errors import InvalidArgument, NoEstimate
+from flashgen.errors import InvalidArgument, NoEstimate, cut
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.sm import Replay, clock, numba_missing, replay_cubin
 from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, tuned_splits
@@ -26,6 +28,7 @@ from flashgen.schedules.outcome import Timing
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import Problem, bytes_moved, flops
+from flashgen.spec.records import LARGEST, shown
 
 PROTOCOL = 9
 """Version of the model, and of the problems that are estimated for an entry; estimates of other
@@ -105,16 +108,55 @@ def estimate_cubin(
         ...     target="nvidia_h200",
         ... )
     """
+    _check_arguments(cubin, num_warps, shared_bytes, least_bytes, tile_flops)
     gpu = known_target(target) if isinstance(target, str) else target
+    if not isinstance(gpu, Gpu):
+        raise InvalidArgument(f"target must be a known slug or a Gpu: got {shown(target)}")
     if arch != gpu.arch:
         raise InvalidArgument(
-            f"arch must be that of the target: {gpu.slug} is {gpu.arch}, not {arch}"
+            f"arch must be that of the target: {gpu.slug} is {gpu.arch}, not {cut(str(arch))}"
         )
+    blocks = _trip_counts(blocks)
     replayed = replay_cubin(cubin, gpu, num_warps=num_warps, shared_bytes=shared_bytes)
     if tile_flops is not None:
         replayed = rolled_up(replayed, tile_flops)
     return time_of(replayed, blocks, gpu, least_bytes=least_bytes)
 
+
+def _check_arguments(
+    cubin: object, num_warps: object, shared_bytes: object, least_bytes: object, flops: object
+) -> None:
+    """Raise InvalidArgument for what is no argument of estimate_cubin."""
+    if not isinstance(cubin, bytes | bytearray):
+        raise InvalidArgument(f"cubin must be bytes: got {type(cubin).__name__}")
+    for name, value, least in (("num_warps", num_warps, 1), ("shared_bytes", shared_bytes, 0)):
+        if not isinstance(value, Integral) or not least <= int(value) <= LARGEST:
+            raise InvalidArgument(f"{name} must be a whole number >= {least}: got {shown(value)}")
+    if flops is not None and not isinstance(flops, Iterable):
+        raise InvalidArgument(f"tile_flops must be a list of numbers: got {shown(flops)}")
+    for value in (least_bytes, *(() if flops is None else flops)):
+        if not isinstance(value, Real) or not 0 <= value <= LARGEST:  # type: ignore[operator]
+            raise InvalidArgument(
+                f"tile_flops and least_bytes must be finite and >= 0: got {shown(value)}"
+            )
+
+
+def _trip_counts(blocks: Iterable[Iterable[object]]) -> list[tuple[int, ...]]:
+    """The trips of each block as ints. Raises InvalidArgument."""
+    try:
+        found = [tuple(operator.index(trips) for trips in block) for block in blocks]  # type: ignore[arg-type]
+        largest = max((abs(trips) for block in found for trips in block), default=0)
+    except TypeError:
+        raise InvalidArgument(
+            f"blocks must be a list of lists of trip counts: got {shown(blocks)}"
+        ) from None
+    if largest > MOST_TRIPS:
+        raise InvalidArgument(f"a block must make at most {MOST_TRIPS} trips: got {largest:.3g}")
+    return found
+
+
+MOST_TRIPS = 1 << 31
+"""Of a main loop: its counter has 32 bits."""
 
 FOUND_AGAIN = 0.15
 """By how much of a tile's matrix work the work of several trips may fall short."""

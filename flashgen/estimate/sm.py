@@ -373,7 +373,9 @@ class Replay(Record):
         of_loop = (self.block_flops, self.block_work, self.least_cycles, self.equal_parts)
         loops = sorted(loop for phase in self.phases for loop in phase)
         if (
-            {len(each) for each in of_phase} != {len(self.phases)}
+            not all(self.phases)
+            or not self.phases
+            or {len(each) for each in of_phase} != {len(self.phases)}
             or {len(each) for each in of_loop} != {len(loops)}
             or loops != list(range(len(loops)))
             or not 1 <= self.residents == len(self.cycles) == len(self.far_cycles)

@@ -181,12 +181,14 @@ def compared(run: Runner, trial: Trial, *, twice: bool = False) -> Comparison:
             found = run(trial.call)
         again = run(trial.call) if twice and around.kept else found
     verdict = trial.compare(found)
-    same = again is found or _bytes_of(again) == _bytes_of(found)
+    same = again is found or _same_bits(again, found)
     return verdict if around.kept and same else replace(verdict, floors=math.inf)
 
 
-def _bytes_of(found: Any) -> list[bytes]:
-    return [x.contiguous().cpu().view(torch.uint8).numpy().tobytes() for x in tensors_in(found)]
+def _same_bits(one: Any, other: Any) -> bool:
+    """Whether the tensors of two results are equal to the bit, NaN too."""
+    pairs = zip(tensors_in(one), tensors_in(other), strict=True)
+    return all(torch.equal(*(x.contiguous().view(torch.uint8) for x in pair)) for pair in pairs)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """The check of forward and backward kernels: their cases, the call of each, and its comparison.
 
-The sizes are the least that show each mistake: ragged tiles and whole ones, shared heads, rows
-without keys; as many tiles in a row as fill the ring of loads twice; scores that make the running
-maximum jump at each tile, or never; one query and one key. The first case varies all that may vary,
-in three batches of eight heads, four of which share K and V. Packed sequences have unused tokens
-between them, and empty ones among them.
+The sizes are the least that show each mistake. There are ragged tiles and whole ones, shared heads,
+rows without keys, and one query with one key. As many tiles follow each other as fill the ring of
+loads twice. Scores make the running maximum jump at each tile, or never. The first case varies all
+that may vary, in three batches of eight heads, four of which share K and V. Packed sequences have
+unused tokens between them, and empty ones among them.
 """
 
 from __future__ import annotations
@@ -222,10 +222,9 @@ def packed_case(
 
 
 def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase, ...]:
-    """A ragged batch with shared heads; sequences without queries, without keys and without both;
-    more queries than keys; whole tiles; unused tokens between; few queries of many keys, so that a
-    window is wider than all queries and a page together. At the sixth place of seed 0 the window
-    holds all keys.
+    """A ragged batch with shared heads, of which sequences lack queries, keys or both; more queries
+    than keys; whole tiles; unused tokens between. Few queries have many keys, so that a window is
+    wider than all queries and a page together. At the sixth place of seed 0 it holds all keys.
     """
     br, bc = config.br, config.bc
     alignment = "top_left" if spec.direction in BY_KEYS else "bottom_right"

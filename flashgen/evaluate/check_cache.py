@@ -75,10 +75,12 @@ class DecodeCase:
 def cache_cases(
     spec: AttentionSpec, config: KernelConfig, device: str = "cpu"
 ) -> tuple[DecodeCase, ...]:
-    """The cases every candidate must pass: no key, one, a tile and its neighbours, primes; pages
-    smaller than a tile, as large and larger; rows that fill a tile and more; splits without a key;
-    a split whose tiles fill the ring of loads twice, at a place where seed 0 draws a window of all
-    keys; of an invariant decode three segments; pages whose numbers 16 bits do not hold.
+    """The cases every candidate must pass.
+
+    Their keys: none, one, a tile and its neighbours, primes. Pages are smaller than a tile, as
+    large and larger, and some have numbers that 16 bits do not hold. Rows fill a tile and more.
+    Some splits have no key. The tiles of one fill the ring of loads twice, at a place where seed 0
+    draws a window of all keys. An invariant decode has three segments.
     """
     bc, br = config.bc, config.br
     ring = (2 * config.num_stages + 2) * bc

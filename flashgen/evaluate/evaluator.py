@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, Self
 
 from flashgen.compile import compiler
+from flashgen.compile.known_bugs import installed_triton
 from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.known_bugs import installed_triton
 from flashgen.schedules.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu

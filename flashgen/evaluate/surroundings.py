@@ -30,18 +30,18 @@ _MOST_BYTES = 1 << 28
 
 class Surroundings(TorchFunctionMode):
     """A context for one launch. kept, at its end: whether nothing changed but outputs, and of an
-    Append the cache.
+    Append the keys and values of the cache.
     """
 
     def __init__(self, call: Any) -> None:
         super().__init__()
         self.kept = True
         self._outputs: list[tuple[Tensor, int]] = []
-        written = tuple(tensors_in(call.cache)) if isinstance(call, Append) else ()
+        written = (call.cache.k, call.cache.v) if isinstance(call, Append) else ()
         self._before = [
             (part, part.clone())
             for x in tensors_in(call)
-            for part in ((_margins_of(x)) if any(x is y for y in written) else (_storage(x),))
+            for part in (_margins_of(x) if any(x is y for y in written) else (_storage(x),))
             if part.numel() <= _MOST_BYTES
         ]
 

@@ -13,8 +13,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from flashgen.errors import cut, one_line
 from flashgen.ptx.memory import PARAMETER_STRIDE
 from flashgen.ptx.program import (
+    FOREIGN,
     Address,
     Group,
     Instruction,
@@ -62,7 +64,16 @@ def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
 
 def decode(program: Program, item: Instruction, symbols: dict[str, int]) -> Step:
     """The step of an instruction. symbols: addresses of variables. Raises InvalidPtx."""
-    form = Form(program, item, symbols)
+    try:
+        return _decoded(Form(program, item, symbols))
+    except InvalidPtx:
+        raise
+    except FOREIGN as error:
+        raise InvalidPtx(f"operands that do not fit ({one_line(error)}): {item}") from error
+
+
+def _decoded(form: Form) -> Step:
+    item = form.item
     words = item.opcode.split(".")
     for count in range(len(words), 1, -1):
         if (opcode := ".".join(words[:count])) in TABLE:
@@ -86,7 +97,9 @@ class Form:
 
     def unknown(self, what: str) -> NoReturn:
         """Raise the error of an instruction that has no semantics here."""
-        raise InvalidPtx(f"{what} is not known: {self.item.opcode}, PTX line {self.item.line}")
+        raise InvalidPtx(
+            f"{cut(what)} is not known: {cut(self.item.opcode)}, PTX line {self.item.line}"
+        )
 
     def wrong(self, what: str) -> NoReturn:
         """Raise the error of an operand that does not fit."""

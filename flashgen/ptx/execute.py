@@ -6,12 +6,13 @@ checked for races between blocks as if they ran at once.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection
 
 import numpy as np
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, cut, one_line
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
@@ -19,8 +20,17 @@ from flashgen.ptx.findings import CHECKS, Check, Fault, Report
 from flashgen.ptx.instructions import load_all
 from flashgen.ptx.machine import Decoded, Launch, Machine
 from flashgen.ptx.memory import constants, shared_layout
-from flashgen.ptx.program import Group, Instruction, Number, Operand, Program, Register
-from flashgen.ptx.schedule import run_block
+from flashgen.ptx.program import (
+    FOREIGN,
+    Group,
+    Instruction,
+    InvalidPtx,
+    Number,
+    Operand,
+    Program,
+    Register,
+)
+from flashgen.ptx.schedule import MOST_STEPS, run_block
 from flashgen.ptx.types import TYPE_BYTES
 
 
@@ -30,6 +40,14 @@ class Loaded(Decoded):
     def __init__(self, program: Program) -> None:
         load_all()
         self.program = program
+        try:
+            self._load(program)
+        except InvalidPtx:
+            raise
+        except FOREIGN as error:
+            raise InvalidPtx(f"{cut(program.name)} cannot be decoded: {one_line(error)}") from error
+
+    def _load(self, program: Program) -> None:
         self.constant_addresses, self.constants = constants(program)
         shared, _ = shared_layout(program, 0)
         symbols = {**self.constant_addresses, **shared}
@@ -44,18 +62,30 @@ class Loaded(Decoded):
         self.global_cell = _cell(program, "global")
 
 
+MOST_BLOCKS = 1 << 24
+"""Blocks of a launch: more would take days."""
+
+
 def execute(
-    loaded: Loaded, launch: Launch, *, seed: int = 0, checks: Collection[Check] = CHECKS
+    loaded: Loaded,
+    launch: Launch,
+    *,
+    seed: int = 0,
+    checks: Collection[Check] = CHECKS,
+    most_steps: int = MOST_STEPS,
 ) -> Report:
     """Run every block of the grid. The same seed gives the same order of everything. A finding that
-    a GPU would end the kernel for ends the launch. memcheck is always on.
+    a GPU would end the kernel for ends the launch, and so do more steps than `most_steps`. memcheck
+    is always on.
     """
     unknown = set(checks) - CHECKS
     if unknown:
         raise InvalidArgument(f"checks must be of {sorted(CHECKS)}: got {sorted(unknown)}")
     if len(launch.grid) != 3 or min(launch.grid) < 0:
         raise InvalidArgument(f"a grid must be three numbers of at least 0: got {launch.grid}")
-    machine = Machine(loaded, launch, checks)
+    if math.prod(launch.grid) > MOST_BLOCKS:
+        raise InvalidArgument(f"a grid must have at most {MOST_BLOCKS} blocks: got {launch.grid}")
+    machine = Machine(loaded, launch, checks, most_steps)
     rng = random.Random(seed)
     x, y, z = launch.grid
     order = list(range(x * y * z))
@@ -68,6 +98,11 @@ def execute(
             except Fault as fault:
                 machine.report.add(fault.finding)
                 break
+            except InvalidPtx:
+                raise
+            except FOREIGN as error:  # of a copy that lands
+                name = cut(machine.program.name)
+                raise InvalidPtx(f"{name} cannot be executed: {one_line(error)}") from error
             machine.report.blocks += 1
     return machine.report
 

@@ -46,12 +46,15 @@ class Decoded:
 class Machine:
     """One launch while it runs: what the blocks share."""
 
-    def __init__(self, loaded: Decoded, launch: Launch, checks: Collection[Check]) -> None:
+    def __init__(
+        self, loaded: Decoded, launch: Launch, checks: Collection[Check], most_steps: int
+    ) -> None:
         program = loaded.program
         self.loaded, self.program = loaded, program
         self.steps, self.guards = loaded.steps, loaded.guards
         self.grid = launch.grid
         self.checks = frozenset(checks)
+        self.most_steps = most_steps
         self.memory = GlobalMemory((*launch.buffers, *loaded.constants))
         self.tensor_maps = launch.tensor_maps
         self.parameters = _parameters(program, launch.parameters)

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
+from struct import error as StructError
 
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, cut
+
+FOREIGN = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, StructError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""What a text that is no PTX makes Python and numpy raise. Where it is read, decoded and executed,
+these become an InvalidPtx: a check of every operand would be as long as the PTX ISA.
+"""
 
 
 class InvalidPtx(FlashgenError, ValueError):
@@ -109,7 +118,7 @@ class Instruction:
     text: str
 
     def __str__(self) -> str:
-        return f"PTX line {self.line}: {self.text}"
+        return f"PTX line {self.line}: {cut(self.text)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flashgen.errors import one_line
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import Uninitialised
+from flashgen.ptx.program import FOREIGN, InvalidPtx
 from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, Mask
 from flashgen.ptx.warp import ALL, Warp
 
@@ -20,17 +22,19 @@ TURNS = (20, 200, 2000)
 """Instructions that a warp may execute before another one goes on."""
 
 MOST_STEPS = 200_000_000
-"""Instructions of a block's warps after which it is taken for one that never ends."""
+"""Instructions of all warps after which a launch is taken for one that never ends."""
 
 
 def run_block(block: Block) -> None:
     """Run a block to its end. Raises Fault."""
     rng, report = block.rng, block.machine.report
-    eagerness = rng.choice((0.0, 0.1, 0.5))
+    eagerness, most = rng.choice((0.0, 0.1, 0.5)), block.machine.most_steps
     warps = [Warp(block, number) for number in range(block.machine.program.warps)]
     live = list(warps)
     steps = 0
     while live:
+        if report.steps + steps > most:
+            raise live[0].fault("synccheck", f"the launch does not end within {most} steps")
         while block.under_way and rng.random() < eagerness:
             block.land_one()
         able = [warp for warp in live if warp.wait is None or warp.wait.ready()]
@@ -43,8 +47,6 @@ def run_block(block: Block) -> None:
         steps += run_warp(warp, rng.choice(TURNS))
         if warp.done:
             live.remove(warp)
-        if steps > MOST_STEPS:
-            raise warp.fault("synccheck", f"the block does not end within {MOST_STEPS} steps")
     report.steps += steps
     check_exit(block, warps)
 
@@ -82,6 +84,11 @@ def run_warp(warp: Warp, most: int) -> int:
         except Uninitialised as error:
             _uninitialised(warp, error.register.index)
             continue
+        except InvalidPtx:
+            raise
+        except FOREIGN as error:
+            item = machine.program.instructions[position]
+            raise InvalidPtx(f"it cannot be executed ({one_line(error)}): {item}") from error
         warp.position = position + 1 if following is None else following
         if warp.wait is not None:
             break

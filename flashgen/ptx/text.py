@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from flashgen.errors import cut, one_line
 from flashgen.ptx.program import (
+    FOREIGN,
     Address,
     Box,
     Group,
@@ -50,9 +52,30 @@ _OCTAL = re.compile(r"-?0\d")
 _DECLARED = re.compile(r"(%?[\w$]+)(?:<(\d+)>)?$")
 _IGNORED = (".pragma", ".section")
 
+MOST_REGISTERS = 1 << 18
+"""Registers that a kernel may declare; ours declare some thousands."""
+
+MOST_THREADS = 1024
+"""Of a block (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+MOST_VARIABLE_BYTES = 1 << 24
+"""Of a variable: shared memory has less, and so do the constants of a kernel."""
+
+DEEPEST = 3
+"""Brackets within each other, as in [map, {x, y}]."""
+
 
 def parse(text: str) -> Program:
     """The kernel of a PTX module that has exactly one. Raises InvalidPtx."""
+    try:
+        return _parsed(text)
+    except InvalidPtx:
+        raise
+    except FOREIGN as error:
+        raise InvalidPtx(f"this PTX cannot be read: {one_line(error)}") from error
+
+
+def _parsed(text: str) -> Program:
     if ".version" not in text or ".target" not in text:
         raise InvalidPtx("this is not PTX: it has no .version and .target directives")
     # Of a comment its line ends stay, so that lines keep their numbers.
@@ -66,6 +89,8 @@ def parse(text: str) -> Program:
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", directives)
     if threads is None:
         raise InvalidPtx(f"{name} must state its threads by .reqntid or .maxntid")
+    if not 1 <= int(threads[1]) <= MOST_THREADS:
+        raise InvalidPtx(f"a block must have 1 to {MOST_THREADS} threads: got {threads[1]}")
     registers = re.search(r"\.maxnreg\s+(\d+)", directives)
     target = re.search(r"\.target\s+(\w+)", clean)
     return Program(
@@ -85,15 +110,28 @@ def _parameters(text: str) -> Iterator[Parameter]:
     for part in filter(None, map(str.strip, text.split(","))):
         found = _PARAMETER.match(part)
         if found is None:
-            raise InvalidPtx(f"a parameter that cannot be read: {part}")
+            raise InvalidPtx(f"a parameter that cannot be read: {cut(part)}")
         kind, name, count = found.groups()
-        yield Parameter(name=name, size=TYPE_BYTES[kind] * int(count or 1))
+        yield Parameter(name=name, size=_bytes_of(kind, count, name))
+
+
+def _bytes_of(kind: str, count: str | None, name: str) -> int:
+    """The size of a parameter or variable of so many elements."""
+    size = TYPE_BYTES.get(kind)
+    if size is None:
+        raise InvalidPtx(f"a type that is not known: .{cut(kind)} {cut(name)}")
+    size *= int(count or 1)
+    if size > MOST_VARIABLE_BYTES:
+        raise InvalidPtx(f"{cut(name)} must have at most {MOST_VARIABLE_BYTES} bytes: got {size}")
+    return size
 
 
 def _variables(text: str) -> Iterator[Variable]:
     for extern, space, align, kind, name, count, values in _VARIABLE.findall(text):
-        size = TYPE_BYTES[kind]
-        length = 0 if extern else size * int(count or 1)
+        length = 0 if extern else _bytes_of(kind, count, name)
+        size = _bytes_of(kind, None, name)
+        if not 1 <= int(align or size) <= MOST_VARIABLE_BYTES:
+            raise InvalidPtx(f"{cut(name)} must be aligned to a number of bytes: got {align}")
         given = [int(value, 0) for value in values.split(",")] if values else []
         content = b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in given)
         yield Variable(
@@ -180,7 +218,8 @@ class _Body:
             self._scopes[-1].tables[self._label] = labels
         elif text.startswith("."):
             if not text.startswith(_IGNORED):
-                raise InvalidPtx(f"a directive that is not known, PTX line {self._line()}: {text}")
+                line = self._line()
+                raise InvalidPtx(f"a directive that is not known, PTX line {line}: {cut(text)}")
         elif text:
             self._statements.append(
                 _Statement(text, self._line(), self._source, tuple(self._scopes))
@@ -193,12 +232,16 @@ class _Body:
         _, kind, names = text.split(None, 2)
         kind = kind.removeprefix(".")
         if kind not in TYPE_BYTES and kind != "pred":
-            raise InvalidPtx(f"a register type that is not known: {text}")
+            raise InvalidPtx(f"a register type that is not known: {cut(text)}")
         for part in names.split(","):
             found = _DECLARED.match(part.strip())
             if found is None:
-                raise InvalidPtx(f"a declaration that cannot be read: {text}")
+                raise InvalidPtx(f"a declaration that cannot be read: {cut(text)}")
             name, count = found.groups()
+            if len(self.types) + int(count or 1) > MOST_REGISTERS:
+                raise InvalidPtx(
+                    f"a kernel may declare {MOST_REGISTERS} registers: got more by {cut(text)}"
+                )
             for one in [f"{name}{i}" for i in range(int(count))] if count else [name]:
                 self._scopes[-1].registers[one] = Register(len(self.types), kind)
                 self.types.append(kind)
@@ -212,12 +255,14 @@ def _instruction(statement: _Statement) -> Instruction:
         negated = bool(guard[1])
         found = _lookup(guard[2], statement)
         if not isinstance(found, Register):
-            raise InvalidPtx(f"a guard that is no register, PTX line {statement.line}: {text}")
+            raise InvalidPtx(f"a guard that is no register, PTX line {statement.line}: {cut(text)}")
         predicate = found
         text = text[guard.end() :]
     opcode = _OPCODE.match(text)
     if opcode is None:
-        raise InvalidPtx(f"an instruction that cannot be read, PTX line {statement.line}: {text}")
+        raise InvalidPtx(
+            f"an instruction that cannot be read, PTX line {statement.line}: {cut(text)}"
+        )
     operands = [_operand(part, statement) for part in split(text[opcode.end() :])]
     return Instruction(
         opcode=opcode[0],
@@ -236,6 +281,8 @@ def split(text: str) -> list[str]:
     for at, letter in enumerate(text):
         if letter in "{[(":
             depth += 1
+            if depth > DEEPEST:
+                raise InvalidPtx(f"brackets within each other that are not known: {cut(text)}")
         elif letter in "}])":
             depth -= 1
         elif letter == "," and not depth:
@@ -252,11 +299,18 @@ def _operand(text: str, statement: _Statement) -> Operand:
         return _memory(text[1:-1].strip(), statement)
     if text.startswith("!"):
         register = _lookup(text[1:].strip(), statement)
-        assert isinstance(register, Register)
+        if not isinstance(register, Register):
+            raise InvalidPtx(
+                f"a negation of no register, PTX line {statement.line}: {cut(statement.text)}"
+            )
         return Negated(register)
     if "|" in text:
         first, second = text.split("|")
         return Pair(_operand(first.strip(), statement), _operand(second.strip(), statement))
+    if not text:
+        raise InvalidPtx(
+            f"an operand that is missing, PTX line {statement.line}: {cut(statement.text)}"
+        )
     return Number(text.rstrip("U")) if _NUMBER.match(text) else _lookup(text, statement)
 
 
@@ -266,11 +320,13 @@ def _memory(text: str, statement: _Statement) -> Operand:
     if len(parts) > 1:
         coordinates = _operand(parts[1], statement)
         if len(parts) > 2 or not isinstance(coordinates, Group):
-            raise InvalidPtx(f"an address that is not known, PTX line {statement.line}: [{text}]")
+            raise InvalidPtx(
+                f"an address that is not known, PTX line {statement.line}: [{cut(text)}]"
+            )
         return Box(_operand(parts[0], statement), coordinates.items)
     base, _, offset = map(str.strip, text.partition("+"))
     if offset and not _NUMBER.match(offset):
-        raise InvalidPtx(f"an address that is not known, PTX line {statement.line}: [{text}]")
+        raise InvalidPtx(f"an address that is not known, PTX line {statement.line}: [{cut(text)}]")
     return Address(_operand(base, statement), int(offset or "0", 8 if _OCTAL.match(offset) else 0))
 
 
@@ -286,7 +342,9 @@ def _lookup(name: str, statement: _Statement) -> Operand:
         if name in scope.labels:
             return Targets((scope.labels[name],))
     if name.startswith("%") and "." not in name and name not in _SPECIAL:
-        raise InvalidPtx(f"{name} is not declared, PTX line {statement.line}: {statement.text}")
+        raise InvalidPtx(
+            f"{cut(name)} is not declared, PTX line {statement.line}: {cut(statement.text)}"
+        )
     return Name(name)
 
 
@@ -294,7 +352,7 @@ def _position(label: str, statement: _Statement) -> int:
     for scope in reversed(statement.scopes):
         if label in scope.labels:
             return scope.labels[label]
-    raise InvalidPtx(f"the label {label} is not declared, PTX line {statement.line}")
+    raise InvalidPtx(f"the label {cut(label)} is not declared, PTX line {statement.line}")
 
 
 _SPECIAL = frozenset(

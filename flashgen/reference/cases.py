@@ -145,12 +145,16 @@ def draw(
 
 def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """X as another type on a device, with its strides and the elements between its rows, amid a
-    larger buffer whose margins are NaN.
+    larger buffer whose margins are NaN. Margins that X has are not moved, but its alignment is.
     """
-    count = x.untyped_storage().nbytes() // x.itemsize
+    first = int(x.storage_offset())
+    lead = first % (16 // dtype.itemsize)
+    count = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
+    count = count * bool(x.numel()) + lead
     buffer = in_margins(count, dtype, device)
-    buffer[MARGIN : MARGIN + count] = x.as_strided((count,), (1,), 0).to(device, dtype)
-    return buffer.as_strided(x.shape, x.stride(), MARGIN + x.storage_offset())
+    inner = x.as_strided((count,), (1,), first - lead)
+    buffer[MARGIN : MARGIN + count] = inner.to(device, dtype)
+    return buffer.as_strided(x.shape, x.stride(), MARGIN + lead)
 
 
 def in_margins(

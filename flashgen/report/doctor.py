@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen.compile.known_bugs import warnings_here
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.tasks import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Task
@@ -31,7 +32,6 @@ from flashgen.report.machine import (
     versions,
 )
 from flashgen.schedules.defaults import default_config
-from flashgen.schedules.known_bugs import warnings_here
 from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu, known_target

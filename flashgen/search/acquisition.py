@@ -5,17 +5,17 @@ space; one must have a value. Then it takes the candidate with the largest expec
 Gaussian process (surrogate.py). Two things alternate from trial to trial, because neither
 alternative is better everywhere:
 
-  - The candidates. In turn: random points, with neighbours of the BEST points; neighbours of
-    elites, with random points that differ from one of them in two parameters; and points of another
-    valley, which keep away from the value that the best point has in one parameter. What those must
-    improve is the best point without that value.
+  - The candidates, of three kinds in turn. The first are random points and neighbours of the BEST
+    points. The second are neighbours of elites, and random points that differ from one of them in
+    two parameters. The third are points of another valley: they lack the value that the best point
+    has in one parameter, and must improve on the best point without that value.
   - The process: numbers count as ordered, or as names like all else.
 
 If the order of the space means something (likely_first), it is a prior, applied as in Hvarfner et
-al., piBO (ICLR 2022): the expected improvement is multiplied by the prior 1 / (1 + TRUST * rank),
-with ranks from 0 to 1, to the power TRUST / n after n evaluations. Once the order has proved wrong,
-it does not count. docs/notes/2026-11-29-search-constants.md says what an
-ablation found of the constants.
+al., piBO (ICLR 2022). The prior is 1 / (1 + TRUST * rank), with ranks from 0 to 1. The expected
+improvement is multiplied by its power TRUST / n after n evaluations. Once the order has proved
+wrong, it does not count. docs/notes/2026-11-29-search-constants.md says what an ablation found of
+the constants.
 """
 
 from __future__ import annotations

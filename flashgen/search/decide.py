@@ -9,10 +9,9 @@ round in pairs, because both candidates of a pass ran at the same clock:
     ratios. It assumes no normal noise, and one disturbed pass counts as one.
   - The null hypothesis is "not faster by SMALLEST_EFFECT". The position in a round biases a pass by
     an amount that more passes do not average out, and a smaller gain is not worth a review.
-  - A challenger's p is the larger of its two comparisons. For the number of challengers, the
-    default against the incumbent among them, p values are corrected by Holm's step-down
-    (Scandinavian Journal of Statistics 6, 1979), so LEVEL bounds the chance of any mistake in a
-    round.
+  - A challenger's p is the larger of its two comparisons. The default counts as a challenger of
+    the incumbent. For their number, p values are corrected by Holm's step-down (Scandinavian
+    Journal of Statistics 6, 1979), so LEVEL bounds the chance of any mistake in a round.
 
 Equal passes, or too few for LEVEL, prove nothing. Records older than passes are compared by
 percentiles: a challenger wins if its 80th lies below the other's 20th.
@@ -229,9 +228,11 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
-    """The order of choice where no time is known: what Triton's interpreter runs; kernels without
-    signs of trouble; by the cycles that a score takes on the pipe that bounds the kernel, and to
-    issue; by the warps that an SM holds; by stages. Equal ones keep their order.
+    """The order of choice where no time is known.
+
+    First comes what Triton's interpreter runs, then what has no signs of trouble. Next are the
+    cycles that a score takes, on the pipe that bounds the kernel and to issue. The warps that an SM
+    holds and the stages decide the rest. Equal ones keep their order.
 
     Where a tile's instructions are not known, larger tiles come first, first on their own side.
     """

@@ -136,8 +136,8 @@ def _usable(explorer: Explorer, evidence: Evidence) -> list[KernelConfig]:
 
 def _least_right(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     """Without a GPU, of configs that tables hold: by estimate, or else by facts, from the first
-    that is right, so no entry is estimated slower than the default or than what another table would
-    lend. What the same chip was measured with comes before all estimates.
+    that is right. So no entry is estimated slower than the default, or than what another table
+    would lend. What the same chip was measured with comes before all estimates.
     """
 
     def wrong(config: KernelConfig) -> bool:

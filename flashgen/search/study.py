@@ -2,8 +2,8 @@
 
 Any sampler of Optuna's may propose. A proposal that is illegal, or that the study has already, is
 told PRUNED and asked again, which costs no evaluation; after ASKS of them a legal point is drawn at
-random. A study that a killed run left in a journal goes on: as long as it has trials that this run
-has not asked for, these are the answers, so the same decisions lead to the same trials.
+random. A study that a killed run left in a journal goes on. As long as it has trials that this run
+has not asked for, these are the answers. So the same decisions lead to the same trials.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Process: a Gaussian process over a space, fitted to the evaluated points.
 
 The process has a Matern 5/2 covariance with one length per parameter (Rasmussen and Williams,
-Gaussian Processes for Machine Learning, 2006, equations 4.17 and 5.1): ordered values are as far
+Gaussian Processes for Machine Learning, 2006, equations 4.17 and 5.1). Ordered values are as far
 apart as their ranks, names are equal or not. Points are rated by the expected improvement over the
 best so far (Jones, Schonlau and Welch, Efficient Global Optimization, 1998). The fit is chosen from
 short lists by the marginal likelihood.

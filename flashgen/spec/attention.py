@@ -165,11 +165,6 @@ class AttentionSpec:
             if not (self.causal and each.unless_causal)
         )
 
-    @property
-    def unspecialized(self) -> tuple[str, ...]:
-        """Those whose values never decide what Triton compiles."""
-        return tuple(each.name for each in self.feature_arguments if not each.specialized)
-
     def for_direction(self, direction: Direction) -> AttentionSpec:
         """The spec of another kernel of the same attention, a forward or a backward one.
 

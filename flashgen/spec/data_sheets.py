@@ -210,3 +210,9 @@ SAME_AS: dict[str, str] = {
     "Radeon RX 7900 XTX": "AMD Radeon RX 7900 XTX",  # of older drivers
 }
 """Products served by the table of another one: the same die, or near enough in SMs and clocks."""
+
+
+def relative(name: str, arch: str) -> DataSheet | None:
+    """A product of an architecture, a GeForce for a GeForce: these multiply at half rate."""
+    same = [sheet for sheet in DATA_SHEETS if sheet.arch == arch]
+    return min(same, key=lambda each: ("GeForce" in each.name) != ("GeForce" in name), default=None)

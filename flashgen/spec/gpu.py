@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.data_sheets import DATA_SHEETS, KIB, LIMITS, SAME_AS, DataSheet
+from flashgen.spec.data_sheets import DATA_SHEETS, KIB, LIMITS, SAME_AS, DataSheet, relative
 from flashgen.spec.named import PRODUCTS, Named
 
 LONGEST_NAME = 100
@@ -132,7 +132,8 @@ def from_properties(props: Any, limits: Mapping[str, int]) -> Gpu:
     arch = gcn.split(":")[0] if gcn.startswith("gfx") else f"sm_{props.major}{props.minor}"
     known = TARGETS.get(product_of(slug))
     known = known if known is not None and known.arch == arch else None
-    family = known or _family(props.name, arch)
+    sheet = relative(props.name, arch)
+    family = known or (TARGETS[slug_of(sheet.name)] if sheet else None)
     return Gpu(
         name=props.name,
         arch=arch,
@@ -148,12 +149,6 @@ def from_properties(props: Any, limits: Mapping[str, int]) -> Gpu:
         bandwidth_gbs=_bandwidth(props, known) if known else _reported_bandwidth(limits),
         matrix_flops_per_clock=family.matrix_flops_per_clock if family else None,
     )
-
-
-def _family(name: str, arch: str) -> Gpu | None:
-    """A known product of an architecture, a GeForce for a GeForce: these multiply at half rate."""
-    same = [gpu for gpu in TARGETS.values() if gpu.arch == arch]
-    return min(same, key=lambda gpu: ("GeForce" in gpu.name) != ("GeForce" in name), default=None)
 
 
 def _bandwidth(props: Any, known: Gpu) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashgen.spec.data_sheets import LIMITS
+from flashgen.spec.data_sheets import LIMITS, relative
 
 
 class Named(NamedTuple):
@@ -27,12 +27,9 @@ class Named(NamedTuple):
 
     @property
     def matrix_flops_per_clock(self) -> int | None:
-        """Of an SM: a GeForce has half the rate of a workstation's GPU with the same SM, as the
-        rows of both in data_sheets.py say. None for Turing and Volta.
-        """
-        if self.arch not in LIMITS:
-            return None
-        return 512 if "GeForce" in self.name else 1024
+        """Of an SM, that of a product whose data sheet is known. None for Turing and Volta."""
+        sheet = relative(self.name, self.arch)
+        return sheet.matrix if sheet else None
 
 
 def _of(arch: str, form: str, cores: dict[str, int]) -> list[Named]:

@@ -106,6 +106,12 @@ class Run:
         return re.sub(r"(....)(..)(..T..)(..)(..Z).*", r"\1-\2-\3:\4:\5", self.id)
 
     @property
+    def shard(self) -> tuple[int, int]:
+        """(i, n) of the i-th of n parts that were tuned apart; (1, 1) of a whole run."""
+        found = re.search(r"-([0-9]+)of([0-9]+)(?:-|$)", self.id)
+        return (int(found[1]), int(found[2])) if found else (1, 1)
+
+    @property
     def derived(self) -> bool:
         """Whether nobody searched."""
         return self.donor is not None

@@ -101,9 +101,14 @@ class Table:
         return replace(self, entries=entries, executed=tuple(e for e in found if e.tritons))
 
     def of_last_run(self) -> Table:
-        """The table with what its latest tuning run wrote alone; all of it without evidence."""
-        dates = [run.id.partition("-")[0] for run in self.runs]  # a run has an id for each donor
-        last = {run.id for run in self.runs if run.id.startswith(max(dates))}
+        """The table with what its latest tuning run wrote alone, which may have had shards: of each
+        the latest. All of it without evidence.
+        """
+        begun: dict[tuple[int, int], str] = {}
+        for run in self.runs:  # a run has an id for each donor, all of one date
+            begun[run.shard] = max(begun.get(run.shard, ""), run.date)
+        _, shards = max(begun, key=begun.__getitem__, default=(1, 1))
+        last = {r.id for r in self.runs if r.shard[1] == shards and r.date == begun[r.shard]}
         mine = [entry for entry in self.everything if entry.evidence.run in last]
         return self.of(mine) if mine else self
 

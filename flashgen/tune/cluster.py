@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen import paths
-from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
+from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError, one_line
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Pools
 from flashgen.evaluate.workers.answers import (
@@ -131,10 +131,13 @@ class Seat:
         except ValueError as error:
             self._lose(future, f"it answers what cannot be: {_first_line(error)}", WrongAnswer)
             return
+        except Exception as error:  # a future without an answer would stop the run
+            self._lose(future, f"its answer cannot be read: {one_line(error)}", WorkerUnfit)
+            return
         with contextlib.suppress(InvalidStateError):  # it was overdue
             try:
-                for name, text in files.items():
-                    write_whole(Path(task.payload["cache"]) / name, text)
+                for path, text in files.items():
+                    write_whole(path, text)
             except FlashgenError as error:  # of this machine
                 future.set_exception(error)
                 return
@@ -147,9 +150,9 @@ class Seat:
             future.set_exception(kind(f"{self.where}: {why}", self.where))
 
 
-def _answer_of(said: object, task: Task) -> tuple[Answer, Mapping[str, str]]:
-    """What Worker.run returned, read by types with bounds. Raises ValueError where it cannot be the
-    answer to this task: a worker may be spoiled, or lie.
+def _answer_of(said: object, task: Task) -> tuple[Answer, Mapping[Path, str]]:
+    """What Worker.run returned, read by types with bounds: the answer, and files to write. Raises
+    ValueError where it cannot be the answer to this task: a worker may be spoiled, or lie.
     """
     if not isinstance(said, tuple) or len(said) != 2:
         raise ValueError(f"an answer and files were due: got {shown(said)}")
@@ -163,12 +166,22 @@ def _answer_of(said: object, task: Task) -> tuple[Answer, Mapping[str, str]]:
             raise ValueError(f"{name} must have at most {LONGEST_TEXT} characters")
     if why := why_wrong(task, answer):
         raise ValueError(why)
-    files = value_of(dict[str, str], files, "the files")
-    digest = str(task.payload.get("digest", "")).removeprefix("sha256:")[:32]
+    return answer, _files_of(files, task)
+
+
+def _files_of(said: object, task: Task) -> Mapping[Path, str]:
+    """The files that a task leaves in its cache: small ones, named after the kernel. A task without
+    a cache or a kernel leaves none.
+    """
+    files: dict[str, str] = value_of(dict[str, str], said, "the files")
+    folder, digest = task.payload.get("cache"), task.payload.get("digest")
+    if files and not (folder and digest):
+        raise ValueError(f"no files were due: got {shown(list(files))}")
+    begins = re.escape(str(digest).removeprefix("sha256:")[:32])
     for name, text in files.items():
-        if not re.fullmatch(rf"{digest}[\w.-]*\.json", name) or len(text) > LONGEST_TEXT:
+        if not re.fullmatch(rf"{begins}[\w.-]*\.json", name) or len(text) > LONGEST_TEXT:
             raise ValueError(f"a small file of the kernel was due: got {shown(name)}")
-    return answer, files
+    return {Path(str(folder)) / name: text for name, text in files.items()}
 
 
 _FIELDS: dict[type, dict[str, Any]] = {
@@ -320,7 +333,7 @@ class Cluster:
             return
         try:
             crew = self._crew_of(slot, value_of(dict[str, Any], said, "what it says of itself"))
-        except FlashgenError as error:
+        except Exception as error:  # a worker may say anything
             self._refuse(slot, _first_line(error))
             return
         seat = slot.seat = Seat(self.ray, slot.actor, slot.where, self._limits, self._answers)

@@ -15,7 +15,7 @@ from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import STRENGTH, CheckResult, Outcome, Status
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import Gpu
+from flashgen.spec.gpu import Gpu, unlikeness
 from flashgen.spec.problem import Bucket
 from flashgen.spec.vocabulary import DECODING
 from flashgen.table.entry import Entry, Run, must_have_run, short_digest
@@ -50,7 +50,7 @@ class Donors:
         self._of: dict[AttentionSpec, list[Donor]] = defaultdict(list)
         self._floors: dict[AttentionSpec, dict[str, float]] = {}
         lending = [table for table in tables if table.gpu.is_nvidia or not gpu.is_nvidia]
-        lending.sort(key=lambda each: (each.gpu.arch != gpu.arch, abs(each.gpu.sms - gpu.sms)))
+        lending.sort(key=lambda each: (each.gpu.arch != gpu.arch, unlikeness(each.gpu, gpu)))
         for table in lending:
             for entry in table.entries:
                 if table.gpu.slug != gpu.slug and not is_derived(table, entry):

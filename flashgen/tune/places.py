@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flashgen.compile.known_bugs import warnings_here
 from flashgen.errors import NoGpuError
 from flashgen.estimate.estimate import estimable, require_estimator
 from flashgen.evaluate import pools
@@ -13,7 +14,6 @@ from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Children, Pools
 from flashgen.evaluate.workers.answers import Pool, WorkerLost
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.schedules.known_bugs import warnings_here
 from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS, Gpu, known_target
 from flashgen.tune import devices
 
@@ -52,8 +52,7 @@ def opened(wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
     """
     targets, found = choose(wanted, say)
     with contextlib.ExitStack() as stack:
-        # A core is for each child that launches: a late launch would show in short kernels' times.
-        jobs = wanted.jobs or max(1, cpu_count() - len(found))
+        jobs = jobs_of(wanted, found)
         cpu = crew([Children(jobs)] * jobs, say)
         stack.callback(cpu.close)
         there = [Place(gpu=gpu, pools=Pools(cpu=cpu)) for gpu in targets]
@@ -62,6 +61,13 @@ def opened(wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
             stack.callback(gpus.close)
             there.append(Place(gpu=gpu, pools=Pools(cpu=cpu, device=gpus)))
         yield tuple(there)
+
+
+def jobs_of(wanted: Wanted, found: Mapping[int, Gpu]) -> int:
+    """How many child processes compile and interpret beside these devices. A core is for each child
+    that launches: a late launch would show in short kernels' times.
+    """
+    return wanted.jobs or max(1, cpu_count() - len(found))
 
 
 def by_product(found: Mapping[int, Gpu]) -> dict[Gpu, list[int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.outcome import Outcome, Stage
+from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 
@@ -30,8 +30,8 @@ class Tried:
 
     @property
     def holds(self) -> bool:
-        """Whether the kernel is right and was timed."""
-        return self.timed is not None and self.timed.ok
+        """Whether the kernel is right and was timed, or is for a GPU without estimates."""
+        return self.timed is not None and (self.timed.ok or self.timed.status is Status.NO_ESTIMATE)
 
     def lines(self) -> Iterator[str]:
         """A line for each."""

@@ -214,7 +214,7 @@ def test_a_kernel_run_twice_agrees_to_the_bit(
     schedule: str, num_warps: int, head_dim: int, mask: str, tmp_path: Path
 ) -> None:
     """Products in tensor memory of 4 and 8 warps, of which Triton had some that raced
-    (flashgen/schedules/known_bugs.py).
+    (flashgen/compile/known_bugs.py).
     """
     spec = make_spec("bfloat16", head_dim, mask)
     rows, keys = 16 * num_warps, 32 if head_dim == 256 else 64

@@ -2,9 +2,8 @@
 
 A child that dies, hangs, answers with garbage or holds too much memory is killed and replaced, and
 only that task is answered Died or TimedOut. A task that ran out of time, or whose child was killed
-from outside, is first tried once more, while no other runs: a busy machine may have been at fault,
-or one without enough memory. Each child belongs to one thread here,
-which waits for it.
+from outside, is first tried once more, while no other runs. A busy machine may have been at fault,
+or one without enough memory. Each child belongs to one thread here, which waits for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What child processes use: their memory and CPU time, and how much memory each may hold.
 
-The parent reads /proc while it waits. The system's own limits do not work here: RLIMIT_AS counts
-addresses, and a CUDA context reserves more of those than the machine has memory; RLIMIT_RSS has no
-effect since Linux 2.4; a cgroup needs rights that a user may lack. Without /proc, memory is not
+The parent reads /proc while it waits. The system's own limits do not work here. RLIMIT_AS counts
+addresses, and a CUDA context reserves more of those than the machine has memory. RLIMIT_RSS has no
+effect since Linux 2.4. A cgroup needs rights that a user may lack. Without /proc, memory is not
 limited, and CPU time is unknown.
 """
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from flashgen import cli
 from flashgen.bench import compare, contenders, race
 from flashgen.bench.case import BenchCase, make_inputs
 from flashgen.bench.compare import Row, cases_of, lines, of_table
@@ -70,8 +73,8 @@ class TestCases:
         problem = Problem(batch=2, heads=8, kv_heads=2, seq_q=512, seq_k=512)
         kernels = [spec, *map(spec.for_direction, ("backward_delta", "backward_dkv"))]
         cases, left = cases_of([(each, problem) for each in kernels], smoke=False)
-        assert ([case.direction for case in cases], left) == (["forward", "backward"], [])
-        assert [case.problem.kv_heads for case in cases] == [2, 8]
+        assert ([case.direction for case in cases], left) == (["backward", "forward"], [])
+        assert [case.problem.kv_heads for case in cases] == [8, 2]
 
     def test_what_the_others_are_not_called_with_is_named(self) -> None:
         specs = [
@@ -111,8 +114,78 @@ class TestOfATable:
         (found,) = of_table([self.case()], made_table(made_entry()))
         assert found.faster == "unknown"
         assert found.note.endswith("estimated; no time of SDPA on this GPU is published")
+
+    def test_times_of_another_problem_are_named_so(self) -> None:
+        other = Problem(batch=1, heads=32, kv_heads=8, seq_q=1500, seq_k=1500)
+        (found,) = of_table([replace(self.case(), problem=other)], made_table(made_entry()))
+        assert "2048 keys, 8 x 16 heads" in found.title
+        assert "; the table's problem in place of 1500 keys, 1 x 32/8 heads" in found.note
+
+    def test_what_a_table_lacks(self) -> None:
         (absent,) = of_table([self.case()], replace(made_table(), entries=()))
         assert absent.note == f"{H200.slug} has no time of it"
+
+
+class TestOfItsOwn:
+    """A decode is served from the whole cache and from pages: the fastest right one counts."""
+
+    case = BenchCase(
+        direction="decode",
+        spec=make_spec("bfloat16", 64, direction="decode"),
+        problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=1, seq_k=64),
+    )
+
+    def row(self, flat: float | None, pages: float | None, status: str = "ok") -> Row:
+        own = [
+            replace(line("flashgen", flat, status=status), own=True),
+            replace(line("flashgen, pages of 16", pages), own=True),
+        ]
+        return compare._row(self.case, [*own, line("SDPA", 100.0)])
+
+    def test_the_fastest_counts(self) -> None:
+        assert self.row(120.0, 90.0).faster == "yes"
+        assert self.row(120.0, 90.0).note == "pages of 16"
+        assert self.row(90.0, 120.0).note == ""
+
+    def test_a_wrong_one_does_not_count_and_is_named(self) -> None:
+        found = self.row(None, 90.0, status="wrong")
+        assert (found.faster, found.note) == ("yes", "pages of 16; flashgen is wrong")
+
+
+def test_rows_that_are_made_are_printed_when_a_contender_breaks_the_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> Iterator[Row]:
+        yield row(line("flashgen", 50.0), line("SDPA", 100.0))
+        raise race.Spoiled("flash_attn 2 has broken the GPU's context", "flash_attn 2")
+
+    monkeypatch.setattr(compare, "compare", broken)
+    monkeypatch.setattr("flashgen.cli.compare._demand_gpu", lambda _: None)
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--causal"])
+    printed = capsys.readouterr()
+    assert "made up  100.0 us" in printed.out
+    assert "has broken the GPU's context" in printed.err
+
+
+def test_a_loss_by_a_table_names_what_tunes_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = row(line("flashgen", 200.0), line("SDPA", 100.0))
+    monkeypatch.setattr(compare, "of_table", lambda *_: iter([lost]))
+    with contextlib.suppress(SystemExit):
+        cli.main(["compare", "--target", "nvidia_h200", "--causal"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == (
+        "To tune for them: flashgen tune --gpu on NVIDIA H200, with the same model, workload or "
+        "specs."
+    )
+
+
+def test_the_heaviest_case_comes_first() -> None:
+    spec = make_spec("float32", 16)
+    cases, _ = cases_of([(spec, workload(spec, seq)) for seq in (64, 4096, 512)], smoke=False)
+    assert [case.problem.seq_k for case in cases] == [4096, 512, 64]
 
 
 def test_no_case_begins_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,3 +223,12 @@ def test_without_a_gpu_it_says_what_it_can() -> None:
     done = programs.run(["-m", "flashgen", "compare", "--causal"])
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "--target SLUG shows what a table and published times say" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--causal"], ["--workload", "w.yaml"]])
+def test_what_selects_from_tables_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--no-feature", *words])
+    assert "--no-feature selects specs of tables: leave it out" in capsys.readouterr().err

@@ -135,6 +135,8 @@ class TestBadInput:
                 2,
                 "--feature and --no-feature exclude each other: name one",
             ),
+            ("tune --no-feature", 2, "--no-feature selects specs of tables: leave it out, or add"),
+            ("tune --workload w.yaml --no-feature", 2, "--no-feature selects specs of tables"),
             ("tune --seed -1", 2, "seed must be 0 to 4294967295: got -1"),
             ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("tune --sampler lucky", 2, "sampler must be one of auto"),
@@ -214,6 +216,7 @@ class TestBadInput:
             ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("warmup", 3, "without one, type: flashgen aot --target nvidia_h200 --out DIR"),
             ("verify --gpu", 3, "without one, type: flashgen verify --target nvidia_h200"),
+            ("try k --gpu", 3, "without one, type: flashgen try --target nvidia_h200"),
         ],
     )
     @pytest.mark.usefixtures("without_gpu")
@@ -337,8 +340,28 @@ class TestTune:
         )
         assert last.startswith("nvidia_l4: 1 search, about 2 min with 2 processes")
         few = run(*line.split(), 10, "--time-budget", "5")[1].splitlines()[-1]
-        assert "5 s by --time-budget; all of them take about 16 s" in few
+        assert "5 s by --time-budget; all of them take about 20 s" in few
         assert run(*line.split(), 10, "--cluster", "auto")[0] == 2
+        every = run(*line.split(), 10, "--sampler", "exhaustive")[1].splitlines()[-2]
+        tried, legal = re.search(r": (\d+) of (\d+) configs", every).groups()
+        assert tried == legal
+
+    def test_a_dry_run_counts_what_tables_lend(self, run, tmp_path: Path) -> None:
+        """Whatever the trials: all of it is tried before a search goes on from there."""
+        save(MIXED, tmp_path / "configs" / "nvidia_h200.yaml")
+        line = "tune --dry-run --target nvidia_l4 --from-tables --jobs 2 --no-feature --trials"
+        counts = {
+            trials: [
+                int(count)
+                for count in re.findall(
+                    r": (\d+) of \d+ configs", run(*line.split(), trials, "--out", tmp_path)[1]
+                )
+            ]
+            for trials in (0, 60)
+        }
+        assert len(counts[0]) == 2
+        assert 1 < max(counts[0]) < 60
+        assert counts[60] == [60, 60]
 
     def test_every_option_arrives(self, options) -> None:
         found = options(
@@ -846,8 +869,11 @@ class Evaluator:
     source = "estimated"
     gpu = H200
 
-    def __init__(self, *, registers=174, compiled=Status.OK, checked=Status.OK, only=None) -> None:
-        self.registers, self.status = registers, {"compile": compiled, "check": checked}
+    def __init__(
+        self, *, registers=174, compiled=Status.OK, checked=Status.OK, timed=Status.OK, only=None
+    ) -> None:
+        self.registers = registers
+        self.status = {"compile": compiled, "check": checked, "timed": timed}
         self.only = only
 
     def evaluate(self, stage, spec, problem, configs):
@@ -1073,7 +1099,7 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
         "from flashgen.__main__ import main\n"
         "try: main()\n"
         "except SystemExit as e: assert not e.code\n"
-        "heavy = {'torch', 'triton', 'optuna', 'yaml', 'jinja2', 'numpy'}\n"
+        "heavy = {'torch', 'triton', 'optuna', 'yaml', 'jinja2', 'numpy', 'flashgen.schedules'}\n"
         "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -1094,10 +1120,22 @@ class TestTry:
         def with_evaluator(evaluator: Evaluator, *words: object) -> tuple[int, list[str]]:
             both = (TABLE, evaluator)
             monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: both)
-            code, output, _ = run("try", *words, "--target", H200.slug, "--out", out)
+            words = words if "--out" in words else (*words, "--out", out)
+            code, output, _ = run("try", *words, "--target", H200.slug)
             return code, output.splitlines()
 
         return with_evaluator
+
+    def test_a_kernel_whose_time_nobody_can_estimate_holds(self, tried) -> None:
+        code, (*_, checked, timed) = tried(Evaluator(timed=Status.NO_ESTIMATE), SPEC.name)
+        assert (code, checked[:10], timed) == (0, "check:  ok", timed)
+        assert timed.startswith("time:   no_estimate; ")
+
+    def test_outside_of_a_clone_the_difference_is_from_what_is_installed(
+        self, tried, tmp_path: Path
+    ) -> None:
+        lines = tried(Evaluator(), SPEC.name, "--out", tmp_path)[1]
+        assert lines[1] == "diff:   none: generated/ has this text"
 
     def test_an_unchanged_template_has_no_difference(self, tried) -> None:
         code, (name, same, checked, timed) = tried(Evaluator(), SPEC.name)

@@ -430,6 +430,16 @@ def test_more_warps_or_shared_memory_leave_room_for_fewer_blocks(kernel: cubins.
         ({"arch": "sm_100", "target": "nvidia_b200"}, NoEstimate, "does not know sm_100"),
         ({"cubin": b"not a cubin"}, ToolchainError, "cuobjdump failed"),
         ({"cubin": b""}, ToolchainError, "cuobjdump failed"),
+        ({"cubin": "text"}, InvalidArgument, "cubin must be bytes: got str"),
+        ({"num_warps": "8"}, InvalidArgument, "num_warps must be a whole number >= 1: got '8'"),
+        ({"shared_bytes": -1}, InvalidArgument, "shared_bytes must be a whole number >= 0"),
+        ({"target": 90}, InvalidArgument, "target must be a known slug or a Gpu: got 90"),
+        ({"blocks": 7}, InvalidArgument, "blocks must be a list of lists of trip counts: got 7"),
+        ({"blocks": [(0.5,)]}, InvalidArgument, "blocks must be a list of lists"),
+        ({"blocks": [(2**70,)]}, InvalidArgument, "a block must make at most 2147483648 trips"),
+        ({"tile_flops": [float("nan")]}, InvalidArgument, "tile_flops and least_bytes must be fin"),
+        ({"tile_flops": 3.0}, InvalidArgument, "tile_flops must be a list of numbers: got 3.0"),
+        ({"least_bytes": -1.0}, InvalidArgument, "least_bytes must be finite and >= 0: got -1.0"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(

@@ -13,10 +13,20 @@ from torch import Tensor
 from flashgen.evaluate.check import cases_of, compared, poisoned_outputs, trial_of, verdict_of
 from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.evaluate.check_sampled import SampledCase
+from flashgen.evaluate.surroundings import Surroundings
+from flashgen.inputs.cache import Cache
+from flashgen.kernels.launch_cache import Append
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
 from flashgen.reference.attention import RMS_ELEMENTS, Comparison, pooled, worst
-from flashgen.reference.cases import LARGEST_SCORES, CheckCase, make_inputs
+from flashgen.reference.cases import (
+    LARGEST_SCORES,
+    MARGIN,
+    CheckCase,
+    draw,
+    make_inputs,
+    moved,
+)
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 
@@ -246,6 +256,41 @@ def test_what_lies_around_the_tensors_must_stay(place: str) -> None:
 
     verdict = compared(writes, trial_of(SPEC, CASE, 0))
     assert verdict.passed == (place == "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("k", True), ("v", True), ("lengths", False), ("block_table", False), ("k_scale", False)],
+)
+def test_an_append_may_write_keys_and_values_of_the_cache_alone(name: str, kept: bool) -> None:
+    new = torch.zeros(1, 1, 1, 16)
+    cache = Cache(
+        k=torch.zeros(2, 1, 16, 16),
+        v=torch.zeros(2, 1, 16, 16),
+        lengths=torch.zeros(1, dtype=torch.int32),
+        block_table=torch.zeros(1, 2, dtype=torch.int32),
+        k_scale=torch.ones(1),
+        v_scale=torch.ones(1),
+    )
+    with Surroundings(Append(k=new, v=new, cache=cache)) as around:
+        getattr(cache, name)[...] += 1
+    assert around.kept is kept
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "sliced"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_what_is_moved_again_has_no_more_margins(layout: str, dtype: torch.dtype) -> None:
+    drawn = draw((2, 3, 5, 17), layout, torch.Generator().manual_seed(0), 3)
+    once = moved(drawn, dtype, "cpu")
+    again = moved(once, dtype, "cpu")
+    for x in (once, again):
+        assert torch.equal(x, drawn.to(dtype))
+        assert x.stride() == drawn.stride()
+        assert x.storage_offset() % 16 % (16 // x.itemsize) == drawn.storage_offset() % (
+            16 // x.itemsize
+        )
+    assert again.untyped_storage().nbytes() == once.untyped_storage().nbytes()
+    assert once.untyped_storage().nbytes() < (2 * MARGIN + drawn.untyped_storage().nbytes()) * 4
 
 
 def test_few_elements_and_uneven_scores_have_no_rms() -> None:

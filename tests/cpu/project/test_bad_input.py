@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from triton import knobs
 
 import flashgen
 from flashgen import cli
+from flashgen.compile.compiler import FACTS, cache_file, recall
 from flashgen.errors import (
     FlashgenError,
     GeneratedError,
@@ -32,7 +34,7 @@ from flashgen.errors import (
 from flashgen.estimate import jit
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.quarantine import Quarantine
-from flashgen.files import temporary_folder, write_whole
+from flashgen.files import disk_errors, temporary_folder, write_whole
 from flashgen.inputs.features import check_softcap
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.schedules.config import config_of
@@ -47,6 +49,7 @@ from flashgen.table.table import dump, parse
 from flashgen.tune import hf_config, workloads
 from flashgen.tune.alone import alone_in
 from tests import fuzz
+from tests.compiled import made_compiled
 from tests.makers import make_config
 from tests.tables import H200, made_table
 
@@ -188,11 +191,11 @@ class TestCommandLine:
         [
             (
                 OSError(errno.ENOSPC, "No space left on device"),
-                "standard output cannot be used (No space left",
+                "cannot be used (No space left on device): free some space, or name another place",
             ),
             (
                 OSError(errno.EACCES, "Permission denied", "/x\x1b"),
-                r"/x\x1b cannot be used (Permission denied)",
+                r"/x\x1b cannot be used (Permission denied): name another place",
             ),
             (BrokenPipeError(), ""),
         ],
@@ -263,7 +266,28 @@ def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, True), (errno.EROFS, False)])
+def test_free_space_is_for_a_full_disk_alone(
+    number: int, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ToolchainError, match="name another folder with --out") as caught:
+        write_whole(tmp_path / "a", "text")
+    assert ("free some space" in str(caught.value)) is said
+    with pytest.raises(FlashgenError, match="name another folder") as other, disk_errors(tmp_path):
+        fail()
+    assert ("free some space" in str(other.value)) is said
+
+
 class TestTerminal:
+    def test_of_a_value_at_most_200_characters_are_shown(self) -> None:
+        assert len(str(InvalidArgument(f"x must be short: got {'a' * 5000!r}, or less"))) < 260
+        path = "/".join(["folder"] * 100)
+        assert path in str(InvalidArgument(f"{path} must be a file"))
+
     def test_errors_are_printable(self) -> None:
         error = InvalidArgument("a\x1b[2J\u202e\udcff\x9b b\nc")
         assert str(error) == "a\\x1b[2J\\u202e\\udcff\\x9b b\nc"
@@ -359,6 +383,24 @@ class TestPlantedFiles:
 
 
 class TestCaches:
+    @pytest.mark.parametrize(
+        "contradiction", [{"num_warps": 0}, {"registers": -1}, {"spilling": ((9, 2),)}]
+    )
+    def test_compiled_figures_that_contradict_each_other_are_made_again(
+        self, tmp_path: Path, contradiction: dict[str, Any]
+    ) -> None:
+        for fields, there in (({}, True), (contradiction, False)):
+            kept = made_compiled(**fields)
+            named = kept.digest, kept.arch, kept.triton, tmp_path
+            facts = {"facts": FACTS} | kept.to_json()
+            write_whole(cache_file(*named, "json"), json.dumps(facts))
+            write_whole(cache_file(*named, "cubin"), b"ELF")
+            assert (recall(*named) is not None) is there
+
+    def test_a_replay_of_no_phase_is_none(self) -> None:
+        with pytest.raises(InvalidArgument, match="as many figures as blocks, phases and loops"):
+            replace(fuzz.REPLAY, phases=()).must_agree()
+
     @pytest.mark.parametrize(
         ("mode", "private"), [(0o700, True), (0o755, True), (0o770, False), (0o777, False)]
     )

@@ -113,6 +113,37 @@ def test_a_module_that_was_not_found_is_of_a_package(module: str, extra: str) ->
     assert paths.install_command_for(module) == paths.install_command(extra)
 
 
+def broken(importer: str, module: str) -> ModuleNotFoundError:
+    """What is raised where a module of this name imports what is not there."""
+    lines = f"raise ModuleNotFoundError('No module', name={module!r})"
+    try:
+        exec(lines, {"__name__": importer})
+    except ModuleNotFoundError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("importer", "module", "extra"),
+    [
+        ("optuna.storages", "sqlalchemy", "tune"),
+        ("numba.core", "llvmlite", "offline"),
+        ("flashgen.evaluate", "pynvml", "tune"),
+        ("ray.util", "msgpack", "cluster"),
+    ],
+)
+def test_a_part_that_a_package_lacks_is_of_that_package(
+    importer: str, module: str, extra: str
+) -> None:
+    found = paths.install_command_after(broken(importer, module))
+    assert found == paths.install_command(extra)
+
+
+def test_what_flashgen_lacks_itself_is_a_bug_whoever_called_it() -> None:
+    assert paths.install_command_after(broken("flashgen.cli", "flashgen.gone")) is None
+    assert paths.install_command_for("ra") is None  # of ray
+
+
 def test_a_module_of_nobodys_has_no_command() -> None:
     assert [paths.install_command_for(name) for name in ("flashgen.gone", "vllm", None)] == [
         None

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from flashgen import paths
+from flashgen.compile import known_bugs
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers.answers import Answer, Died, Done
 from flashgen.report import doctor, gpu_probe, machine
 from flashgen.report.doctor import Diagnosis, diagnose
-from flashgen.schedules import known_bugs
 from flashgen.schedules.outcome import Source, Stage, Status
 from flashgen.spec.gpu import TARGETS, Gpu
 from tests.fakes import Failing, FakeEvaluator

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from flashgen.compile.known_bugs import may_be_wrong
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.blackwell import BLACKWELL, halves, s_places, sums_one, walked_side
 from flashgen.schedules.config import KernelConfig, config_of
-from flashgen.schedules.known_bugs import may_be_wrong
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal
 from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.schedules.textbook import FA2

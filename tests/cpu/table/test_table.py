@@ -256,6 +256,33 @@ def test_entries_and_runs_are_sorted_and_idle_runs_dropped() -> None:
     assert [run.id for run in read.runs] == [named("a")]
 
 
+class TestOfLastRun:
+    EARLIER, LATER = "20260102T030405Z", "20260302T030405Z"
+
+    def of(self, *names: str) -> list[str | None]:
+        """The runs of the entries that are left, of a table with one entry of each."""
+        entries = [
+            made_entry(replace(SPEC, head_dim=16 * n, head_dim_v=16 * n), run=name)
+            for n, name in enumerate(names, 1)
+        ]
+        last = made_table(*entries).of_last_run()
+        return [entry.evidence.run for entry in last.everything]
+
+    def test_it_is_the_latest_with_all_its_donors(self) -> None:
+        old = f"{self.EARLIER}-measured"
+        new = [f"{self.LATER}-measured", f"{self.LATER}-estimated-nvidia_l4"]
+        assert self.of(old, *new) == new
+
+    def test_its_shards_began_at_different_times_and_are_merged(self) -> None:
+        old = [f"{self.EARLIER}-measured-1of2", f"{self.EARLIER}-measured"]
+        new = ["20260301T030405Z-measured-1of2", f"{self.LATER}-measured-2of2-nvidia_l4"]
+        assert self.of(*old, *new) == new
+
+    def test_one_that_had_no_shards_is_by_itself(self) -> None:
+        old = [f"{self.EARLIER}-measured-1of2", f"{self.EARLIER}-measured-2of2"]
+        assert self.of(*old, f"{self.LATER}-measured") == [f"{self.LATER}-measured"]
+
+
 class TestWithEntry:
     def test_it_replaces_the_entry_of_its_spec_and_bucket(self) -> None:
         other = made_entry(bucket=BUCKETS[0])

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rich.console import Console
 from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.tasks import Tasks
+from flashgen.evaluate.tasks import Check, Tasks
 from flashgen.evaluate.workers.answers import Died, Done, Task, WorkerLost, WorkerUnfit
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.evaluate.workers.pool import Limits
@@ -36,7 +36,7 @@ from flashgen.tune import cluster, evaluators, tune, worker
 from flashgen.tune.cluster import Cluster, Seat
 from flashgen.tune.options import TuneOptions
 from tests import fleet_fakes
-from tests.makers import make_spec
+from tests.makers import make_config, make_spec
 from tests.ray_fakes import Actor, AtOnce, Ray
 
 ray = pytest.importorskip("ray")
@@ -257,13 +257,46 @@ TASK = Task(function="any", payload={"cache": ""}, limit_s=0.0)
 def test_what_an_actor_answers_and_what_it_leaves_arrive(tmp_path: Path) -> None:
     actor = Actor(lambda future: future.set_result((Done({"x": 1}), {"k-sm_90.json": "{}"})))
     seat = Seat(Ray(), actor, "n1", Limits(), AtOnce())
-    task = replace(TASK, payload={"cache": str(tmp_path / "cache")})
+    task = replace(TASK, payload={"cache": str(tmp_path / "cache"), "digest": "sha256:k"})
     assert seat.submit(task).result() == Done({"x": 1})
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["k-sm_90.json"]
 
 
+CHECK = asdict(Check(spec=SPECS[0], config=make_config(64, 64), device="cpu", seed=0))
+
+
+class Odd:
+    """What no worker of flashgen sends."""
+
+    def __repr__(self) -> str:
+        raise KeyError("odd")
+
+
 @pytest.mark.parametrize(
-    "said", [None, [], "garbage", {}, {"gpus": 5}, {"gpus": [5]}, {"gpus": [{"name": "H200"}]}]
+    ("payload", "said", "why"),
+    [
+        (CHECK, (Done({"x": 1}), {"k.json": "{}"}), "no files were due: got ['k.json']"),
+        ({"cache": ""}, (Done({}), {"k.json": "{}"}), "no files were due"),
+        ({"digest": "sha256:k"}, (Done({}), {"k.json": "{}"}), "no files were due"),
+        ({"cache": "c", "digest": "k"}, (Done({}), {"j.json": ""}), "a small file of the kernel"),
+        ({"cache": "c", "digest": "k"}, (Done({}), {"k.json": "\ud800"}), "text of Unicode"),
+        ({}, Odd(), "its answer cannot be read: KeyError: 'odd'"),
+        ({}, (Done({}), Odd()), "its answer cannot be read: KeyError: 'odd'"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_costs_its_worker_and_ends_the_wait(
+    payload: dict[str, Any], said: object, why: str
+) -> None:
+    actor = Actor(lambda future: future.set_result(said))
+    task = replace(TASK, payload=payload)
+    with pytest.raises(WorkerUnfit, match=re.escape(why)) as caught:
+        Seat(Ray(), actor, "n1", Limits(), AtOnce()).submit(task).result(timeout=0)
+    assert str(caught.value).startswith("n1: ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, [], "garbage", Odd(), {}, {"gpus": 5}, {"gpus": [5]}, {"gpus": [{"name": "H200"}]}],
 )
 def test_a_worker_that_describes_nothing_is_left_alone_and_not_started_again(said: object) -> None:
     said_of_it, used = list[str](), Ray()

@@ -51,6 +51,15 @@ def test_this_bucket_then_the_same_architecture_then_what_was_measured_and_none_
     assert Donors(tables, H200).chosen(SPEC, HERE, on_gpu=False)[near] == H100.slug
 
 
+def test_of_an_architecture_the_same_matrix_rate_comes_first_as_where_entries_serve() -> None:
+    """An L40S has more SMs than a GeForce RTX 4070, whose SMs multiply at half the rate of an L4's."""
+    tables = [
+        of(TARGETS["nvidia_geforce_rtx_4070"], OTHER),
+        of(TARGETS["nvidia_l40s"], TILE),
+    ]
+    assert chosen(tables, L4) == [TILE, OTHER]
+
+
 def test_an_invariant_spec_is_lent_what_the_plain_one_has_after_its_own() -> None:
     own, rows = replace(SPEC, invariant=True), make_config(128, 64, num_warps=8)
     tables = [of(L4, OTHER), of(L4, make_config(64, 128)), of(H100, rows, bucket=THERE, spec=own)]

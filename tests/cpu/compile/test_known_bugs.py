@@ -1,10 +1,10 @@
-"""schedules/known_bugs.py: which Triton is known to be wrong where."""
+"""compile/known_bugs.py: which Triton is known to be wrong where."""
 
 from __future__ import annotations
 
 import pytest
 
-from flashgen.schedules.known_bugs import warnings_of
+from flashgen.compile.known_bugs import warnings_of
 
 
 @pytest.mark.parametrize(
