@@ -34,9 +34,7 @@ COPIED = (
     f"{RESULTS}/machine_code_sm100.md",
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
-    f"{RESULTS}/search_efficiency.png",
     f"{RESULTS}/search_peers.md",
-    f"{RESULTS}/search_peers.png",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
 WIDE = "---\nhide: [toc]\nsearch: {boost: 0.0001}\n---\n"
