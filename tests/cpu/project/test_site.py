@@ -18,6 +18,7 @@ import flashgen
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 MADE = {"reference.md", "gallery/index.md", "configs/index.md"}
+LINKING = ("a", "img", "source", "script", "link")
 OF_THE_ROOT = {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
 
 
@@ -65,7 +66,7 @@ class Links(HTMLParser):
         for name, value in attrs:
             if name in ("id", "name") and value:
                 self.ids.add(value)
-            if name in ("href", "src") and value and tag in ("a", "img", "script", "link"):
+            if name in ("href", "src", "srcset") and value and tag in LINKING:
                 self.targets.append(value)
 
 
@@ -95,7 +96,7 @@ def fetched(site: Path) -> list[str]:
     Mermaid, which the theme fetches where a page has a diagram of it.
     """
     texts = {path: path.read_text() for path in site.rglob("*.html")}
-    elsewhere = r'<(?:script|img|link|iframe)[^>]+(?:src|href)="https?://[^"]+"'
+    elsewhere = r'<(?:script|img|source|link|iframe)[^>]+(?:src|href|srcset)="https?://[^"]+"'
     found = {
         (path.name, each) for path, text in texts.items() for each in re.findall(elsewhere, text)
     }
