@@ -34,13 +34,14 @@ COPIED = (
     f"{RESULTS}/machine_code_sm100.md",
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
-    f"{RESULTS}/search_efficiency.png",
     f"{RESULTS}/search_peers.md",
-    f"{RESULTS}/search_peers.png",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
 WIDE = "---\nhide: [toc]\nsearch: {boost: 0.0001}\n---\n"
 """No table of contents; and what people wrote comes first among the hits of a search."""
+
+DOCUMENTED = re.compile(r"^\| `(flashgen\.[\w.]+)` \| (?!the same as|module:)", re.MULTILINE)
+"""The names of docs/api.md that have an entry in the reference."""
 
 Pages = dict[str, str]
 
@@ -58,21 +59,35 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as the site has the files. `no-run` after a fence's language is for tests alone."""
     markdown = re.sub(r"\[([^\]]*)\]\((?:docs/)?notes\b[^)]*\)", r"\1", markdown)  # not there
     markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
+    if page.file.src_uri == "api.md":
+        markdown = DOCUMENTED.sub(lambda row: f"| {link(row[1], 'reference/')} | ", markdown)
     if "/" not in page.file.src_uri:
         markdown = re.sub(r"\]\(\.\./", "](", markdown)
     return re.sub(r"^(\s*```\w+) no-run$", r"\1", markdown, flags=re.MULTILINE)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Names in code may be broken after each underscore, and a copy of them stays the same."""
+    inline = r"(?<!</span>)<code>[^<]*</code>"
+    return re.sub(inline, lambda code: code[0].replace("_", "_<wbr>"), html)
+
+
 def reference() -> Pages:
-    """The docstrings of the public names, in the order of docs/api.md."""
-    lines = ["# API reference\n\n[Public names](api.md) has a line on each.\n"]
-    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
-        row = re.match(r"\| `(flashgen\.[\w.]+)` \| (?!the same as|module:)", line)
-        if line.startswith("## "):
-            lines.append(line.replace("`", ""))
-        elif row:
-            lines.append(directive(row[1]))
-    return {"reference.md": "\n\n".join(lines)}
+    """The docstrings of the public names, a page a module, in the order of docs/api.md."""
+    modules: dict[str, list[str]] = {}
+    for name in DOCUMENTED.findall((ROOT / "docs" / "api.md").read_text()):
+        modules.setdefault(name.rpartition(".")[0], []).append(name)
+    pages, index = {}, ["# API reference\n\n[Public names](../api.md) has a line on each.\n"]
+    for module, names in modules.items():
+        pages[f"reference/{module}.md"] = "\n\n".join([f"# {module}", *map(directive, names)])
+        shown = ", ".join(link(name).replace(f"`{module}.", "`") for name in names)
+        index.append(f"- [{module}]({module}.md): {shown}")
+    return pages | {"reference/index.md": "\n".join(index)}
+
+
+def link(name: str, folder: str = "") -> str:
+    """A public name with a link to its docstring, for a page beside or above those of modules."""
+    return f"[`{name}`]({folder}{name.rpartition('.')[0]}.md#{name})"
 
 
 def directive(name: str) -> str:
@@ -124,7 +139,8 @@ COLUMNS = (
     "`keys` is the range of key lengths that the row serves, `config` the chosen tile, warps, "
     "stages, schedule and loads. `from` says whether `us`, microseconds, is measured or estimated. "
     "`x default` is how many times as fast as the default kernel it is, `floors` its "
-    "[error](../numerics.md). [How to read a table](../tables.md)."
+    "[error](../numerics.md). What was not measured is folded, by its spec without features. "
+    "[How to read a table](../tables.md)."
 )
 
 
@@ -134,12 +150,22 @@ def tables() -> Pages:
     pages, index = {}, []
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         table = load_with_evidence(path)
-        rows = [cells(entry) for entry in show.record_of(table, table.entries)["entries"]]
+        measured: list[list[str]] = []
+        folds: dict[tuple[str, str], list[list[str]]] = {}
+        records = show.record_of(table, table.entries)["entries"]
+        for entry, record in zip(table.entries, records, strict=True):
+            fold = entry.spec.plain_name, entry.result.source
+            rows = measured if fold[1] == "measured" else folds.setdefault(fold, [])
+            rows.append(cells(record))
+        parts = [grid(heads, measured)] if measured else []
+        for (name, source), rows in folds.items():
+            summary = f"<summary><code>{name}</code> {len(rows)} {source}</summary>"
+            parts.append(f'<details markdown="1">{summary}\n\n{grid(heads, rows)}\n\n</details>')
         heading = show.table_heading(table)
         index.append([f"[{path.stem}]({path.stem}.md)", heading])
         pages[f"configs/{path.stem}.md"] = (
             f"{WIDE}# {table.gpu.name}\n\n{heading}. `flashgen show {path.stem}` prints the same. "
-            f"{COLUMNS}\n\n{grid(heads, rows)}\n"
+            f"{COLUMNS}\n\n" + "\n\n".join(parts) + "\n"
         )
     pages["configs/index.md"] = (
         "# Shipped tables\n\nWhat flashgen chose for each GPU, spec and number of keys. "

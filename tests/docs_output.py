@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashgen.errors import FlashgenError
+from flashgen.report.charts import standalone
 from flashgen.spec.gpu import TARGETS
-from tests.svg_file import standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -149,7 +149,7 @@ def chart_of(report: str) -> str:
     chart = re.search(r'<svg class="chart".*?</svg>', report, re.DOTALL)
     if chart is None:
         raise FlashgenError("the report has no chart: its log is missing")
-    return standalone([chart[0]])
+    return standalone(chart[0])
 
 
 def normal(text: str) -> str:

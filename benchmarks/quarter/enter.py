@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.quarter.lines import Line, outcomes_of, page, read
 from flashgen import paths
@@ -21,8 +21,7 @@ from flashgen.bench.listing import markdown
 from flashgen.bench.record import SCHEMA, Measured
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.gpu_state import Conditions
-from flashgen.report.charts import panels
-from flashgen.report.charts import save as save_figure
+from flashgen.report.charts import BEST, COLOURS, WIDTH, standalone, svg
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import CheckResult, Outcome
 from flashgen.schedules.space import legal_configs, tuned_default
@@ -37,19 +36,24 @@ from flashgen.table.table import Table, save
 from flashgen.tune.progress import entry_of
 from flashgen.tune.run_files import held_table, with_conditions
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 BARS = {
     "flashgen, schedule hopper": (
-        "#0072b2", "ladder: hopper", "ladder: hopper, grouped", "ladder: two: hopper",
+        BEST, "ladder: hopper", "ladder: hopper, grouped", "ladder: two: hopper",
     ),
-    "the same, fused": ("#4a9cc9", "ladder: fused: hopper"),
-    "flashgen, plain kernels": ("#93c5e0", "flashgen"),
-    "cuDNN (torch)": ("0.6", "SDPA cuDNN"),
-    "FlexAttention (torch)": ("0.6", "FlexAttention"),
-    "FlashAttention-2 (torch)": ("0.6", "SDPA flash"),
+    "the same, fused": (COLOURS[5], "ladder: fused: hopper"),
+    "flashgen, plain kernels": (COLOURS[5], "flashgen"),
+    "cuDNN (torch)": (COLOURS[6], "SDPA cuDNN"),
+    "FlexAttention (torch)": (COLOURS[6], "FlexAttention"),
+    "FlashAttention-2 (torch)": (COLOURS[6], "SDPA flash"),
 }  # fmt: skip
 """The bars of a panel of the picture, with their colours, each the fastest of these contenders. The
 fused backward adds to dQ in no fixed order, so the tables leave it out.
 """
+KEYS = 8192
+"""The number of keys of the picture's cases."""
 
 
 def rates(case: Mapping[str, Any]) -> dict[str, float]:
@@ -66,29 +70,40 @@ def rates(case: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def drawn(case: Mapping[str, Any]) -> bool:
+    """Whether the picture has a case: a decode is bound by bytes, and has no TFLOP/s to compare."""
+    shown = case["direction"] != "decode" and case["problem"]["seq_k"] == KEYS
+    return shown and bool(rates(case))
+
+
 def draw(cases: Sequence[Mapping[str, Any]], run: Mapping[str, Any], file: Path) -> None:
-    """Write the picture: a panel for each case, in TFLOP/s."""
-    figure, found = panels(len(cases), columns=2, inches=(4.4, 1.8))
-    most = max(rate for case in cases for rate in rates(case).values())
-    for axes, case in zip(found, cases, strict=True):
-        held = rates(case)
-        drawn = axes.barh(list(held), list(held.values()), color=[BARS[name][0] for name in held])
-        axes.bar_label(drawn, fmt="%.0f", padding=3, fontsize=7)
-        spec, keys = case["spec"], f"{case['problem']['seq_k']:,} keys"
-        mask = "causal" if spec["mask"] == "causal" else "no mask"
-        title = f"{case['direction']}, head dim {spec['head_dim']}, {mask}, {keys}"
-        axes.set_title(title, fontsize=8)
-        axes.set_xlim(0, 1.12 * most)
-        axes.invert_yaxis()
-        axes.tick_params(labelsize=7, length=0)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-    figure.supxlabel(
-        f"TFLOP/s, measured on an {run['gpu']['name']} on {run['date'][:10]}, {run['dtype']}; "
-        f"Triton {run['triton']}, torch {run['torch']}",
-        fontsize=7,
+    """Write the picture, an SVG: a panel for each case, in TFLOP/s, below each other."""
+    label = (
+        f"TFLOP/s at {KEYS:,} keys, {run['dtype']}, {run['gpu']['name']}, {run['date'][:10]},\n"
+        f"Triton {run['triton']}, torch {run['torch']}"
     )
-    save_figure(figure, file, "bench")
+
+    def panels(*found: Axes) -> None:
+        most = max(rate for case in cases for rate in rates(case).values())
+        for axes, case in zip(found, cases, strict=True):
+            held = rates(case)
+            colours = [BARS[name][0] for name in held]
+            bars = axes.barh(list(held), list(held.values()), color=colours)
+            axes.bar_label(bars, fmt="%.0f", padding=3)
+            spec = case["spec"]
+            mask = "causal" if spec["mask"] == "causal" else "no mask"
+            title = f"{case['direction']}, head dim {spec['head_dim']}, {mask}"
+            axes.set_title(title, fontsize="medium", loc="left")
+            axes.set(xlim=(0, 1.12 * most), ylim=(len(held) - 0.5, -0.5), xticks=[])
+            axes.tick_params(length=0)
+            axes.grid(visible=False)
+            axes.spines[:].set_visible(False)
+        figure = found[0].get_figure()
+        assert figure is not None
+        figure.supxlabel(label, fontsize="medium")
+
+    chart = svg(panels, label, (WIDTH, 30 + 82 * len(cases)), count=len(cases))
+    file.write_text(standalone(chart))
 
 
 def enter(files: Sequence[Path], out: Path) -> int:
@@ -120,8 +135,7 @@ def enter(files: Sequence[Path], out: Path) -> int:
     head = [first, "", "```text", *page(lines), "```"]
     found = [record_of(Measured, case) for case in cases]
     (folder / "quarter.md").write_text(markdown(found, head).replace("flashgen bench", gpu.name, 1))
-    shown = [case for case in cases if case["problem"]["seq_k"] == 8192 and rates(case)]
-    if shown:
+    if shown := [case for case in cases if drawn(case)]:
         draw(shown, run, folder / "measured.svg")
     changed = sum(entry not in table.entries for entry in made.entries)
     print(f"{changed} entries are new in {paths.table_file(out, gpu.slug)}; see {folder}")

@@ -177,15 +177,11 @@ def panels(
 
 
 def save(figure: Figure, path: Path, option: str) -> None:
-    """Write a figure to `path`, which `option` has named: the same SVG each time. Raises
-    FlashgenError if it cannot be written.
+    """Write a figure to `path`, which `option` has named. Raises FlashgenError if it cannot be
+    written.
     """
-    from matplotlib import rc_context
-
-    undated: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
     try:
-        with rc_context({"svg.hashsalt": path.name}):
-            figure.savefig(path, **undated)
+        figure.savefig(path)
     except OSError as error:
         raise FlashgenError(
             f"{path} cannot be written ({error.strerror}): name another file with {option}"
@@ -355,3 +351,20 @@ def svg(
     text = re.sub(r"\s*\n\s*", " ", text.replace("xlink:href", "href"))
     head = f'viewBox="0 0 {points[0]} {points[1]}"'
     return Markup(f'<svg class="chart" role="img" aria-label="{escape(label)}" {head}>{text}')
+
+
+def standalone(chart: str) -> str:
+    """A chart of svg() as the text of a file of its own, which follows light and dark, too."""
+    style = (Path(__file__).parent / "_style.css.jinja").read_text()
+    colours = style[style.index(":root") : style.index("* {")]
+    rules = [line for line in style.splitlines() if line.startswith((".chart *", ".chart text"))]
+    head, _, drawn = str(chart).partition(">")
+    *_, width, height = re.findall(r"\d+", head)
+    # Larger than on a phone, which shrinks it to its width; without a size a page stretches it.
+    size = f'width="{1.25 * int(width):g}" height="{1.25 * int(height):g}"'
+    text = (
+        f'{head} xmlns="http://www.w3.org/2000/svg" {size}>\n<style>\n{colours}'
+        + "\n".join([*rules, "svg { background: var(--page); }"])
+        + f"\n</style>{drawn}\n"
+    )
+    return text.replace("> <", ">\n<")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 import flashgen
 from flashgen.errors import InvalidArgument, ToolchainError
@@ -38,6 +39,8 @@ _TOLD = {
     "replayed": "read from a recorded landscape",
     "untimed": "chosen by rule: nothing was timed",
 }
+_FOLDED = ("estimated", "untimed")
+"""Sources of entries that the page folds: a table has hundreds of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,11 @@ class Search:
     def kernel(self) -> str:
         """The kernel's name: what a profiler shows."""
         return kernel_name(self.entry.spec, self.entry.config)
+
+    @property
+    def folded(self) -> bool:
+        """Whether its part of the page is closed at first."""
+        return self.entry.result.source in _FOLDED
 
     @property
     def over_sdpa(self) -> float | None:
@@ -136,7 +144,8 @@ def page(
     template = environment(Path(__file__).parent).get_template("report.html.jinja")
     return template.render(
         table=table,
-        searches=list(zip(searches, shares, strict=True)),
+        winners=[each for each in searches if not each.folded],
+        folds=_folds(searches),
         charted=[each for each in zip(searches, shares, strict=True) if each[0].trace.points],
         counts=sources(table.entries),
         told=_TOLD,
@@ -161,6 +170,16 @@ def _search(number: int, entry: Entry, table: Table, traces: Searches) -> Search
     if stayed := not trace.points:
         trace = traces.latest(entry)
     return Search(number=number, entry=entry, run=run, trace=trace, stayed=stayed)
+
+
+def _folds(searches: Iterable[Search]) -> dict[tuple[str, str], list[Search]]:
+    """The folded searches by their source and their spec without features."""
+    folds: dict[tuple[str, str], list[Search]] = {}
+    for search in searches:
+        if search.folded:
+            entry = search.entry
+            folds.setdefault((entry.spec.plain_name, entry.result.source), []).append(search)
+    return folds
 
 
 def _chart(search: Search) -> str:
@@ -218,4 +237,10 @@ def environment(folder: Path) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["figure"] = figure
+    environment.filters["wrapped"] = wrapped
     return environment
+
+
+def wrapped(name: str) -> Markup:
+    """A name that may be broken after each underscore; a copy of it has no more characters."""
+    return Markup("_<wbr>").join(name.split("_"))

@@ -104,6 +104,14 @@ def test_the_folder_has_the_lines_a_page_and_the_picture(
     assert "702" in (folder / "measured.svg").read_text()
 
 
+def test_the_picture_is_that_of_the_record(tmp_path: Path) -> None:
+    shown = [case for case in RECORD["cases"] if enter.drawn(case)]
+    enter.draw(shown, RECORD["runs"][0], tmp_path / "measured.svg")
+    committed = RESULTS / "nvidia_h200" / "measured.svg"
+    assert (tmp_path / "measured.svg").read_text() == committed.read_text()
+    assert "prefers-color-scheme: dark" in committed.read_text()
+
+
 def test_a_tiny_run_is_not_entered(tmp_path: Path) -> None:
     lines.append(tmp_path / "tiny.jsonl", about(tiny=True))
     with pytest.raises(FlashgenError, match="1 tiny"):

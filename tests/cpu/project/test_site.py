@@ -17,7 +17,8 @@ import flashgen
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = (ROOT / "mkdocs.yml").read_text()
-MADE = {"reference.md", "gallery/index.md", "configs/index.md"}
+MADE = {"reference/index.md", "gallery/index.md", "configs/index.md"}
+LINKING = ("a", "img", "source", "script", "link")
 OF_THE_ROOT = {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
 
 
@@ -65,7 +66,7 @@ class Links(HTMLParser):
         for name, value in attrs:
             if name in ("id", "name") and value:
                 self.ids.add(value)
-            if name in ("href", "src") and value and tag in ("a", "img", "script", "link"):
+            if name in ("href", "src", "srcset") and value and tag in LINKING:
                 self.targets.append(value)
 
 
@@ -95,7 +96,7 @@ def fetched(site: Path) -> list[str]:
     Mermaid, which the theme fetches where a page has a diagram of it.
     """
     texts = {path: path.read_text() for path in site.rglob("*.html")}
-    elsewhere = r'<(?:script|img|link|iframe)[^>]+(?:src|href)="https?://[^"]+"'
+    elsewhere = r'<(?:script|img|source|link|iframe)[^>]+(?:src|href|srcset)="https?://[^"]+"'
     found = {
         (path.name, each) for path, text in texts.items() for each in re.findall(elsewhere, text)
     }
@@ -142,7 +143,10 @@ def test_the_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -
     assert len(list(site.glob("configs/*.html"))) == len([*tables, "index"])
     menu = re.findall(r'<span class="md-ellipsis">\s*(.+?)\s*<', (site / "index.html").read_text())
     assert set(re.findall(r"- (.+): \S+\.md$", CONFIG, re.MULTILINE)) <= set(menu)
-    text = (site / "reference.html").read_text()
+    modules = list(site.glob("reference/flashgen*.html"))
+    assert len(modules) > 20
+    assert all(f"reference/{page.name}" in (site / "api.html").read_text() for page in modules)
+    text = (site / "reference" / "flashgen.html").read_text()
     shown = " ".join(re.sub(r"<[^>]+>", "", text).split())
     for name in sorted(set(flashgen.__all__) - {"block_mask"}):
         first = " ".join(getattr(flashgen, name).__doc__.split("`")[0].split()[:4])

@@ -31,7 +31,7 @@ from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table, with_evidence
 
-VOID = {"meta", "input", "br", "circle", "line", "path"}
+VOID = {"meta", "input", "br", "wbr", "circle", "line", "path"}
 
 
 @dataclass
@@ -146,7 +146,8 @@ def with_log(entry: Entry) -> tuple[Table, list[Outcome]]:
 
 def test_a_report_opens_with_its_run_and_leaves_out_searches_without_charts() -> None:
     table, outcomes = searched()
-    table = table.with_entry(made_entry(make_spec(), median_us=3.0, run="b"), made_run("b"))
+    another = made_entry(make_spec(), source="measured", median_us=3.0, run="b")
+    table = table.with_entry(another, made_run("b", "measured"))
     root = parsed(table, outcomes)
     opening = root.one("main").all("section")[0]
     assert opening.attributes["aria-labelledby"] == "this-run"
@@ -155,9 +156,9 @@ def test_a_report_opens_with_its_run_and_leaves_out_searches_without_charts() ->
     assert SPEC.name in cells(row)[0]
     (details,) = root.all("details", **{"class": "entry"})
     assert "open" in details.attributes
-    linked = [a.attributes["href"] for a in root.one("table", id="winners").all("a")]
-    assert linked == [f"#{details.attributes['id']}"]
-    assert len(root.one("table", id="winners").one("tbody").all("tr")) == 2
+    winners = root.one("section", id="winners")
+    assert [a.attributes["href"] for a in winners.all("a")] == [f"#{details.attributes['id']}"]
+    assert len(winners.one("tbody").all("tr")) == 2
     assert {text.text for text in opening.all("text")} >= {"us", "configs, in their order"}
 
 
@@ -218,8 +219,10 @@ def test_the_winners_are_those_of_the_table() -> None:
         made_entry(bucket=BUCKETS[2], source="untimed"),
         made_entry(make_spec(), source="measured", config=FA2, median_us=3.14159),
     )
-    body = parsed(table).one("table", id="winners").one("tbody")
-    for entry, row in zip(table.entries, body.all("tr"), strict=True):
+    section = parsed(table).one("section", id="winners")
+    rows = [row for body in section.all("tbody") for row in body.all("tr")]
+    order = sorted(table.entries, key=lambda entry: entry.result.source != "measured")
+    for entry, row in zip(order, rows, strict=True):
         spec, config, source, us, tflops, over_default, tried = cells(row)
         result = entry.result
         assert spec == f"{entry.spec.name} seq_k {entry.bucket}, at {entry.problem.seq_k}"
@@ -232,6 +235,35 @@ def test_the_winners_are_those_of_the_table() -> None:
                 f"{entry.tflops:.0f}",
                 "2.00",
             )
+
+
+def test_what_was_not_measured_is_folded_by_spec() -> None:
+    measured = made_entry(source="measured")
+    feature = made_entry(replace(SPEC, softcap=True), bucket=BUCKETS[1])
+    table = made_table(
+        measured, made_entry(bucket=BUCKETS[2]), feature, made_entry(make_spec(), source="untimed")
+    )
+    section = parsed(table).one("section", id="winners")
+    folds = section.all("details", **{"class": "fold"})
+    assert all("open" not in fold.attributes for fold in folds)
+    told = {fold.one("summary").text: len(fold.one("tbody").all("tr")) for fold in folds}
+    assert told == {f"{SPEC.name} 2 estimated": 2, f"{make_spec().name} 1 untimed": 1}
+    open_rows = [child for child in section.children if child.tag == "table"]
+    assert [cells(row)[1] for row in open_rows[0].one("tbody").all("tr")] == [measured.config.label]
+    for source, closed in (("measured", False), ("estimated", True)):
+        (search,) = (
+            parsed(*searched(source))
+            .one("section", **{"aria-labelledby": "searches"})
+            .all("details", **{"class": "entry"})
+        )
+        assert ("open" not in search.attributes) is closed
+
+
+def test_names_break_after_underscores_and_keep_their_characters() -> None:
+    assert html.wrapped("fwd_bf16_<b>") == "fwd_<wbr>bf16_<wbr>&lt;b&gt;"
+    (code, *_) = parsed(made_table(made_entry())).one("section", id="winners").all("code")
+    assert code.text == SPEC.name
+    assert len(code.all("wbr")) == SPEC.name.count("_")
 
 
 def test_speed_ups_over_the_default_and_sdpa_are_summed_up() -> None:
@@ -248,7 +280,7 @@ def test_speed_ups_over_the_default_and_sdpa_are_summed_up() -> None:
         second
         == "Over torch's SDPA: 1.50 times as fast in the geometric mean of 1 entries, from 1.50 to 1.50."
     )
-    table = root.one("table", id="winners")
+    table = root.one("section", id="winners").one("table")
     assert cells(table.one("thead").one("tr"))[-2] == "x SDPA"
     assert [cells(row)[-2] for row in table.one("tbody").all("tr")] == ["1.50", "-"]
 
