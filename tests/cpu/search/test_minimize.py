@@ -74,8 +74,10 @@ class TestEverySampler:
 
     @pytest.mark.parametrize("sampler", [each for each in SAMPLERS if each != "exhaustive"])
     def test_the_seed_decides_the_path(self, sampler: str) -> None:
-        assert points(search(sampler, seed=1)) == points(search(sampler, seed=1))
-        assert points(search(sampler, seed=1)) != points(search(sampler, seed=2))
+        """Of 11 trials: Optuna's gp learns from ten, and each that it proposes takes half a second."""
+        one, again, other = (points(search(sampler, seed=seed, trials=11)) for seed in (1, 1, 2))
+        assert one == again
+        assert one != other
 
     @pytest.mark.parametrize("sampler", SAMPLERS)
     def test_a_budget_for_all_evaluates_all(self, sampler: str) -> None:

@@ -384,13 +384,13 @@ class TestKilled:
         "the winner rather late": lambda c: 140.0 if c == BEST else 100.0 + SPACE.index(c),
     }
 
-    HALF = pytest.mark.slow("make test has every other case of two guesses")
+    HALF = pytest.mark.slow("make test has every other case of one guess")
 
     @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=HALF)])
     @pytest.mark.parametrize(
         "guess",
         [
-            "noisy",
+            pytest.param("noisy", marks=HALF),
             pytest.param("none of the seeds", marks=HALF),
             pytest.param("the winner far below", marks=HALF),
             "the winner rather late",
@@ -477,7 +477,9 @@ class TestKilled:
         assert again.asked == []
 
 
-@pytest.mark.parametrize("trials", [20, 60])
+@pytest.mark.parametrize(
+    "trials", [20, pytest.param(60, marks=pytest.mark.slow("make test has 20 trials"))]
+)
 def test_progress_only_grows_and_ends_near_its_total(tmp_path: Path, trials: int) -> None:
     steps: list[Progress] = []
     goal = real_goal()
