@@ -95,7 +95,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     def tuned(name: str) -> tuple[Path, str]:
         screen = io.StringIO()
         options = TuneOptions(
-            specs=SPECS, seqs=(512, 4096), budget=Budget(trials=6), out=tmp_path / name,
+            specs=SPECS, seqs=(512,), budget=Budget(trials=6), out=tmp_path / name,
             cluster="local",
         )  # fmt: skip
         tune.tune(options, Console(file=screen, width=200))
