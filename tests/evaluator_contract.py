@@ -175,7 +175,9 @@ class FaultsContract:
     """The stages that have a task of their own."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        metafunc.parametrize("stage", self.fault_stages)
+        slow = pytest.mark.slow("a final round times each alone, too, after a fault")
+        stages = (pytest.param(s, marks=slow if s == "timed" else ()) for s in self.fault_stages)
+        metafunc.parametrize("stage", list(stages))
 
     def make(self, tmp_path: Path) -> AbstractContextManager[Evaluator]:
         """The evaluator under test, on stand-ins."""
