@@ -76,39 +76,36 @@ class EvaluatorContract:
         assert why_illegal(self.spec, self.illegal, evaluator.gpu) is not None
         assert all(why_illegal(self.spec, c, evaluator.gpu) is None for c in self.good)
 
-    @pytest.mark.parametrize("stage", STAGES)
-    def test_one_outcome_a_config_in_the_order_given(
-        self, evaluator: Evaluator, stage: Stage
-    ) -> None:
+    def test_one_outcome_a_config_in_the_order_given(self, evaluator: Evaluator) -> None:
         configs = (self.good[2], self.illegal, self.good[0], self.good[0], self.good[1])
-        outcomes = self.ask(evaluator, stage, configs)
-        assert tuple(outcome.config for outcome in outcomes) == configs
-        assert [outcome.status for outcome in outcomes if outcome.config != self.illegal] == [
-            Status.OK
-        ] * 4, [outcome.detail for outcome in outcomes]
-        bad = outcomes[1]
-        assert not bad.ok
-        assert bad.detail
-        assert bad.timing is None
+        for stage in STAGES:
+            outcomes = self.ask(evaluator, stage, configs)
+            assert tuple(outcome.config for outcome in outcomes) == configs
+            assert [outcome.status for outcome in outcomes if outcome.config != self.illegal] == [
+                Status.OK
+            ] * 4, [outcome.detail for outcome in outcomes]
+            bad = outcomes[1]
+            assert not bad.ok
+            assert bad.detail
+            assert bad.timing is None
 
-    @pytest.mark.parametrize("stage", STAGES)
-    def test_outcomes_say_what_they_are_of(self, evaluator: Evaluator, stage: Stage) -> None:
-        for outcome in self.ask(evaluator, stage, self.good):
-            assert (outcome.stage, outcome.spec, outcome.problem) == (
-                stage,
-                self.spec,
-                self.problem,
-            )
-            assert (outcome.gpu, outcome.source) == (evaluator.gpu.slug, evaluator.source)
-            protocol = protocol_of(stage, evaluator.source)
-            assert (outcome.triton, outcome.protocol) == (triton_version(), protocol)
-            assert outcome.digest.startswith("sha256:")
-            assert (outcome.timing is not None) == (stage in ("rough", "timed", "final"))
-            assert (outcome.check is not None) == (stage == "check")
-            made = datetime.fromisoformat(outcome.created)
-            assert made.utcoffset() == timedelta(0)
-            assert made <= datetime.now(UTC)
-            assert Outcome.from_json(outcome.to_json()) == outcome
+    def test_outcomes_say_what_they_are_of(self, evaluator: Evaluator) -> None:
+        for stage in STAGES:
+            for outcome in self.ask(evaluator, stage, self.good):
+                self.says_what_it_is_of(outcome, stage, evaluator)
+
+    def says_what_it_is_of(self, outcome: Outcome, stage: Stage, evaluator: Evaluator) -> None:
+        assert (outcome.stage, outcome.spec, outcome.problem) == (stage, self.spec, self.problem)
+        assert (outcome.gpu, outcome.source) == (evaluator.gpu.slug, evaluator.source)
+        protocol = protocol_of(stage, evaluator.source)
+        assert (outcome.triton, outcome.protocol) == (triton_version(), protocol)
+        assert outcome.digest.startswith("sha256:")
+        assert (outcome.timing is not None) == (stage in ("rough", "timed", "final"))
+        assert (outcome.check is not None) == (stage == "check")
+        made = datetime.fromisoformat(outcome.created)
+        assert made.utcoffset() == timedelta(0)
+        assert made <= datetime.now(UTC)
+        assert Outcome.from_json(outcome.to_json()) == outcome
 
     def test_the_kernel_of_a_config_is_the_same_in_all_stages(self, evaluator: Evaluator) -> None:
         digests = [
@@ -178,7 +175,9 @@ class FaultsContract:
     """The stages that have a task of their own."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        metafunc.parametrize("stage", self.fault_stages)
+        slow = pytest.mark.slow("a final round times each alone, too, after a fault")
+        stages = (pytest.param(s, marks=slow if s == "timed" else ()) for s in self.fault_stages)
+        metafunc.parametrize("stage", list(stages))
 
     def make(self, tmp_path: Path) -> AbstractContextManager[Evaluator]:
         """The evaluator under test, on stand-ins."""

@@ -30,7 +30,7 @@ def nasty_cases(br: int, bc: int) -> tuple[CheckCase, ...]:
         case(2 * br + 1, bc, layout="bshd"),  # bottom-right, Sq > Sk: rows that see nothing
         case(37, 3 * bc + 5, heads=4, kv=2, layout="bshd"),
         case(2 * br + 3, 2 * bc + 7, heads=3, kv=1, layout="sliced", alignment="top_left"),
-        case(127, 131, heads=2, kv=2),
+        case(127, 131),
     )
 
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import pickle
+from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from flashgen.errors import InvalidArgument
 from flashgen.schedules.config import KernelConfig
@@ -122,8 +127,20 @@ def valid(row: Row) -> bool:
 @functools.cache
 def in_pairs() -> tuple[Proven, ...]:
     """The covering arrays: of the forward, of all backward kernels together, of a cache. Each is
-    checked by tests/interpreted/kernels/test_pairs.py.
+    checked by tests/interpreted/kernels/test_pairs.py. A run searches for them once: that takes
+    seconds, and every worker collects all tests.
     """
+    if "TESTS_CACHE" not in os.environ:
+        return _found()
+    file = Path(os.environ["TESTS_CACHE"]) / "pairs.pickle"
+    with FileLock(f"{file}.lock"):
+        if not file.exists():
+            file.write_bytes(pickle.dumps(_found()))
+        found: tuple[Proven, ...] = pickle.loads(file.read_bytes())
+    return found
+
+
+def _found() -> tuple[Proven, ...]:
     forward, *backward = ATTENTION["direction"]
     of_gradients = {name: values for name, values in ATTENTION.items() if name != "paged"}
     rows = [

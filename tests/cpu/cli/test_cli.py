@@ -160,7 +160,12 @@ class TestBadInput:
             ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
             ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
             ("tune --gpus all", 3, "type: flashgen tune --target nvidia_h100_80gb_hbm3"),
-            ("tune --gpus 0", 3, "type: flashgen tune --target nvidia_h100_80gb_hbm3"),
+            pytest.param(
+                "tune --gpus 0",
+                3,
+                "type: flashgen tune --target nvidia_h100_80gb_hbm3",
+                marks=pytest.mark.slow("make test has --gpus all, which asks the same child"),
+            ),
             ("report nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("show nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("show amd_mi300", 2, "did you mean amd_instinct_mi300x?"),

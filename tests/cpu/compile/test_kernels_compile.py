@@ -411,7 +411,6 @@ BOUNDED: dict[str, tuple[AttentionSpec, KernelConfig, Gpu]] = {
 }
 
 
-@pytest.mark.slow("seven seconds of compilation")
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize("name", each(BOUNDED, 2))
 def test_the_shared_bound_holds(name: str) -> None:

@@ -89,7 +89,7 @@ def test_every_block_says_what_it_is() -> None:
 
 
 SLOW = pytest.mark.slow("starts programs; make test has those of the first pages")
-FIRST = ("README.md", "using-attention.md", "tuning.md")
+FIRST = ("README.md", "using-attention.md")
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,17 @@ def test_why_illegal(spec: object, config: object, gpu: object, reason: str | No
     assert said is None if reason is None else said is not None and reason in said
 
 
-@pytest.mark.parametrize("gpu", list(TARGETS.values()), ids=lambda gpu: gpu.slug)
+ONE_OF_AN_ARCH = {gpu.arch: gpu.slug for gpu in TARGETS.values()}.values()
+OTHERS = pytest.mark.slow("tests/cpu/table/test_emit.py has all targets")
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        pytest.param(gpu, id=slug, marks=() if slug in ONE_OF_AN_ARCH else OTHERS)
+        for slug, gpu in TARGETS.items()
+    ],
+)
 def test_every_default_is_legal_on_every_target(gpu: object) -> None:
     for dtype, precision in (
         ("float16", "ieee"),

@@ -72,12 +72,14 @@ class TestEverySampler:
         assert found.value == min(known) == cost(found.point)
         assert found.exhaustive is (sampler == "exhaustive")
 
-    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
+    @pytest.mark.parametrize("sampler", [each for each in SAMPLERS if each != "exhaustive"])
     def test_the_seed_decides_the_path(self, sampler: str) -> None:
-        assert points(search(sampler, seed=1)) == points(search(sampler, seed=1))
-        assert points(search(sampler, seed=1)) != points(search(sampler, seed=2))
+        """Of 11 trials: Optuna's gp learns from ten, and each that it proposes takes half a second."""
+        one, again, other = (points(search(sampler, seed=seed, trials=11)) for seed in (1, 1, 2))
+        assert one == again
+        assert one != other
 
-    @pytest.mark.parametrize("sampler", FEW)
+    @pytest.mark.parametrize("sampler", SAMPLERS)
     def test_a_budget_for_all_evaluates_all(self, sampler: str) -> None:
         found = search(sampler, space=SPACE[:9], trials=9)
         assert sorted(map(repr, points(found))) == sorted(map(repr, SPACE[:9]))
@@ -431,9 +433,10 @@ print(ours, others)
 """
 
 
-def test_it_loads_nothing_of_attention(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampler", ["auto", "tpe"])
+def test_it_loads_nothing_of_attention(sampler: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, "auto"],
+        [sys.executable, "-c", ALONE, sampler],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True,
     )  # fmt: skip

@@ -239,7 +239,7 @@ class TestSampled:
         assert max(map(self.guess, first)) <= min(map(self.guess, seeds))
         assert set(seeds) <= set(measured)
 
-    @pytest.mark.parametrize("sampler", ["auto", "random"])
+    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
     def test_of_those_compiled_the_best_are_measured(self, tmp_path: Path, sampler: str) -> None:
         real = real_goal()
         evaluator = guided(us=area, guess=lambda c: area(c) / 3, band=(0.1, 1.0))
@@ -384,13 +384,13 @@ class TestKilled:
         "the winner rather late": lambda c: 140.0 if c == BEST else 100.0 + SPACE.index(c),
     }
 
-    HALF = pytest.mark.slow("make test has every other case of two guesses")
+    HALF = pytest.mark.slow("make test has every other case of one guess")
 
     @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=HALF)])
     @pytest.mark.parametrize(
         "guess",
         [
-            "noisy",
+            pytest.param("noisy", marks=HALF),
             pytest.param("none of the seeds", marks=HALF),
             pytest.param("the winner far below", marks=HALF),
             "the winner rather late",
@@ -477,7 +477,9 @@ class TestKilled:
         assert again.asked == []
 
 
-@pytest.mark.parametrize("trials", [20, 60])
+@pytest.mark.parametrize(
+    "trials", [20, pytest.param(60, marks=pytest.mark.slow("make test has 20 trials"))]
+)
 def test_progress_only_grows_and_ends_near_its_total(tmp_path: Path, trials: int) -> None:
     steps: list[Progress] = []
     goal = real_goal()

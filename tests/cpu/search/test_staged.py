@@ -12,7 +12,7 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.outcome import PASSING, Source, Stage, Status
+from flashgen.schedules.outcome import PASSING, Outcome, Source, Stage, Status
 from flashgen.search.decide import choose
 from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
 from flashgen.search.study import Trials
@@ -393,7 +393,47 @@ class TestOffline:
             assert killed.asked + resumed.asked == whole.asked
 
 
+def final(us: float, config: KernelConfig, spread: float = 1.0) -> Outcome:
+    evaluator = fake(us=lambda _: us, spread=spread)
+    return evaluator.outcome("final", SPEC, PROBLEM, config)
+
+
 class TestFinalRound:
+    A, B, C = SPACE[:3]
+
+    @pytest.mark.parametrize(
+        ("challenger", "incumbent", "default", "winner"),
+        [
+            (90.0, 100.0, 110.0, "challenger"),
+            (98.5, 100.0, 110.0, "incumbent"),  # faster, but within the spread
+            (98.0, 100.0, 110.0, "incumbent"),  # the bands touch
+            (97.9, 100.0, 110.0, "challenger"),
+            (98.0, 110.0, 99.0, "default"),  # beats the incumbent, not the default
+            (120.0, 100.0, 99.0, "incumbent"),  # the default is faster within the spread
+            (120.0, 100.0, 90.0, "default"),
+            (90.0, None, 100.0, "challenger"),
+            (98.5, None, 100.0, "default"),
+            (98.5, 100.0, None, "incumbent"),
+            (98.5, None, None, "challenger"),
+        ],
+    )
+    def test_the_rule(
+        self, challenger: float, incumbent: float | None, default: float | None, winner: str
+    ) -> None:
+        rounds = {"challenger": final(challenger, self.A)}
+        if incumbent is not None:
+            rounds["incumbent"] = final(incumbent, self.B)
+        if default is not None:
+            rounds["default"] = final(default, self.C)
+        held = [rounds[name] for name in ("incumbent", "default") if name in rounds]
+        finals = sorted(rounds.values(), key=lambda o: o.timing.median_us if o.timing else 0.0)
+        assert choose(finals, held) == rounds[winner]
+
+    def test_a_noisy_best_does_not_hide_a_steady_second(self) -> None:
+        noisy, steady = final(90.0, self.A, spread=20.0), final(92.0, self.B)
+        default = final(100.0, self.C)
+        assert choose([noisy, steady, default], [default]) == steady
+
     def test_nothing_ran(self) -> None:
         assert choose([], []) is None
 

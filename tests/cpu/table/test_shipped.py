@@ -155,7 +155,17 @@ def served_first(slug: str) -> dict[tuple[AttentionSpec, Bucket], Selection]:
     }
 
 
-@pytest.mark.parametrize("slug", PUBLISHED_TFLOPS)
+ONE_OF_AN_ARCH = {TARGETS[slug].arch: slug for slug in (*PUBLISHED_TFLOPS, *SHIPPED)}.values()
+OTHERS = pytest.mark.slow("make test has every table, and a GPU of each architecture")
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        pytest.param(slug, marks=() if slug in (*SHIPPED, *ONE_OF_AN_ARCH) else OTHERS)
+        for slug in PUBLISHED_TFLOPS
+    ],
+)
 def test_no_known_gpu_runs_a_default_of_what_a_model_needs(slug: str) -> None:
     found = served_first(slug)
     defaults = {spec.name for (spec, _), first in found.items() if first.rung == "default"}

@@ -67,6 +67,9 @@ def case(heads: tuple[int, int], seq: tuple[int, int], **options: str) -> CheckC
     return CheckCase(problem=problem, **options)
 
 
+FUSED = pytest.mark.slow("make test has it by descriptors")
+
+
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize(("dtype", "mask"), alternating(DTYPES, MASKS))
 def test_every_dtype(dtype: str, direction: Any, mask: str, seed: int) -> None:
@@ -100,7 +103,7 @@ def test_s_ahead_is_fa2_in_another_order(direction: Any) -> None:
     assert [line.split()[0].removesuffix("_t") for line in of_a_tile] == ["s", "dp", "p"]
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [pytest.param("none", marks=FUSED), "causal"])
 def test_fused(mask: str, seed: int) -> None:
     spec = make_spec("float16", 40, mask).for_direction("backward_fused")
     prove(spec, make_config(32, 16), seed)
@@ -112,8 +115,7 @@ def test_fused_with_features(seed: int) -> None:
     prove(spec, make_config(32, 16), seed)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("dim", [16, 40, 256])
+@pytest.mark.parametrize(("dim", "dtype"), alternating([16, 40, 256], ["bfloat16", "float32"]))
 def test_delta(dim: int, dtype: str, seed: int) -> None:
     spec = make_spec(dtype, dim).for_direction("backward_delta")
     prove(spec, make_config(32, 16, num_stages=1), seed)
@@ -325,12 +327,15 @@ def dropped(p: float, seed: int, offset: int) -> Features:
     return Features(dropout_p=p, rng=torch.tensor([seed, offset]))
 
 
-@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-3, 2**40 + 4), (2**62 + 9, 5)])
-@pytest.mark.parametrize(("br", "bc"), [(16, 64), (64, 16), (32, 32)])
+@pytest.mark.parametrize(
+    ("drawn", "tile"),
+    alternating([(0, 0), (-3, 2**40 + 4), (2**62 + 9, 5)], [(16, 64), (64, 16), (32, 32)]),
+)
 def test_the_mask_depends_neither_on_the_tile_nor_on_the_kernel(
-    br: int, bc: int, seed: int, offset: int, tmp_path: Path
+    drawn: tuple[int, int], tile: tuple[int, int], tmp_path: Path
 ) -> None:
     """With scores of 0 and V the identity, O is the mask; with dO the identity, dV its transpose."""
+    (seed, offset), (br, bc) = drawn, tile
     size = 48
     q, k, _, _ = draw(2, 2, size, size, dim=size)
     identity = torch.eye(size).expand(2, 2, size, size).contiguous()

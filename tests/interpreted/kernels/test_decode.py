@@ -29,7 +29,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_decode_cases
-from tests.proving import mutant_passes, prove, sampled
+from tests.proving import alternating, mutant_passes, prove, sampled
 from tests.serving import record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -41,8 +41,7 @@ def decode_spec(
     return make_spec(dtype, dim, mask, direction="decode", **fields)
 
 
-@pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("mask", "paged"), alternating(["none", "causal"], [False, True]))
 def test_what_tuning_checks(mask: str, paged: bool, seed: int) -> None:
     prove(decode_spec(mask=mask, paged=paged), make_config(16, 16), seed)
 
@@ -101,8 +100,9 @@ def test_drawn_calls(
     prove(decode_spec("float16", 16, mask, paged=paged), make_config(16, 16), drawn, [case])
 
 
-@pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("rotary", ["none", "halves", "interleaved"])
+@pytest.mark.parametrize(
+    ("rotary", "paged"), alternating(["none", "halves", "interleaved"], [False, True])
+)
 def test_append_writes_and_rotates(rotary: Any, paged: bool, seed: int) -> None:
     dtype = "float32" if paged else "bfloat16"
     fields = {"head_dim_v": 24, "direction": "append", "paged": paged, "rotary": rotary}
@@ -166,8 +166,7 @@ def call_of(case: DecodeCase, *, paged: bool, dtype: str = "float16") -> tuple[A
 
 
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("seq_q", [1, 5])
-@pytest.mark.parametrize("capacity", [16, 512])
+@pytest.mark.parametrize(("capacity", "seq_q"), alternating([16, 512], [1, 5]))
 def test_decode_of_the_dispatcher(
     monkeypatch: pytest.MonkeyPatch, paged: bool, seq_q: int, capacity: int
 ) -> None:

@@ -30,7 +30,7 @@ from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
-from tests.proving import mutant_passes, prove, sampled
+from tests.proving import alternating, mutant_passes, prove, sampled
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -63,8 +63,7 @@ def test_native_widening(dtype: str, seed: int) -> None:
     prove(spec, make_config(16, 16, widening="native"), seed)
 
 
-@pytest.mark.parametrize("feature", EVERY_FEATURE)
-@pytest.mark.parametrize("name", ["fp8", "int8 by page"])
+@pytest.mark.parametrize(("name", "feature"), alternating(["fp8", "int8 by page"], EVERY_FEATURE))
 def test_with_a_feature(name: str, feature: str, seed: int) -> None:
     on = CACHES[name] | {feature: EVERY_FEATURE[feature]}
     case = DecodeCase(lengths=(37, 0, 16), capacity=40, seq_q=3, group=2, splits=3)

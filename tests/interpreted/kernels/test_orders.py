@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.evaluate.check import check_kernel, check_loaded
+from flashgen.evaluate.check import check_loaded
 from flashgen.kernels import launch, launch_forward, loader
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
@@ -18,7 +17,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import prove
+from tests.proving import mutant_passes, prove
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
 ORDERS = [
@@ -99,13 +98,7 @@ MUTANTS = {
 
 
 def passes(config: KernelConfig, line: str, broken: str) -> bool:
-    rendered = render(CAUSAL, config)
-    assert line in rendered.source, line
-    source = rendered.source.replace(line, broken)
-    result = check_kernel(
-        dataclasses.replace(rendered, source=source), CAUSAL, config, seed=1, cases=[MANY]
-    )
-    return result.passed
+    return mutant_passes(CAUSAL, config, line, broken, [MANY])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

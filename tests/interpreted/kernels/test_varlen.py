@@ -29,7 +29,7 @@ from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from tests.makers import make_config, make_spec
-from tests.proving import mutant_passes, prove, sampled
+from tests.proving import alternating, mutant_passes, prove, sampled
 from tests.serving import leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -47,8 +47,9 @@ BESIDE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("direction", [*DIRECTIONS, "backward_fused"])
+@pytest.mark.parametrize(
+    ("direction", "mask"), alternating([*DIRECTIONS, "backward_fused"], ["none", "causal"])
+)
 def test_alone(direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("bfloat16", 40, mask, head_dim_v=24, varlen=True).for_direction(direction)
     prove(spec, make_config(32, 16), seed)
@@ -61,8 +62,7 @@ def test_the_next_scores_first(mask: str, seed: int) -> None:
     prove(spec, make_config(32, 16, schedule="s_ahead"), seed)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "tf32"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("direction", "dtype"), alternating(DIRECTIONS, ["float32", "tf32"]))
 def test_longest_first_and_any_dim(direction: Any, dtype: str, seed: int) -> None:
     precision: dict[str, Any] = {"precision": "tf32"} if dtype == "tf32" else {}
     asked = make_spec("float32", 16, "causal", varlen=True, **precision).for_direction(direction)
@@ -93,8 +93,7 @@ def test_beside_other_features(beside: str, direction: Any, mask: str, seed: int
     prove(spec.for_direction(direction), make_config(16, 32), seed)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("mask", "page_size"), alternating(["none", "causal"], [1, 16, 64]))
 def test_keys_in_pages(mask: str, page_size: int, seed: int) -> None:
     """Pages in any order, NaN wherever there is no key."""
     features: dict[str, Any] = {"window": True, "alibi": True} if page_size == 16 else {}

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[AttentionSpec, str, str, str]] = {
     "O times 1.003": (FORWARD, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
     "O times 1.003 in a decode": (DECODE, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
     "O cut off": (FORWARD, "o = acc * inverse[:, None]", f"o = {CUT.format('acc * inverse[:, None]')}", "rms"),
-    "P cut off": (FORWARD, "p = p.to(q.dtype)", f"p = {CUT.format('p')}.to(q.dtype)", "rms"),
+    "P cut off": (FORWARD, "p = rounded(p.to(q.dtype), PRECISION)", f"p = {CUT.format('p')}.to(q.dtype)", "rms"),
     "dV times 1.003": (DKV, "dv.to(v.dtype)", "(dv * 1.003).to(v.dtype)", "rms"),
     "LSE off by 0.002 in dQ": (DQ, "s * factor - lse_log2e", "s * factor - 0.002 * 1.442695 - lse_log2e", "rms"),
     "D off by 0.3 % in dQ": (DQ, "(dp - delta[:, None])", "(dp - 1.003 * delta[:, None])", "rms"),
