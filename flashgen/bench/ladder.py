@@ -24,10 +24,10 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.inputs import kernel_in
 from flashgen.kernels import launch
-from flashgen.kernels.plan import Plan
+from flashgen.kernels.plan import KernelCall, Plan, Result
 from flashgen.runtime.autograd import Passes, differentiable
 from flashgen.runtime.call import Call
-from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.launcher import Launcher, LaunchPlan
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
 from flashgen.schedules.base import BY_KEYS, Loads, Order
@@ -128,16 +128,27 @@ BACKWARD_STEPS = (
 """Of the backward: dK/dV and dQ by two kernels, or by one."""
 
 
+class PinnedLauncher(Launcher):
+    """Launches one plan, whatever the tensors."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def run(self, call: KernelCall[Result], launch: LaunchPlan[Result]) -> Result:
+        """As Launcher.run."""
+        return launch(self._plan, call)
+
+
 class PinnedResolver(Resolver):
     """Finds fixed kernels, one per direction, for the passes of flashgen."""
 
     def __init__(self, bound: Mapping[Direction, Plan]) -> None:
         super().__init__("", Served(archs={}, choices={}))
-        self._bound: Mapping[Direction, Any] = bound
+        self._bound = {direction: PinnedLauncher(plan) for direction, plan in bound.items()}
 
     def launcher(self, direction: Direction, *_: Any) -> Launcher:
         """As Resolver.launcher."""
-        return self._bound[direction]  # type: ignore[no-any-return]  # a plan is called like one
+        return self._bound[direction]
 
     def fused(self, *_: Any) -> Launcher | None:
         """As Resolver.fused."""
