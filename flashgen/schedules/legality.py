@@ -13,6 +13,7 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.numeric_class import why_other_class, why_other_products
 from flashgen.schedules.whole_rows import k_parts, o_parts, why_no_rows
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import features_on
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import BLOCK, padded
 
@@ -293,8 +294,10 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         listed = f"schedules {', '.join(has[:-1])} and {has[-1]}" if has[1:] else "schedule fa2"
         return f"direction {spec.direction} has {listed} alone: got {config.schedule}"
     packed = spec.varlen and spec.direction != "forward"
-    if spec.scores_featured or spec.block_mask or packed:
-        words = (word for word in spec.feature_words if packed or word != "varlen")
+    own = its.features.get(spec.direction, ())
+    lacking = [row for row in features_on(spec) if row.field not in own]
+    if any(row.scores for row in lacking) or spec.block_mask or packed:
+        words = (row.word for row in lacking if row.word and (packed or row.word != "varlen"))
         features = " and ".join(words)
         return f"features ({features}) need schedule fa2: got {config.schedule}"
     reason = _why_no_roles(spec, config) if its.roles else None
