@@ -99,7 +99,7 @@ class Hopper(Schedule[HopperFields]):
     name = "hopper"
     gluon = roles = orders = ahead = True
     directions = own_text = AHEAD
-    features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink")}
+    features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen")}
     in_class = ("forward",)
     mask_first = ("forward",)  # one loop that branches over its mask
     admitted = 4  # each tile of 64 and 128 keys for two and three consumers
