@@ -123,6 +123,11 @@ def both(*conditions: Condition) -> Condition:
     return lambda spec, config: all(each(spec, config) for each in conditions)
 
 
+def either(*conditions: Condition) -> Condition:
+    """Any of these conditions."""
+    return lambda spec, config: any(each(spec, config) for each in conditions)
+
+
 def negated(condition: Condition) -> Condition:
     """Not this one."""
     return lambda spec, config: not condition(spec, config)

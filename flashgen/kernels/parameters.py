@@ -12,8 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature, of_segments,
-    on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled, varlen,
+    diagonal, either, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature,
+    of_segments, on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled,
+    varlen,
 )
 # isort: on
 # fmt: on
@@ -28,7 +29,7 @@ from flashgen.spec.vocabulary import Direction
 
 _OF_V = ("v", "o", "do", "dv", "new_v")
 _BLOCKS = "Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim]."
-_PACKED_BLOCKS = "Descriptors of packed sequences (descriptors.py), blocks [1, 1, 1, rows, padded dim]."
+_PACKED_BLOCKS = "Descriptors of packed sequences, their blocks [1, 1, 1, rows, padded dim]."
 _ROWS = "(batch, heads, seq_q) float32, contiguous"
 _PACKED_ROWS = "(heads, total_q) float32, contiguous"
 _CONTIGUOUS = "float32, contiguous but for count"
@@ -40,8 +41,8 @@ def _tensors(*tensors: str, **types: str) -> tuple[Parameter, ...]:
         Parameter(f"{x}_ptr", types.get(x, "*{element}") + ":16", of=pointer) for x in tensors
     )
     descriptors = (
-        Parameter(f"{x}_desc", "desc", of=both(described, which), heading=blocks * (x == tensors[0]))
-        for which, blocks in ((one_length, _BLOCKS), (varlen, _PACKED_BLOCKS))
+        Parameter(f"{x}_desc", "desc", of=both(described, which), heading=text * (x == tensors[0]))
+        for which, text in ((one_length, _BLOCKS), (varlen, _PACKED_BLOCKS))
         for x in tensors
     )
     return *pointers, *descriptors
@@ -156,7 +157,7 @@ _TILE = (
 )
 _TRUE_DIMS = (
     constant("HEAD_DIM", "", both(plain, pointer)),
-    constant("HEAD_DIM_V", "", lambda s, c: c.interpretable and pointer(s, c) or s.varlen and described(s, c)),
+    constant("HEAD_DIM_V", "", either(both(plain, pointer), both(described, varlen))),
 )
 _PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
 _IN_PARTS = (
@@ -210,7 +211,7 @@ _FORWARD = (
     *_IN_PARTS,
     constant("SEGMENT", "of an invariant kernel: keys of a partial sum; else None", of_segments),
     _V_PARTS,
-    constant("CAUSAL", "", lambda s, c: plain(s, c) or hopper(s, c)),
+    constant("CAUSAL", "", either(plain, hopper)),
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),

@@ -279,11 +279,7 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if its.state_in_memory and (config.loads, config.order) != ("pointer", "plain"):
         return f"schedule {its.name} needs pointer loads and plain order"
     own = its.features.get(spec.direction, ())
-    if (
-        spec.varlen
-        and "varlen" not in own
-        and (config.loads != "pointer" or its.state_in_memory)
-    ):
+    if spec.varlen and "varlen" not in own and (config.loads != "pointer" or its.state_in_memory):
         return (
             "varlen needs pointer loads, because a tile must end where its sequence does, and "
             f"schedule fa2 or s_ahead: got {config.loads} and {config.schedule}"
