@@ -185,7 +185,7 @@ def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 @gluon.jit
 def at(sequence, head, row):
     # Where the block of a head begins at a row: of a batch, or of a packed sequence, whose rows end
-    # at 2^30 in a descriptor (kernels/descriptors.py): behind them are zeros, and nothing is written.
+    # at 2^30 in a descriptor (kernels/descriptors.py): behind, all is 0, and nothing is written.
     first, size = sequence
     if size is None:
         return (first, head, row, 0)
