@@ -322,5 +322,6 @@ fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 823.27 823.27
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 763.15 1715.8
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt 103.86 259.33 670.59 770.71
+fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 127.2 255.42 682.15 1697.9
 """,
 }
