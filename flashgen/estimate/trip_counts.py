@@ -47,7 +47,7 @@ def grid(
         raise NoEstimate("fp8 products have no rate in the model")
     by_keys = spec.direction in BY_KEYS
     known: tuple[int, ...] = (1, 2)
-    if spec.hides_first_keys:
+    if spec.hides_first_keys and not _branches(spec, config):
         known = (1,) if by_keys else (1, 3)
     if loops not in known:
         has = " or ".join(map(str, known))
@@ -132,7 +132,8 @@ def _by_rows(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
-    window has masked ones before them, too, as key_range of templates/_scores.py.jinja has it.
+    window has masked ones before them, too, as key_range of templates/_scores.py.jinja has it; a
+    loop that branches over its mask has all masked ones together.
 
     To close a segment of an invariant forward, and to fill the pipeline again, counts as a trip;
     where S runs ahead, as the one that it lacks.
@@ -157,9 +158,16 @@ def _by_rows(
             full_end = min(full_end, end)
         trips: tuple[int, ...] = (full_end - full, end - full_end)
         if spec.hides_first_keys:
-            trips = (max(full - begin, 0), *trips)
+            first = max(full - begin, 0)
+            branches = _branches(spec, config)
+            trips = (trips[0], trips[1] + first) if branches else (first, *trips)
         found.append((sum(trips) + closed,) if loops == 1 else (trips[0] + closed, *trips[1:]))
     return found
+
+
+def _branches(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether one loop walks all tiles and branches over its mask."""
+    return spec.direction in SCHEDULES[config.schedule].mask_first
 
 
 def _by_blocks(

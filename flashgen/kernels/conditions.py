@@ -123,6 +123,11 @@ def both(*conditions: Condition) -> Condition:
     return lambda spec, config: all(each(spec, config) for each in conditions)
 
 
+def either(*conditions: Condition) -> Condition:
+    """Any of these conditions."""
+    return lambda spec, config: any(each(spec, config) for each in conditions)
+
+
 def negated(condition: Condition) -> Condition:
     """Not this one."""
     return lambda spec, config: not condition(spec, config)
@@ -141,8 +146,14 @@ def of_feature(field: str) -> Condition:
     if field == "dropout":
         return lambda s, c: s.direction != "decode" and textbook(s, c)
     if field == "sink":
-        return lambda s, c: s.direction in ("forward", "decode") and textbook(s, c)
-    return textbook
+        return lambda s, c: s.direction in ("forward", "decode") and _has(s, c, field)
+    return lambda s, c: _has(s, c, field)
+
+
+def _has(spec: AttentionSpec, config: KernelConfig, field: str) -> bool:
+    """Whether the kernels of a text may have a feature."""
+    own = SCHEDULES[config.schedule].features.get(spec.direction, ())
+    return textbook(spec, config) or field in own
 
 
 def on_for(field: str, value: object, unless_causal: bool) -> Condition:

@@ -48,15 +48,18 @@ _DESCRIBED: dict[_Layout, Callable[[Tensor], Any]] = {}
 _MOST_DESCRIBED = 1024
 
 
-def descriptor_of(tensor: Tensor, rows: int, dim: int, *, gluon: bool = False) -> Any:
+def descriptor_of(
+    tensor: Tensor, rows: int, dim: int, *, gluon: bool = False, packed: bool = False
+) -> Any:
     """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`; gluon:
-    with the layout of a block in shared memory, which a kernel of Gluon needs. The part that does
-    not depend on the pointer is cached, and Triton's checks of it run once.
+    with the layout of a block in shared memory, which a kernel of Gluon needs. packed: of sequences
+    (1, heads, total, head_dim), as _packed_extents has it. The part that does not depend on the
+    pointer is cached, and Triton's checks of it run once.
     """
-    layout = (gluon, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
+    layout = (gluon, packed, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
     twin = _DESCRIBED.get(layout)
     if twin is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
-        made = _made(tensor, rows, dim, gluon)
+        made = _made(tensor, rows, dim, gluon, packed)
         block, of_block = tuple(made.block_shape), getattr(made, "layout", None)
         made.compiled_for = (type(made), tensor.dtype, block, of_block)  # for direct_launch.py
         made.twin = _twin_maker(made)  # for bound_call.py
@@ -80,23 +83,26 @@ def _twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
     return twin
 
 
-def _made(tensor: Tensor, rows: int, dim: int, gluon: bool) -> Any:
-    parts = (tensor, *_extents(tensor, dim), [1, 1, rows, dim])
+def _made(tensor: Tensor, rows: int, dim: int, gluon: bool, packed: bool) -> Any:
+    shape, strides = _extents(tensor, dim)
+    if packed:
+        shape, strides = _packed_extents(shape, strides)
+    parts = (tensor, shape, strides, [1] * (len(shape) - 2) + [rows, dim])
     if gluon:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as OfGluon
 
-        return OfGluon(*parts, gluon_layout())
+        return OfGluon(*parts, gluon_layout(len(shape)))
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(*parts)
 
 
 @functools.cache
-def gluon_layout() -> Any:
+def gluon_layout(rank: int) -> Any:
     """The layout that signature.gluon_layout_text() names."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    return NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    return NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:
@@ -109,3 +115,21 @@ def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:
     ]
     strides[3] = 1
     return shape, strides
+
+
+END = 1 << 30
+"""Where the rows of packed sequences end in their descriptors; tensors have fewer."""
+
+
+def _packed_extents(shape: list[int], strides: list[int]) -> tuple[list[int], list[int]]:
+    """Shape and strides of sequences packed in (1, heads, total, head_dim).
+
+    A block at (END, e, h, END - n + i, 0) begins at row i of the sequence of n rows that ends
+    before row e: END * (2^34 - step) + e * step + (END - n + i) * step is the place of row
+    e - n + i, modulo 2^64 bytes, and rows from n on lie behind the tensor's last, so that they are
+    read as 0 and not written. Of Triton's tools/ragged_tma.py.
+    """
+    _, heads, _, dim = shape
+    _, head_step, step, _ = strides
+    most = 0x7FFF0000
+    return [most, most, heads, END, dim], [(1 << 34) - step, step, head_step, step, 1]

@@ -12,8 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature, of_segments,
-    on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled, varlen,
+    diagonal, either, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature,
+    of_segments, on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled,
+    varlen,
 )
 # isort: on
 # fmt: on
@@ -28,6 +29,7 @@ from flashgen.spec.vocabulary import Direction
 
 _OF_V = ("v", "o", "do", "dv", "new_v")
 _BLOCKS = "Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim]."
+_PACKED_BLOCKS = "Descriptors of packed sequences, their blocks [1, 1, 1, rows, padded dim]."
 _ROWS = "(batch, heads, seq_q) float32, contiguous"
 _PACKED_ROWS = "(heads, total_q) float32, contiguous"
 _CONTIGUOUS = "float32, contiguous but for count"
@@ -39,7 +41,8 @@ def _tensors(*tensors: str, **types: str) -> tuple[Parameter, ...]:
         Parameter(f"{x}_ptr", types.get(x, "*{element}") + ":16", of=pointer) for x in tensors
     )
     descriptors = (
-        Parameter(f"{x}_desc", "desc", of=described, heading=_BLOCKS * (x == tensors[0]))
+        Parameter(f"{x}_desc", "desc", of=both(described, which), heading=text * (x == tensors[0]))
+        for which, text in ((one_length, _BLOCKS), (varlen, _PACKED_BLOCKS))
         for x in tensors
     )
     return *pointers, *descriptors
@@ -122,6 +125,12 @@ _SEQUENCES = (
     Parameter("k_ends_ptr", "*i32", "", False, varlen),
     number("sequences", "", varlen),
 )
+_O_BETWEEN = begun((
+    Parameter("o_ptr", "*{out}:16", of=both(described, varlen)),
+    Parameter("stride_oh", "i32{by_v}", of=both(described, varlen)),
+    Parameter("stride_os", "i32{by_v}", "O, whose places between sequences are 0",
+              of=both(described, varlen)),
+))
 _TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=paged)
 _PAGES = (
     number("stride_table", "", paged), number("page_bits", "log2 of the page size", paged),
@@ -148,7 +157,7 @@ _TILE = (
 )
 _TRUE_DIMS = (
     constant("HEAD_DIM", "", both(plain, pointer)),
-    constant("HEAD_DIM_V", "", both(plain, pointer)),
+    constant("HEAD_DIM_V", "", either(both(plain, pointer), both(described, varlen))),
 )
 _PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
 _IN_PARTS = (
@@ -185,6 +194,7 @@ _FORWARD = (
     *_tensors("q", "k", "v", "o", k="*{cached}", v="*{cached}", o="*{out}"),
     *_lse(),
     *_strides("q", "k", "v", "o"),
+    *_O_BETWEEN,
     _SCALE,
     *_sizes("max_seq_q", "at least 1"),
     *_HEAD_DIMS,
@@ -201,7 +211,7 @@ _FORWARD = (
     *_IN_PARTS,
     constant("SEGMENT", "of an invariant kernel: keys of a partial sum; else None", of_segments),
     _V_PARTS,
-    constant("CAUSAL", "", plain),
+    constant("CAUSAL", "", either(plain, hopper)),
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),

@@ -78,6 +78,7 @@ class Plan:
         self.direct = Direct(kernel, numbers, config.launch_options(spec))
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
+        self.packed = spec.varlen
         self.rows_of_eight = rows_of_eight(spec, config)
         self.by_descriptor = config.loads == "descriptor"
         described = [x.removesuffix("_desc") for x in self.names if x.endswith("_desc")]
@@ -111,7 +112,9 @@ class Plan:
             for name, x in named.items():
                 argument, rows, dim = self._blocks[name]
                 gluon = self.config.specialized
-                arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon)
+                arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon, packed=self.packed)
+            if self.packed and "o" in named:
+                arguments.update(strided("o", named["o"]))
             return arguments
         for name, x in named.items():
             arguments.update(strided(name, x))

@@ -126,6 +126,8 @@ class Schedule(Generic[Fields]):
     every_feature = False  # it has every feature, in pages, too
     directions: tuple[Direction, ...] = ("forward",)  # what it computes
     own_text: tuple[Direction, ...] = ()  # directions of which it has a template of its own
+    features: ClassVar[Mapping[Direction, tuple[str, ...]]] = {}
+    """Features that its own texts have, by their fields of a spec."""
     in_class: tuple[Direction, ...] = ()
     """Directions in which it sums in the order of the numeric class of an invariant spec."""
     orders = False  # its forward has all orders, and persistent grids

@@ -99,6 +99,7 @@ class Hopper(Schedule[HopperFields]):
     name = "hopper"
     gluon = roles = orders = ahead = True
     directions = own_text = AHEAD
+    features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen")}
     in_class = ("forward",)
     mask_first = ("forward",)  # one loop that branches over its mask
     admitted = 4  # each tile of 64 and 128 keys for two and three consumers
@@ -116,6 +117,9 @@ class Hopper(Schedule[HopperFields]):
         return spec.direction in BY_KEYS and wide(spec)
 
     def why_not(self, spec: AttentionSpec, config: HopperFields) -> str | None:
+        if spec.invariant and spec.scores_featured:
+            words = " and ".join(spec.feature_words)
+            return f"schedule hopper closes sums without features of scores alone: got {words}"
         by_keys = spec.direction in BY_KEYS
         side, owned, walked = ("br", config.br, config.bc)
         if by_keys:

@@ -13,6 +13,7 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.numeric_class import why_other_class, why_other_products
 from flashgen.schedules.whole_rows import k_parts, o_parts, why_no_rows
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import features_on
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import BLOCK, padded
 
@@ -277,7 +278,8 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
     its = SCHEDULES[config.schedule]
     if its.state_in_memory and (config.loads, config.order) != ("pointer", "plain"):
         return f"schedule {its.name} needs pointer loads and plain order"
-    if spec.varlen and (config.loads != "pointer" or its.state_in_memory):
+    own = its.features.get(spec.direction, ())
+    if spec.varlen and "varlen" not in own and (config.loads != "pointer" or its.state_in_memory):
         return (
             "varlen needs pointer loads, because a tile must end where its sequence does, and "
             f"schedule fa2 or s_ahead: got {config.loads} and {config.schedule}"
@@ -293,8 +295,9 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         listed = f"schedules {', '.join(has[:-1])} and {has[-1]}" if has[1:] else "schedule fa2"
         return f"direction {spec.direction} has {listed} alone: got {config.schedule}"
     packed = spec.varlen and spec.direction != "forward"
-    if spec.scores_featured or spec.block_mask or packed:
-        words = (word for word in spec.feature_words if packed or word != "varlen")
+    lacking = [row for row in features_on(spec) if row.field not in own]
+    if any(row.scores for row in lacking) or spec.block_mask or packed:
+        words = (row.word for row in lacking if row.word and (packed or row.word != "varlen"))
         features = " and ".join(words)
         return f"features ({features}) need schedule fa2: got {config.schedule}"
     reason = _why_no_roles(spec, config) if its.roles else None

@@ -218,8 +218,7 @@ def choose(
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
         entries = list(group)
-        featured = replace(spec, invariant=False).featured
-        if spec.direction not in DIRECTIONS or featured or not fnmatch(spec.name, specs):
+        if spec.direction not in DIRECTIONS or not fnmatch(spec.name, specs):
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]

@@ -312,4 +312,27 @@ fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
 """,
+    "3.7": """
+fwd_bf16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
+fwd_bf16_d64_causal_sink 16384 br192_bc128_w12_s2_hopper_tma_lpt 2525.8
+fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 394.49 1161.2 4319.0
+fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 937.73 1083.8
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 417.56 1059.7 2627.4
+fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803.24 2868.0
+fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 823.27 823.27
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 763.15 1715.8
+fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt 103.86 259.33 670.59 770.71
+fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 127.2 255.42 682.15 1697.9
+fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 96.712 223.45 757.45 2856.0
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
+fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 109.31 316.13 1113.4
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.46 295.33 1015.1
+fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_hopper_tma_lpt 85.314 249.1 661.83 756.94
+fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 94.242 232.34 659.42 1648.9
+fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 110.4 317.69 834.23
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 126.83 304.73 846.16
+fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
+fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803.24 2868.0
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
+""",
 }

@@ -345,3 +345,33 @@ def _loads(body: Sequence[Instruction]) -> list[Instruction]:
 
 def _never(body: Sequence[Instruction]) -> int:
     return sum(i.opcode.startswith("BAR.ARV") and i.operands.startswith("0xf") for i in body)
+
+
+COSTS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "packed, window": ({"varlen": True, "window": True}, 455, 713),
+    "packed": ({"varlen": True}, 451, 581),
+    "window": ({"window": True}, 455, 713),
+    "chunk": ({"chunk": True}, 455, 713),
+    "sink": ({"sink": True}, 452, 580),
+    "alibi": ({"alibi": True}, 582, 714),
+    "softcap": ({"softcap": True}, 1604, 1732),
+}
+"""Features, and the instructions of a tile that no mask and that a mask hides keys of: without any 448 to 452, and 580."""
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if place == 0 else pytest.mark.slow("compiles a kernel each"))
+        for place, name in enumerate(COSTS)
+    ],
+)
+def test_what_a_feature_costs_in_a_tile(name: str) -> None:
+    features, whole, masked = COSTS[name]
+    spec = make_spec("bfloat16", 128, "causal", **features)
+    found = compile_one(spec, hopper(128, 128, 2, "longest_first"), "sm_90").loops
+    assert len(found) == 4, "of each of two consumers a way with a mask and one without"
+    assert sorted(loop.instructions for loop in found)[1] <= whole
+    assert max(loop.instructions for loop in found) <= masked
+    assert not any(loop.spills for loop in found)

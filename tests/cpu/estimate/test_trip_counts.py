@@ -75,6 +75,9 @@ def test_trips_are_the_tiles_that_some_row_sees(
         assert sum(trips) == sum(bool(tile.any()) for tile in tiles)
     one = grid(spec, config, problem, H200, loops=1)
     assert one == [(sum(trips),) for trips in by_rows]
+    branching = make_config(32, 16, num_warps=8, schedule="hopper")
+    both = grid(spec, branching, problem, H200, loops=2)
+    assert both == [(trips[1], trips[0] + trips[2]) for trips in by_rows]
     for start, (trips,) in zip(
         range(0, seq_k, 16),
         grid(spec.for_direction("backward_dkv"), config, problem, H200, loops=1),

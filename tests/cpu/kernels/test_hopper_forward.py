@@ -161,7 +161,7 @@ MUTANTS = {
     "the diagonal is not seen": (" <= limits", " < limits"),
     "a lane's keys are another's": ("keys & 6", "keys & 2"),
     "a mask for no tile but the first": ("if i < walked + masked_tiles", "if i < 1"),
-    "the mask of the tile before": ("last_key - (end - 1 - i) * BC", "last_key - (end - i) * BC"),
+    "the mask of the tile before": ("else end - 1 - i", "else end - i"),
     "a masked tile too few": (
         "masked_tiles = gl.maximum(key_tiles - full_tiles, 1)",
         "masked_tiles = gl.maximum(key_tiles - full_tiles - 1, 1)"),
