@@ -14,8 +14,7 @@ ROWS = {
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr -
 fwd_bf16_d64 4096 br128_bc64_w4_s3_fa2_ptr -
 fwd_bf16_d64_varlen 1 br128_bc64_w4_s2_fa2_ptr -
-fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt - -
-fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
@@ -23,8 +22,7 @@ fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_window_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
-fwd_bf16_d64_causal_dropout 1024 br128_bc64_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d64_causal_dropout 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_dropout 1024 br128_bc64_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d128 4096 br128_bc64_w4_s3_fa2_ptr -
 fwd_bf16_d128_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d128_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
@@ -75,8 +73,7 @@ bwd_delta_fp16_d128 4096 br128_bc16_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr -
 bwd_dkv_bf16_d64 4096 br32_bc128_w4_s3_fa2_ptr -
 bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr -
-bwd_dkv_bf16_d64_causal 1024 br32_bc128_w4_s3_fa2_ptr -
-bwd_dkv_bf16_d64_causal 4096 br32_bc128_w4_s3_fa2_ptr -
+bwd_dkv_bf16_d64_causal 1024 br32_bc128_w4_s3_fa2_ptr - -
 bwd_dkv_bf16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr - - -
 bwd_dkv_bf16_d64_causal_window 1024 br16_bc64_w4_s1_fa2_ptr - -
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br16_bc64_w4_s1_fa2_ptr - -
@@ -107,8 +104,7 @@ bwd_dkv_fp16_d128_causal 4096 br32_bc32_w4_s2_fa2_ptr -
 bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr -
 bwd_dq_bf16_d64 4096 br128_bc32_w4_s3_fa2_ptr -
 bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr -
-bwd_dq_bf16_d64_causal 1024 br128_bc32_w4_s3_fa2_ptr_lpt -
-bwd_dq_bf16_d64_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d64_causal 1024 br128_bc32_w4_s3_fa2_ptr_lpt - -
 bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt - -
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt - -
