@@ -97,14 +97,16 @@ def _items(first: int, last: int, *_: object) -> Any:
 
 
 def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def packed() -> set[str]:
+    def packed(direction: str) -> set[str]:
         items = [item for item in experiments._packed(H200, []) if item.kind == "round"]
-        return {config.schedule for item in items for config in item.configs}
+        of = [item for item in items if item.spec and item.spec.direction == direction]
+        return {config.schedule for item in of for config in item.configs}
 
-    assert "hopper" not in packed()
-    more, legal = config_of("br128_bc128_w8_s2_hopper_tma_lpt"), experiments.legal
+    assert "hopper" in packed("forward")
+    assert "hopper" not in packed("backward_dkv")
+    more, legal = config_of("br64_bc128_w8_s2_hopper_tma"), experiments.legal
     monkeypatch.setattr(experiments, "legal", lambda spec, gpu: (more, *legal(spec, gpu)))
-    assert "hopper" in packed()
+    assert "hopper" in packed("backward_dkv")
 
 
 def test_what_is_launched_is_compiled_before(
