@@ -19,10 +19,16 @@ def kept(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         flashgen.attention(q, k, v, causal=True)
 
 
+ALIVE: list[torch.Tensor] = []
+"""All tensors of this file: a tensor map is known by its address, which a freed tensor would pass on."""
+
+
 @pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["plain", "hopper"])
 def tensors(request: pytest.FixtureRequest) -> list[torch.Tensor]:
-    """Of a plain kernel with descriptors, and of one of schedule hopper."""
-    return [torch.empty(2, 8, 512, 128, device="cuda", dtype=request.param) for _ in range(3)]
+    """Of a plain kernel with descriptors, and of one of schedule hopper; of a length of their own."""
+    made = [torch.empty(2, 8, 520, 128, device="cuda", dtype=request.param) for _ in range(3)]
+    ALIVE.extend(made)
+    return made
 
 
 def test_it_waits_for_nothing_and_allocates_o_and_lse_alone(
