@@ -320,9 +320,9 @@ fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 937.73 10
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 417.56 1059.7 2627.4
 fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803.24 2868.0
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 823.27 823.27
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 763.15 1715.8
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 759.67 1708.8
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt 103.86 259.33 670.59 770.71
-fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 127.2 255.42 682.15 1697.9
+fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 127.27 255.49 682.22 1698.1
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 96.712 223.45 757.45 2856.0
 fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 109.31 316.13 1113.4

@@ -48,7 +48,7 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", each(VARIANTS, 6))
+@pytest.mark.parametrize("name", each(VARIANTS, 11))
 def test_every_variant_is_right(name: str) -> None:
     dim, mask, config, features = VARIANTS[name]
     assert_right(make_spec("bfloat16", dim, mask, **features), config)
@@ -110,18 +110,18 @@ MUTANTS: dict[str, Mutant] = {
     "first keys are not hidden": (WINDOW, WINDOWS, "if first_key is not None:", "if False:"),
     "one first key too many": (WINDOW, WINDOWS, ">= limits", "> limits"),
     "a tile of the window too few": (
-        WINDOW, WINDOWS, "first_key_of(row_start, batch, begins), 0) // BC",
-        "first_key_of(row_start, batch, begins) + BC - 1, 0) // BC"),
+        WINDOW, WINDOWS, "first_key_of(row_start + zeroth, batch, begins), 0) // BC",
+        "first_key_of(row_start + zeroth, batch, begins) + BC - 1, 0) // BC"),
     "keys do not count from the first tile": (
         WINDOW, WINDOWS, "            last_key -= first_tile * BC\n", ""),
     "first keys do not count from it": (
-        WINDOW, WINDOWS, "first_key_of(rows, batch, begins) - first_tile * BC",
-        "first_key_of(rows, batch, begins)"),
+        WINDOW, WINDOWS, "first_key_of(rows + diagonal, batch, begins) - first_tile * BC",
+        "first_key_of(rows + diagonal, batch, begins)"),
     "tiles that hide first keys have no mask": (WINDOW, WINDOWS, "(i >= hiding)", "(i > end)"),
     "a hiding tile too few": (WINDOW, WINDOWS, "(i >= hiding)", "(i > hiding)"),
     "the last row's first key is the first row's": (
-        WINDOW, WINDOWS, "first_key_of(first_row + 63, batch, begins)",
-        "first_key_of(first_row, batch, begins)"),
+        WINDOW, WINDOWS, "first_key_of(first_row + diagonal + 63, batch, begins)",
+        "first_key_of(first_row + diagonal, batch, begins)"),
     "the last V is the first tile's": (
         WINDOW, WINDOWS, "if INVARIANT else first_tile * BC, 0]", "if INVARIANT else 0, 0]"),
     "the walk begins at the first key": (
@@ -135,8 +135,8 @@ MUTANTS: dict[str, Mutant] = {
     "chunks of another batch": (
         CHUNK, [case(70, 130, batch=2)] * 4 + [case(70, 130, batch=2)], "chunk_start_ptr + batch", "chunk_start_ptr"),
     "a chunk begins a key late": (
-        CHUNK, WINDOWS, "(rows + diagonal - first_chunk + chunk) % chunk",
-        "(rows + diagonal - first_chunk + chunk) % chunk - 1"),
+        CHUNK, WINDOWS, "(positions - first_chunk + chunk) % chunk",
+        "(positions - first_chunk + chunk) % chunk - 1"),
     "no cap before the loop": (
         CAP, PLAIN, "            if SCALED:\n                s = scored(s, positions",
         "            if False:\n                s = scored(s, positions"),
