@@ -119,7 +119,7 @@ class Hopper(Schedule[HopperFields]):
     def why_not(self, spec: AttentionSpec, config: HopperFields) -> str | None:
         if spec.invariant and spec.scores_featured:
             words = " and ".join(spec.feature_words)
-            return f"schedule hopper closes sums without features of scores alone: got {words}"
+            return f"schedule hopper is invariant without features of the scores alone: got {words}"
         by_keys = spec.direction in BY_KEYS
         side, owned, walked = ("br", config.br, config.bc)
         if by_keys:

@@ -130,6 +130,7 @@ def first_key_of(positions, batch, begins):
 def tile_of(pid, sizes, ORDER: gl.constexpr, BR: gl.constexpr, BC: gl.constexpr):
     # The pid-th tile of O: where it is, the head of its keys, and how many tiles of them it sees.
     tiles, heads, group, seq_k, limits, batch_heads, heads_together = sizes
+    # Row i lies at key i + zeroth, and sees keys up to i + diagonal.
     zeroth, diagonal, begins = limits
     window_left, chunk, _ = begins
     if ORDER == "longest_first":  # the last tiles of a head see the most keys; short ones fill gaps

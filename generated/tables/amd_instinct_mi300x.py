@@ -24,9 +24,7 @@ fwd_bf16_d64_causal_window_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d64_causal_dropout 1024 br128_bc64_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d128 4096 br128_bc64_w4_s3_fa2_ptr -
-fwd_bf16_d128_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d128_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d128_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d128_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_chunk 4096 br128_bc32_w4_s3_fa2_ptr_lpt - -
@@ -35,22 +33,16 @@ fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc32_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d128_causal_window 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_window_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d128_causal_window_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
-fwd_bf16_d192v128_causal 1 br64_bc16_w4_s1_fa2_ptr_lpt - -
 fwd_bf16_d192v128_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d192v128_causal 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s1_fa2_ptr_lpt - - - -
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt - - - -
-fwd_bf16_d256_causal 1 br64_bc32_w4_s2_fa2_ptr_lpt - -
 fwd_bf16_d256_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d256_causal 16384 br64_bc32_w4_s2_fa2_ptr_lpt -
 fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
-fwd_bf16_d256_causal_window 1 br64_bc32_w4_s2_fa2_ptr_lpt - -
 fwd_bf16_d256_causal_window 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d256_causal_window 16384 br64_bc32_w4_s2_fa2_ptr_lpt -
 fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s2_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
@@ -64,9 +56,7 @@ fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_fp16_d128 4096 br128_bc64_w4_s3_fa2_ptr -
 fwd_fp16_d128_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 bwd_delta_bf16_d64 1 br256_bc16_w4_s1_fa2_ptr - - -
-bwd_delta_bf16_d128 1024 br128_bc16_w8_s1_fa2_ptr -
 bwd_delta_bf16_d128 4096 br128_bc16_w4_s1_fa2_ptr -
-bwd_delta_bf16_d128 16384 br128_bc16_w8_s1_fa2_ptr -
 bwd_delta_bf16_d256 1024 br128_bc16_w8_s1_fa2_ptr - -
 bwd_delta_bf16_d512 1024 br64_bc16_w8_s1_fa2_ptr - -
 bwd_delta_fp16_d128 4096 br128_bc16_w4_s1_fa2_ptr -
@@ -77,12 +67,9 @@ bwd_dkv_bf16_d64_causal 1024 br32_bc128_w4_s3_fa2_ptr - -
 bwd_dkv_bf16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr - - -
 bwd_dkv_bf16_d64_causal_window 1024 br16_bc64_w4_s1_fa2_ptr - -
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br16_bc64_w4_s1_fa2_ptr - -
-bwd_dkv_bf16_d64_causal_dropout 1024 br16_bc64_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64_causal_dropout 4096 br32_bc64_w4_s2_fa2_ptr -
 bwd_dkv_bf16_d128 4096 br32_bc32_w4_s2_fa2_ptr -
-bwd_dkv_bf16_d128_causal 1024 br16_bc32_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d128_causal 4096 br32_bc32_w4_s2_fa2_ptr -
-bwd_dkv_bf16_d128_causal 16384 br16_bc32_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d128_causal_varlen 1024 br16_bc32_w4_s1_fa2_ptr - - -
 bwd_dkv_bf16_d128_causal_chunk 4096 br16_bc32_w4_s1_fa2_ptr - -
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br16_bc32_w4_s1_fa2_ptr - -
@@ -108,12 +95,9 @@ bwd_dq_bf16_d64_causal 1024 br128_bc32_w4_s3_fa2_ptr_lpt - -
 bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt - -
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt - -
-bwd_dq_bf16_d64_causal_dropout 1024 br128_bc32_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d64_causal_dropout 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d128 4096 br128_bc32_w8_s2_fa2_ptr -
-bwd_dq_bf16_d128_causal 1024 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d128_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
-bwd_dq_bf16_d128_causal 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d128_causal_varlen 1024 br64_bc16_w4_s1_fa2_ptr_lpt - - -
 bwd_dq_bf16_d128_causal_chunk 4096 br64_bc16_w4_s1_fa2_ptr_lpt - -
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br64_bc16_w4_s1_fa2_ptr_lpt - -
@@ -136,20 +120,13 @@ decode_bf16_d64 4096 br16_bc128_w4_s4_fa2_ptr -
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s3_fa2_ptr_x3 - - - -
 decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s3_fa2_ptr_x3 - - - -
 decode_bf16_d128 4096 br16_bc64_w4_s2_fa2_ptr_x2 -
-decode_bf16_d128_paged 1 br16_bc64_w4_s3_fa2_ptr_x2 - -
-decode_bf16_d128_paged 4096 br16_bc64_w4_s3_fa2_ptr -
-decode_bf16_d128_paged 16384 br16_bc64_w4_s3_fa2_ptr_x2 -
+decode_bf16_d128_paged 1 br16_bc64_w4_s3_fa2_ptr_x2 - - - -
 decode_bf16_d128_window_paged 1 br16_bc64_w4_s3_fa2_ptr_x2 - - - -
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w4_s3_fa2_ptr -
-decode_bf16_d128_causal_chunk_paged 16384 br16_bc64_w4_s3_fa2_ptr_x2 -
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc64_w4_s3_fa2_ptr_x2 - -
 decode_bf16_d192v128_paged 1 br16_bc16_w4_s1_fa2_ptr_x4 - - - -
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - -
-decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr -
-decode_bf16_d256_paged 16384 br16_bc32_w4_s3_fa2_ptr_x2 -
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - - - -
 decode_bf16_d256_softcap_paged 1 br16_bc16_w4_s1_fa2_ptr_x3 - - -
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - -
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr -
-decode_bf16_d256_window_paged 16384 br16_bc32_w4_s3_fa2_ptr_x2 -
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - - - -
 decode_bf16_d256_window_softcap_paged 1 br16_bc16_w4_s1_fa2_ptr_x3 - - -
 decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 - - - -
 """,

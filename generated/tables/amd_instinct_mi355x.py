@@ -16,9 +16,7 @@ fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d64_causal_dropout 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d128 4096 br128_bc64_w8_s3_s_ahead_ptr -
 fwd_bf16_d128_causal 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt -
-fwd_bf16_d192v128_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt - -
 fwd_bf16_d192v128_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
-fwd_bf16_d192v128_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
@@ -35,7 +33,6 @@ fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_fp16_d128 4096 br128_bc64_w8_s3_s_ahead_ptr -
 fwd_fp16_d128_causal 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt -
 bwd_delta_bf16_d64 4096 br128_bc16_w4_s1_fa2_ptr -
-bwd_delta_bf16_d128 1024 br128_bc16_w4_s1_fa2_ptr -
 bwd_delta_bf16_d128 4096 br128_bc16_w8_s1_fa2_ptr -
 bwd_delta_bf16_d256 1024 br128_bc16_w8_s1_fa2_ptr - -
 bwd_dkv_bf16_d64 4096 br32_bc128_w4_s3_fa2_ptr -
@@ -71,8 +68,7 @@ decode_bf16_d256_paged 4096 br16_bc64_w4_s3_fa2_ptr_split256 -
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - -
 decode_bf16_d256_softcap_paged 4096 br16_bc64_w4_s3_fa2_ptr_split256 -
 decode_bf16_d256_window_paged 4096 br16_bc64_w4_s4_fa2_ptr -
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - -
-decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr -
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 - - -
 decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2 -
 """,
 }

@@ -92,7 +92,7 @@ def test_what_it_lacks_is_named() -> None:
         reason = why_illegal(spec, hopper(), H200)
         assert reason == f"features {words} need schedule fa2: got hopper"
     invariant = make_spec("bfloat16", 64, "causal", window=True, invariant=True)
-    assert "closes sums without features" in str(why_illegal(invariant, hopper(), H200))
+    assert "is invariant without features" in str(why_illegal(invariant, hopper(), H200))
 
 
 WINDOW, CHUNK, CAP, SINK, ALIBI = (

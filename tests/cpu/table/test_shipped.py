@@ -299,17 +299,15 @@ def test_what_cdna_2_takes_of_cdna_3_spills_in_no_loop(rung: str) -> None:
 
 
 def test_tables_are_short_enough_to_be_read() -> None:
-    """300 lines for 440 buckets, executed entries among them, and 330 where no times say which
-    entries may share a kernel; two for an entry where there are few. And evidence of entries that
-    are there.
+    """300 lines for 440 buckets, executed entries among them; two for an entry where there are few.
+    And evidence of entries that are there.
     """
     total = 0
     for path in map(paths.shipped_table, SHIPPED):
         lines = path.read_text().splitlines()
         table = table_of(path.stem)
         buckets = len(table.entries)
-        of_440 = 300 if table.gpu.is_nvidia else 330
-        assert len(lines) <= (of_440 * buckets / 440 if buckets > 100 else 2 * buckets + 25), path
+        assert len(lines) <= (300 * buckets / 440 if buckets > 100 else 2 * buckets + 25), path
         assert max(map(len, lines)) <= 145, path
         evidence = evidence_file(path).read_text().count("\n")
         assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.everything)

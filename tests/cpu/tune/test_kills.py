@@ -173,7 +173,7 @@ def trials_of(out: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 @pytest.mark.parametrize(
-    "kills", [8, pytest.param(KILLS, marks=pytest.mark.slow("make test kills eight times"))]
+    "kills", [15, pytest.param(KILLS, marks=pytest.mark.slow("make test kills fifteen times"))]
 )
 def test_kills_cost_nothing_and_change_nothing(kills: int, tmp_path: Path) -> None:
     evaluator = Counting(recorded(), H200)

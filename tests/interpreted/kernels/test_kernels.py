@@ -121,7 +121,7 @@ def test_tf32_operands_are_rounded_by_the_kernel(
 sizes = st.integers(1, 100)
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     seq_q=sizes, seq_k=sizes, kv_heads=st.integers(1, 2), group=st.integers(1, 3), batch=st.integers(1, 2),
     alignment=st.sampled_from(["top_left", "bottom_right"]), layout=st.sampled_from(["bhsd", "bshd", "sliced"]),

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from flashgen.evaluate.check import check_kernel
-from flashgen.evaluate.sanitize import executed_cases
+from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.vocabulary import DECODING
 from tests.pairs import Proven, alone, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+def narrow(case: Any) -> Any:
+    """The case with two query heads for each head of keys, where it has three: a third cheaper."""
+    if case.problem.heads != 3 * case.problem.kv_heads:
+        return case
+    return replace(case, problem=replace(case.problem, heads=2 * case.problem.kv_heads))
+
+
 def prove(proven: Proven, seed: int, step: int) -> None:
     spec, config = proven
-    cases = executed_cases(spec, config)[::step]
+    cases = cases_of(spec, config)[::step]
+    if spec.direction not in DECODING and not spec.varlen:
+        cases = tuple(map(narrow, cases))
     result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
