@@ -7,6 +7,7 @@ it a row for each config, in columns. load trusts nothing: errors name file, lin
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import textwrap
@@ -137,7 +138,8 @@ class Table:
 
         An entry whose source is weaker than that of the one in place changes nothing. A measured
         one takes the place of the executed one too, unless it is of a plain kernel under a version
-        of Triton in which that one does not serve: there it was no rival. Runs that no entry comes
+        of Triton in which that one does not serve: there it was no rival. All entries of the spec
+        that have its kernel get the largest error that was seen of it. Runs that no entry comes
         from any more are dropped. Raises InvalidArgument for an entry of another run.
         """
         name = None if run is None else run.id
@@ -155,7 +157,8 @@ class Table:
             or (bool(other.tritons) != bool(entry.tritons) and not _outdone(other, entry, run))
         ]
         runs = [other for other in self.runs if other.id != name] + ([run] if run else [])
-        return replace(self.of([*stay, entry]), runs=tuple(runs)).in_order()
+        everything = _with_largest_floors([*stay, entry], entry)
+        return replace(self.of(everything), runs=tuple(runs)).in_order()
 
     def without_idle(self) -> Table:
         """The table without fused backwards that no call gets: in their bucket dK/dV and dQ are no
@@ -184,6 +187,18 @@ class Table:
         runs = sorted(kept, key=lambda run: run.id)
         entries = sorted(self.everything, key=lambda e: (e.spec.sort_key, e.bucket.low))
         return replace(self.of(entries), runs=tuple(runs))
+
+
+def _with_largest_floors(everything: Sequence[Entry], new: Entry) -> list[Entry]:
+    """`everything`, in which all entries of the kernel of `new` have one error, the largest: it
+    is the kernel's, whatever the bucket in which a check saw it.
+    """
+    alike = [e.spec == new.spec and e.config.kernel == new.config.kernel for e in everything]
+    floors = max(e.result.max_abs_err_floors for e in itertools.compress(everything, alike))
+    return [
+        replace(entry, result=replace(entry.result, max_abs_err_floors=floors)) if same else entry
+        for entry, same in zip(everything, alike, strict=True)
+    ]
 
 
 def _outdone(executed: Entry, entry: Entry, run: Run | None) -> bool:

@@ -37,7 +37,8 @@ class Donor:
 
 
 class Donors:
-    """The entries that may lend a config to `gpu`; those of the nearest GPUs come first.
+    """The entries that may lend a config to `gpu`: those that its own table holds of other buckets
+    come first, then those of the nearest GPUs.
 
     What a table was lent itself it does not lend again. Where times can be estimated, entries that
     no time chose lend only to specs for which nothing else is legal: their configs rarely win, and
@@ -53,14 +54,15 @@ class Donors:
         lending.sort(key=lambda each: (each.gpu.arch != gpu.arch, unlikeness(each.gpu, gpu)))
         for table in lending:
             for entry in table.entries:
-                if table.gpu.slug != gpu.slug and not is_derived(table, entry):
+                if not is_derived(table, entry):
                     self._of[entry.spec].append(Donor(gpu=table.gpu, entry=entry))
 
     def chosen(
         self, spec: AttentionSpec, bucket: Bucket, *, on_gpu: bool
     ) -> dict[KernelConfig, str]:
-        """What tables chose that is legal here, and the donor of each: for this bucket first, then
-        for the others; GPUs of the same architecture before others, measured entries before others.
+        """What tables chose that is legal here, and the donor of each: this GPU's own first, then
+        those for this bucket before others; GPUs of the same architecture before others, measured
+        entries before others.
         Then up to ALIKE configs that they chose for specs that are alike. Last, without a GPU, the
         same tiles in the other order where blocks have about the same work.
 
@@ -101,6 +103,7 @@ class Donors:
         return sorted(
             self._of[spec],
             key=lambda each: (
+                each.gpu.slug != self._gpu.slug,
                 each.entry.bucket != bucket,
                 each.gpu.arch != self._gpu.arch,
                 -STRENGTH[each.entry.result.source],

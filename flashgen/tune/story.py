@@ -100,8 +100,13 @@ class Story:
         self._deriving = options.from_tables
 
     def tell(self, tables: Collection[Table]) -> None:
-        """What other GPUs' tables hold."""
-        self._donors = Donors(tables, self.evaluator.gpu)
+        """What tables hold; of this GPU's, what the run found and does not search, as a killed run
+        may have written more.
+        """
+        searched = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
+        own = self.began_with.of(e for e in self.began_with.entries if e.key not in searched)
+        others = [table for table in tables if table.gpu.slug != self.slug]
+        self._donors = Donors([own, *others], self.evaluator.gpu)
         if not self.on_gpu:
             self._measured = measured_on_chip(self.evaluator.gpu, tables)
 
