@@ -100,13 +100,15 @@ class Story:
         self._deriving = options.from_tables
 
     def tell(self, tables: Collection[Table]) -> None:
-        """What tables hold; of this GPU's, what the run found and does not search, as a killed run
-        may have written more.
+        """What tables hold. With from_tables also what this GPU's holds and this run does not
+        search, as the run found it: a killed one may have written more.
         """
-        searched = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
-        own = self.began_with.of(e for e in self.began_with.entries if e.key not in searched)
-        others = [table for table in tables if table.gpu.slug != self.slug]
-        self._donors = Donors([own, *others], self.evaluator.gpu)
+        gpu, own = self.evaluator.gpu, self.began_with
+        others = [table for table in tables if table.gpu.slug != gpu.slug]
+        if self._deriving:
+            searched = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
+            others.append(own.of(e for e in own.entries if e.key not in searched))
+        self._donors = Donors(others, gpu)
         if not self.on_gpu:
             self._measured = measured_on_chip(self.evaluator.gpu, tables)
 
