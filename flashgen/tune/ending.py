@@ -12,37 +12,37 @@ from flashgen.schedules.config import kernel_name
 from flashgen.spec.problem import bucket_of
 from flashgen.table.entry import Entry
 from flashgen.table.show import entries_grid
+from flashgen.tune.gpu_run import GpuRun
 from flashgen.tune.progress import explain_options, failure_lines
-from flashgen.tune.story import Story
 
 
-def report(story: Story, console: Console) -> None:
+def report(run: GpuRun, console: Console) -> None:
     """Print the end of a run that searched all it was asked for."""
-    options, found = story.options, story.found
+    options, found = run.options, run.results.found
     keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in options.searches]
     order = sorted(found, key=lambda key: keys.index(key) if key in keys else len(keys))
     console.print()
     console.print(entries_grid(found[key] for key in order))
     lines = [
-        *failure_lines(story.outcomes),
-        f"{len(keys)} search{'es' * (len(keys) != 1)}, {_changes(story)}",
+        *failure_lines(run.outcomes),
+        f"{len(keys)} search{'es' * (len(keys) != 1)}, {_changes(run)}",
     ]
-    if story.unbegun:
-        lines.append(f"{story.unbegun} of them did not begin: the time was over")
-    if story.writes:
-        copy = "" if story.changed else " (a copy of the shipped table)"
-        table = paths.table_file(options.out, story.slug)
+    if run.unbegun:
+        lines.append(f"{run.unbegun} of them did not begin: the time was over")
+    if run.results.writes:
+        copy = "" if run.results.changed else " (a copy of the shipped table)"
+        table = paths.table_file(options.out, run.slug)
         lines.append(f"Written: {table}{copy} and {paths.generated_dir(options.out)}")
-    console.print("", *lines, *_to_try(story), sep="\n", soft_wrap=True)  # commands stay whole
+    console.print("", *lines, *_to_try(run), sep="\n", soft_wrap=True)  # commands stay whole
 
 
-def report_interrupted(story: Story, console: Console, *, generated: bool) -> None:
+def report_interrupted(run: GpuRun, console: Console, *, generated: bool) -> None:
     """Print what Ctrl-C leaves of a run. generated: whether generated/ agrees with the table."""
-    out = story.options.out
-    log, table = paths.log_file(out, story.slug), paths.table_file(out, story.slug)
-    if story.changed:
+    out = run.options.out
+    log, table = paths.log_file(out, run.slug), paths.table_file(out, run.slug)
+    if run.results.changed:
         also = f" and {paths.generated_dir(out)}" if generated else ""
-        lines = [f"Interrupted: {_changes(story)}", f"Written: {table}{also}"]
+        lines = [f"Interrupted: {_changes(run)}", f"Written: {table}{also}"]
     else:
         lines = [
             f"Interrupted: nothing is written to {table}, for nothing was found so far that is "
@@ -53,35 +53,35 @@ def report_interrupted(story: Story, console: Console, *, generated: bool) -> No
     console.print(*lines, sep="\n", soft_wrap=True)
 
 
-def _changes(story: Story) -> str:
+def _changes(run: GpuRun) -> str:
     """How many entries are others than the run found."""
-    before = story.began_with
-    changes = sum(entry != before.find(*entry.key) for entry in story.table.entries)
+    before = run.results.began_with
+    changes = sum(entry != before.find(*entry.key) for entry in run.results.table.entries)
     return f"{changes} entr{'y' if changes == 1 else 'ies'} changed"
 
 
-def _serving(story: Story, found: Entry) -> str:
+def _serving(run: GpuRun, found: Entry) -> str:
     """The kernel that serves what was searched, which may be that of an entry that stays."""
-    entry = story.table.find(*found.key) or found
+    entry = run.results.table.find(*found.key) or found
     kernel = kernel_name(entry.spec, entry.config)
     return f"{entry.spec.name} of {found.problem.seq_k} keys is served by {kernel}"
 
 
-def _to_try(story: Story) -> list[str]:
+def _to_try(run: GpuRun) -> list[str]:
     """Commands that show, verify and use what was found."""
-    options, slug = story.options, story.slug
+    options, slug = run.options, run.slug
     elsewhere = "" if options.out == Path() else shlex.quote(str(options.out))
     option = elsewhere and f" --out {elsewhere}"
     written = paths.generated_dir(options.out).resolve()
     shipped = written == paths.shipped_generated_dir().resolve()
     served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
     keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in options.searches]
-    mine = [story.found[key] for key in keys if key in story.found]
-    lines = [_serving(story, entry) for entry in mine[:1]]
+    mine = [run.results.found[key] for key in keys if key in run.results.found]
+    lines = [_serving(run, entry) for entry in mine[:1]]
     lines.append("Try next:")
     if mine:  # sharing kernels touches other buckets, too
         lines.append(f"  flashgen explain {explain_options(mine[-1])} --target {slug}{option}")
-    if story.changed:  # otherwise the last run of the table is another
-        lines.append(f"  flashgen verify {'--gpu' if story.on_gpu else f'--target {slug}'}{option}")
+    if run.results.changed:  # otherwise the last run of the table is another
+        lines.append(f"  flashgen verify {'--gpu' if run.on_gpu else f'--target {slug}'}{option}")
     lines.append(f"  {served}python -c 'from flashgen import attention; help(attention)'")
     return lines

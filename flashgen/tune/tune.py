@@ -16,10 +16,10 @@ from flashgen.tune import evaluators, places
 from flashgen.tune.alone import alone_in
 from flashgen.tune.driver import Line, Stop, drive
 from flashgen.tune.ending import report, report_interrupted
+from flashgen.tune.gpu_run import GpuRun
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Place
 from flashgen.tune.progress import Screen
-from flashgen.tune.story import Story
 
 WINDING_DOWN = (
     "Interrupted: searches end with the best of what they have. Press Ctrl-C again to end at once."
@@ -41,36 +41,36 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         stack.enter_context(alone_in(paths.state_dir(options.out)))
         screen = Screen(console, len(found) * len(options.searches), options.budget.seconds)
         stop = Stop(lambda: screen.say(WINDING_DOWN))
-        stories = []
+        runs = []
         for place in found:
             held = stack.enter_context(evaluators.opened(place, options, console.print))
-            story = Story(options, screen, *held, stop)
-            path = paths.journal_file(options.out, story.slug)
-            journal = opened(path, console.print, resumed=story.resumed)
-            story.storage = stack.enter_context(journal)
-            stories.append(story)
-        _tell_of_others(stories, options)
+            run = GpuRun(options, screen, *held, stop)
+            path = paths.journal_file(options.out, run.slug)
+            journal = opened(path, console.print, resumed=run.results.resumed)
+            run.storage = stack.enter_context(journal)
+            runs.append(run)
+        _begin_from_tables(runs, options)
         try:
             with screen:
-                pairs = zip(stories, found, strict=True)
-                drive([Line(story.jobs(), place.pools) for story, place in pairs], stop)
+                pairs = zip(runs, found, strict=True)
+                drive([Line(run.jobs(), place.pools) for run, place in pairs], stop)
         except (KeyboardInterrupt, FlashgenError) as error:
-            generated = _emit_what_there_is(stories, options, console)
+            generated = _emit_what_there_is(runs, options, console)
             if isinstance(error, KeyboardInterrupt):
-                for story in stories:
-                    report_interrupted(story, console, generated=generated)
+                for run in runs:
+                    report_interrupted(run, console, generated=generated)
             raise
-        for story in stories:
-            if story.writes:
-                story.save()
-        if any(story.writes for story in stories):
+        for run in runs:
+            if run.results.writes:
+                run.results.save()
+        if any(run.results.writes for run in runs):
             _emit(options)
-        for story in stories:
-            story.end()
-    for story in stories:
-        report(story, console)
-    _raise_failures(stories, options)
-    return tuple(story.table for story in stories)
+        for run in runs:
+            run.results.end()
+    for run in runs:
+        report(run, console)
+    _raise_failures(runs, options)
+    return tuple(run.results.table for run in runs)
 
 
 def _places(
@@ -84,13 +84,13 @@ def _places(
     return cluster.opened(options.cluster, options.where, console.print)
 
 
-def _tell_of_others(stories: Sequence[Story], options: TuneOptions) -> None:
-    """Show each story the tables of other GPUs: of those that this run tunes, as it found them."""
+def _begin_from_tables(runs: Sequence[GpuRun], options: TuneOptions) -> None:
+    """Have each begin from the tables of all GPUs; of those that are tuned, as they were found."""
     tables = dict(generate.tables_for(options.out, evidence=True))
-    tables |= {story.slug: story.began_with for story in stories}
-    for story in stories:
-        story.tell(tables.values())
-        story.several = len(stories) > 1
+    tables |= {run.slug: run.results.began_with for run in runs}
+    for run in runs:
+        run.begin_from(tables.values())
+        run.several = len(runs) > 1
 
 
 def _emit(options: TuneOptions) -> None:
@@ -98,12 +98,12 @@ def _emit(options: TuneOptions) -> None:
     generate.write(generate.tables_for(options.out), paths.generated_dir(options.out))
 
 
-def _emit_what_there_is(stories: Sequence[Story], options: TuneOptions, console: Console) -> bool:
+def _emit_what_there_is(runs: Sequence[GpuRun], options: TuneOptions, console: Console) -> bool:
     """Generate after an error, if a table has changed; a second error does not hide the first.
     Returns whether there was none.
     """
     try:
-        if any(story.changed for story in stories):
+        if any(run.results.changed for run in runs):
             _emit(options)
     except FlashgenError as error:
         console.print(f"generated/ is not what the table says, {error}")
@@ -111,17 +111,17 @@ def _emit_what_there_is(stories: Sequence[Story], options: TuneOptions, console:
     return True
 
 
-def _raise_failures(stories: Sequence[Story], options: TuneOptions) -> None:
+def _raise_failures(runs: Sequence[GpuRun], options: TuneOptions) -> None:
     """Raise FlashgenError if a search found nothing right, or not what it had to compare with."""
-    failed = [story for story in stories if story.failures]
-    count = len(stories) * len(options.searches)
+    failed = [run for run in runs if run.failures]
+    count = len(runs) * len(options.searches)
     if failed:
-        logs = ", ".join(str(paths.log_file(options.out, story.slug)) for story in failed)
+        logs = ", ".join(str(paths.log_file(options.out, run.slug)) for run in failed)
         raise FlashgenError(
-            f"{sum(story.failures for story in failed)} of {count} searches found no right config: "
+            f"{sum(run.failures for run in failed)} of {count} searches found no right config: "
             f"{logs} says what became of each; all other results are saved"
         )
-    if undecided := sum(story.undecided for story in stories):
+    if undecided := sum(run.results.undecided for run in runs):
         raise FlashgenError(
             f"{undecided} of {count} searches were cut short: their incumbent or default ran out "
             f"of time or was killed from outside, twice; an incumbent stays in the table; all "

@@ -24,7 +24,7 @@ from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 from flashgen.table import emit
 from flashgen.table.entry import Entry, RunnerUp
-from flashgen.tune import story
+from flashgen.tune import goals
 from tests.cpu.tune.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
 from tests.package import make_choice
@@ -179,30 +179,30 @@ def test_only_a_search_on_a_gpu_has_it_in_its_space() -> None:
     for other in (A100, B200):
         found = legal_configs(SPEC, other, on_gpu=True)
         assert "hopper" not in {config.schedule for config in found}
-    goals = [goal_for(SPEC, PROBLEM, H200, on_gpu=on_gpu) for on_gpu in (False, True)]
-    assert [goal.legal for goal in goals] == [offline, measured]
-    assert not any(config.schedule == "hopper" for config in goals[0].space)
+    both = [goal_for(SPEC, PROBLEM, H200, on_gpu=on_gpu) for on_gpu in (False, True)]
+    assert [goal.legal for goal in both] == [offline, measured]
+    assert not any(config.schedule == "hopper" for config in both[0].space)
 
 
 @pytest.mark.parametrize("source", ["measured", "estimated"])
 def test_a_search_asks_for_it_where_its_evaluator_measures(
     source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goals: list[Goal] = []
+    asked: list[Goal] = []
 
     class Seen(Exception):
         pass
 
     def noted(*arguments: Any, **options: Any) -> Goal:
-        goals.append(goal_for(*arguments, **options))
+        asked.append(goal_for(*arguments, **options))
         raise Seen
 
-    monkeypatch.setattr(story, "goal_for", noted)
+    monkeypatch.setattr(goals, "goal_for", noted)
     monkeypatch.setattr(emit, "write", lambda *_: None)
     monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path)  # none: they are large
     with pytest.raises(Seen):
         run(monkeypatch, tmp_path, Served(us=us, gpu=H200, source=source))
-    assert any(not config.interpretable for config in goals[0].legal) is (source == "measured")
+    assert any(not config.interpretable for config in asked[0].legal) is (source == "measured")
 
 
 def test_a_table_takes_it_only_as_measured() -> None:

@@ -32,7 +32,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, workload
 from flashgen.table import emit
 from flashgen.table.table import load
-from flashgen.tune import evaluators, places, story, tune
+from flashgen.tune import evaluators, goals, places, tune
 from flashgen.tune.options import TuneOptions
 from tests.fakes import FakeEvaluator
 from tests.makers import make_spec
@@ -103,7 +103,7 @@ def tune_into(out: Path, evaluator: Counting, trials: int = 30) -> None:
     """What a child does: tune all specs, with nothing emitted. What it prints is in printed.txt."""
     places.choose = lambda *_: ((), {0: H200})  # type: ignore[assignment]
     evaluators.make_evaluator = lambda *_: evaluator  # type: ignore[assignment]
-    story.goal_for = cheap_goal  # type: ignore[attr-defined]
+    goals.goal_for = cheap_goal  # type: ignore[attr-defined]
     emit.write = lambda *_: []  # type: ignore[assignment]
     paths.shipped_configs_dir = lambda: out / "nothing shipped"  # type: ignore[assignment]
     options = TuneOptions(specs=SPECS, seqs=SEQS, budget=Budget(trials=trials), out=out)

@@ -29,7 +29,7 @@ from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
-from flashgen.tune import evaluators, places, story, tune
+from flashgen.tune import evaluators, gpu_run, places, tune
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import Wanted
 from tests.fakes import FakeEvaluator, Killed
@@ -255,7 +255,7 @@ def test_a_resumed_run_keeps_the_clocks_of_the_rounds_before(
     first = Served(us=us, gpu=H200)
     first.conditions = Conditions(driver="575.1", power_w=612.4)  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
-        patched.setattr(story.Story, "_share_kernels", _killed)
+        patched.setattr(gpu_run.GpuRun, "_share_kernels", _killed)
         with pytest.raises(Killed):
             run(patched, tmp_path, first, specs=(SPEC, CAUSAL))
     table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200), specs=(SPEC, CAUSAL))
@@ -823,7 +823,7 @@ def test_what_to_try_is_a_length_that_was_asked(
     held = Table(gpu=H200).with_entry(held_entry, made_run())
     save(held, tmp_path / "configs" / "nvidia_h200.yaml")
     monkeypatch.setattr(
-        story, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
+        gpu_run, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
     )
     _, printed = run(monkeypatch, tmp_path)
     assert str(BUCKETS[0]) in printed
@@ -847,9 +847,9 @@ def test_time_is_shared_between_searches(
     tmp_path: Path, monkeypatch: Patch, emitted: Emitted
 ) -> None:
     budgets: list[Budget] = []
-    search = story.search
+    search = gpu_run.search
     monkeypatch.setattr(
-        story,
+        gpu_run,
         "search",
         lambda *args, **fields: budgets.append(fields["budget"]) or search(*args, **fields),
     )
