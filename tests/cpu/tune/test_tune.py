@@ -823,7 +823,9 @@ def test_what_to_try_is_a_length_that_was_asked(
     held = Table(gpu=H200).with_entry(held_entry, made_run())
     save(held, tmp_path / "configs" / "nvidia_h200.yaml")
     monkeypatch.setattr(
-        gpu_run, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
+        gpu_run,
+        "consolidate",
+        lambda entries, *_, **__: [replace(e, config=config) for e in entries],
     )
     _, printed = run(monkeypatch, tmp_path)
     assert str(BUCKETS[0]) in printed
