@@ -93,12 +93,14 @@ def link(name: str, folder: str = "") -> str:
 def directive(name: str) -> str:
     """What makes mkdocstrings show a public name, which may be defined elsewhere."""
     package, _, last = name.rpartition(".")
-    value = inspect.unwrap(getattr(pkgutil.resolve_name(package), last))
+    given = getattr(pkgutil.resolve_name(package), last)
+    value = inspect.unwrap(given)
     place = name
     if inspect.isroutine(value) or inspect.isclass(value):
         place = f"{value.__module__}.{value.__qualname__}"
     anchor = f"[](){{#{name}}}\n\n" if place != name else ""
-    options = f"    options: {{heading: {name}, toc_label: {name}}}"
+    inspected = ", force_inspection: true" * (value is not given)  # a derived signature
+    options = f"    options: {{heading: {name}, toc_label: {name}{inspected}}}"
     return f"{anchor}::: {place}\n{options}"
 
 

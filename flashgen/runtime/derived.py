@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ARGUMENTS = re.compile(r"^( *)Args:\n(.*?)(?=^\s*Returns:)", re.MULTILINE | re.DOTALL)
+
+_LINE = re.compile(r"^ *(\w+): (.*)$", re.MULTILINE)
+_REST = re.compile(r"^ *\*\*rest: .*$", re.MULTILINE)
 
 
 def explains(other: Callable[..., Any], **own: str) -> Callable[[Function], Function]:
@@ -41,6 +44,54 @@ def explains(other: Callable[..., Any], **own: str) -> Callable[[Function], Func
         return cast(Function, called)
 
     return derive
+
+
+def hands_on(other: Callable[..., Any], *but: str) -> Callable[[Function], Function]:
+    """A decorator of a function that gives its `**rest` to `other`: its arguments are its own, then
+    those of that function without `but`, in their order and with their documentation.
+    """
+
+    def derive(function: Function) -> Function:
+        declared = inspect.signature(function)
+        own = [each for each in declared.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        others = inspect.signature(other).parameters
+        rest = [each for name, each in others.items() if name not in but]
+        parameters = sorted((*own, *rest), key=lambda each: each.kind)  # keyword-only ones last
+        allowed = {each.name for each in parameters}
+        places = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+
+        @functools.wraps(function)
+        def called(*arguments: Any, **options: Any) -> Any:  # which torch.compile can trace
+            if len(arguments) > len(places):
+                raise TypeError(
+                    f"{function.__name__}() takes {len(places)} positional arguments but "
+                    f"{len(arguments)} were given"
+                )
+            for name in options:
+                if name not in allowed:
+                    raise TypeError(
+                        f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                    )
+            return function(**dict(zip(places, arguments, strict=False)), **options)
+
+        called.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__doc__ = _with_rest(function.__doc__ or "", other.__doc__ or "", allowed)
+        return cast(Function, called)
+
+    return derive
+
+
+def _with_rest(text: str, other: str, names: Set[str]) -> str:
+    """A documentation whose line of `**rest` is that of the arguments of `other` with these names,
+    which it does not have itself; as it is where Python leaves documentation out.
+    """
+    if (found := _REST.search(text)) is None or (there := _ARGUMENTS.search(other)) is None:
+        return text
+    missing = names - {name for name, _ in _LINE.findall(text[: found.start()])}
+    lines = [
+        line for line in there[2].splitlines() if (at := _LINE.match(line)) and at[1] in missing
+    ]
+    return text.replace(found[0], "\n".join(lines), 1)
 
 
 def _documented(text: str, other: str, own: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ of FlashAttention 3; and invariant, as of attention().
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import folders, kv_cache, torch_modes
 from flashgen.runtime.call import Call, check_tensors
 from flashgen.runtime.decode import CacheArguments
+from flashgen.runtime.derived import hands_on
 from flashgen.runtime.general_path import asked_features
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.grid_rules import MOST_SPLITS
@@ -33,6 +35,9 @@ from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 folders.current()  # torch.compile cannot trace its first call, which takes a lock
 
 Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
+
+_OF_BOTH = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+"""What queries, keys and values in one tensor leave out."""
 
 
 def check_dimensions(count: str, size: int, **named: Tensor) -> None:
@@ -200,42 +205,14 @@ def flash_attn_varlen_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    invariant: bool = False,
-) -> Results:
+@hands_on(flash_attn_varlen_func, "q", "k", "v", "block_table", "s_aux")
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, **rest: Any) -> Results:
     """flash_attn_varlen_func of keys and values in one tensor.
 
     Args:
         q: (total_q, heads, d).
         kv: (total_k, 2, kv_heads, d).
-        cu_seqlens_q: int32 or int64 (batch + 1,): where sequences begin, and the last one ends.
-        cu_seqlens_k: the same of keys; with block_table it counts each sequence's keys.
-        max_seqlen_q: no sequence has more queries.
-        max_seqlen_k: no sequence has more keys.
-        dropout_p: the probability with which an element of P is dropped.
-        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
-        causal: whether the last query sees the last key, and each one before it a key less.
-        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
-        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
-        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-        deterministic: False admits a backward that adds dQ up in any order.
-        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
+        **rest: as of flash_attn_varlen_func.
 
     Returns:
         As flash_attn_varlen_func.
@@ -252,27 +229,23 @@ def flash_attn_varlen_kvpacked_func(
         torch.Size([5, 8, 64])
     """
     k, v = unpacked("kv", kv, "total", 2)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-        invariant=invariant,
-    )  # fmt: skip
+    return flash_attn_varlen_func(q, k, v, **rest)
 
 
+@hands_on(
+    flash_attn_varlen_func,
+    "q",
+    "k",
+    "v",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "block_table",
+    "s_aux",
+)
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    invariant: bool = False,
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, **rest: Any
 ) -> Results:
     """flash_attn_varlen_func of queries, keys and values in one tensor.
 
@@ -280,15 +253,7 @@ def flash_attn_varlen_qkvpacked_func(
         qkv: (total, 3, heads, d).
         cu_seqlens: int32 or int64 (batch + 1,): where sequences begin, and the last one ends.
         max_seqlen: no sequence is longer.
-        dropout_p: the probability with which an element of P is dropped.
-        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
-        causal: whether the last query sees the last key, and each one before it a key less.
-        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
-        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
-        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-        deterministic: False admits a backward that adds dQ up in any order.
-        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
+        **rest: as of flash_attn_varlen_func.
 
     Returns:
         As flash_attn_varlen_func.
@@ -299,16 +264,13 @@ def flash_attn_varlen_qkvpacked_func(
     Examples:
         >>> import torch
         >>> from flashgen.runtime import flash_attn
-        >>> q, bounds = torch.randn(5, 8, 64), torch.tensor([0, 2, 5], dtype=torch.int32)
-        >>> qkv = torch.randn(5, 3, 8, 64)
+        >>> qkv, bounds = torch.randn(5, 3, 8, 64), torch.tensor([0, 2, 5], dtype=torch.int32)
         >>> flash_attn.flash_attn_varlen_qkvpacked_func(qkv, bounds, 3).shape
         torch.Size([5, 8, 64])
     """
     q, k, v = unpacked("qkv", qkv, "total", 3)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, invariant=invariant,
-    )  # fmt: skip
+    bounds = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(q, k, v, *bounds, **rest)
 
 
 __all__ = [
@@ -385,32 +347,13 @@ def flash_attn_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    invariant: bool = False,
-) -> Results:
+@hands_on(flash_attn_func, "q", "k", "v", "s_aux")
+def flash_attn_qkvpacked_func(qkv: Tensor, **rest: Any) -> Results:
     """flash_attn_func of queries, keys and values in one tensor.
 
     Args:
         qkv: (batch, seq, 3, heads, d).
-        dropout_p: the probability with which an element of P is dropped.
-        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
-        causal: whether the last query sees the last key, and each one before it a key less.
-        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
-        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
-        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-        deterministic: False admits a backward that adds dQ up in any order.
-        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
+        **rest: as of flash_attn_func.
 
     Returns:
         As flash_attn_func.
@@ -425,40 +368,17 @@ def flash_attn_qkvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     q, k, v = unpacked("qkv", qkv, "batch, seq", 3)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, invariant=invariant,
-    )  # fmt: skip
+    return flash_attn_func(q, k, v, **rest)
 
 
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    invariant: bool = False,
-) -> Results:
+@hands_on(flash_attn_func, "q", "k", "v", "s_aux")
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, **rest: Any) -> Results:
     """flash_attn_func of keys and values in one tensor.
 
     Args:
         q: (batch, seq_q, heads, d).
         kv: (batch, seq_k, 2, kv_heads, d).
-        dropout_p: the probability with which an element of P is dropped.
-        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
-        causal: whether the last query sees the last key, and each one before it a key less.
-        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
-        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
-        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-        deterministic: False admits a backward that adds dQ up in any order.
-        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
+        **rest: as of flash_attn_func.
 
     Returns:
         As flash_attn_func.
@@ -474,10 +394,7 @@ def flash_attn_kvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     k, v = unpacked("kv", kv, "batch, seq", 2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, invariant=invariant,
-    )  # fmt: skip
+    return flash_attn_func(q, k, v, **rest)
 
 
 @torch_modes.without_gradients

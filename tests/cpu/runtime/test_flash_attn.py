@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -412,3 +413,34 @@ def test_packed_shapes_are_refused_by_name() -> None:
         InvalidArgument, match=r"qkv must have shape \(batch, seq, 3, heads, head_dim\)"
     ):
         flash_attn.flash_attn_qkvpacked_func(torch.zeros(1, 2, 2, 1, 16))
+
+
+def test_what_is_derived_takes_its_arguments_and_no_others() -> None:
+    """By place as by name; sinks are no argument of it, although the function that it calls has
+    them; and its documentation has a line for each.
+    """
+    qkv = draw(1, 5, 3, 2, 16)
+    by_place = flash_attn.flash_attn_qkvpacked_func(qkv, 0.0, 0.5, True)
+    by_name = flash_attn.flash_attn_qkvpacked_func(qkv=qkv, causal=True, softmax_scale=0.5)
+    torch.testing.assert_close(by_place, by_name, rtol=0, atol=0)
+    with pytest.raises(TypeError, match=r"qkvpacked_func.* unexpected keyword argument 's_aux'"):
+        flash_attn.flash_attn_qkvpacked_func(qkv, s_aux=draw(2))
+    with pytest.raises(TypeError, match="takes 9 positional arguments but 10 were given"):
+        flash_attn.flash_attn_qkvpacked_func(qkv, *(0,) * 9)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'qkv'"):
+        flash_attn.flash_attn_qkvpacked_func(qkv, qkv=qkv)
+    for name in SIGNATURES:
+        function = getattr(flash_attn, name)
+        lines = re.findall(r"^ {8}(\w+): ", function.__doc__, re.MULTILINE)
+        assert lines[:-1] == list(inspect.signature(function).parameters)  # the last: Raises
+
+
+def test_torch_compile_traces_what_is_derived() -> None:
+    qkv = draw(1, 5, 3, 2, 16)
+    compiled = torch.compile(
+        lambda x: flash_attn.flash_attn_qkvpacked_func(x, causal=True), fullgraph=True,
+        backend="eager",
+    )  # fmt: skip
+    torch.testing.assert_close(
+        compiled(qkv), flash_attn.flash_attn_qkvpacked_func(qkv, causal=True)
+    )
