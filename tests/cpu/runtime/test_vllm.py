@@ -138,6 +138,11 @@ def eighths(x: Tensor, scale: float) -> Tensor:
             {"logits_soft_cap": 3.0, "sinks": torch.tensor([0.5, 1, 2, -1])},
         ),
         ([(1, 60), (9, 40)], True, {"alibi_slopes": [0.5, 0.25, 0.1, 0.05]}),
+        ([(1, 20), (0, 7), (1, 50)], True, {}),
+        ([(0, 7), (1, 50), (0, 1)], True, {}),
+        ([(0, 7), (0, 50)], True, {}),
+        ([(1, 20), (0, 7), (1, 50)], True, {"kv_cache_dtype": "fp8"}),
+        ([(3, 40), (0, 33), (3, 17)], True, {"speculated": 2}),
         ([(3, 40), (3, 33), (3, 17)], True, {"speculated": 2}),
         ([(3, 40), (3, 33), (1, 17), (2, 5), (9, 9)], True, {"speculated": 2}),
         (
