@@ -215,6 +215,13 @@ def _why_not(
     judged = not (torch.compiler.is_compiling() or invariant)
     if judged and folders.current().resolver.left_to_torch(q.device):
         return "CPU tensors"
+    return why_torch_serves(q, k, v, mask, enable_gqa=enable_gqa)
+
+
+def why_torch_serves(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, enable_gqa: bool = True
+) -> str | None:
+    """Why no kernel of flashgen takes such tensors; None where one does."""
     return (
         _why_not_of_kind(q, k, v, mask)
         or _why_not_of_shape(q, k, v, mask, enable_gqa)

@@ -7,7 +7,8 @@
 
 The mask function is registered with it: without one the library hands the attention no mask, and
 padding is attended to in silence. Sliding windows come in these masks, too. Chunks (Llama 4)
-come as the position of the first one: no mask is made, and other chunks are not read.
+come as the position of the first one, and packed sequences as their numbers: no mask is made, and
+other chunks and sequences are not read.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.inputs.tensors import broadcasts
 from flashgen.runtime import api, folders, torch_modes
 from flashgen.runtime import transformers_models as models
+from flashgen.runtime import transformers_packing as packing
 from flashgen.runtime.call import Causal
-from flashgen.runtime.sdpa import attend
+from flashgen.runtime.sdpa import attend, why_torch_serves
 from flashgen.runtime.transformers_models import NAMES
 from flashgen.runtime.varlen import attention_varlen
 
@@ -82,8 +84,9 @@ def register() -> None:
 
     def mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
         """Boolean masks, True where a query may attend; none where is_causal says it all; of
-        chunked attention, where chunk 0 of each sequence begins, int32 (batch, 1, 1, 1); and what
-        eager takes for models that are written for nothing else.
+        chunked attention, where chunk 0 of each sequence begins, int32 (batch, 1, 1, 1); of packed
+        sequences, their numbers, as transformers_packing has them; and what eager takes for models
+        that are written for nothing else.
         """
         models.check_mask(type(config))
         made: Tensor | None
@@ -92,10 +95,13 @@ def register() -> None:
             return made
         if type(config).__name__ in NEEDS_MASK:
             options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        if any(getattr(config, name, False) for name in NEEDS_CAUSAL_MASK):
+        needed = any(getattr(config, name, False) for name in NEEDS_CAUSAL_MASK)
+        if needed:
             options["allow_is_causal_skip"] = False
         if not arguments and (start := _chunk_start(**options)) is not None:
             return start
+        if not (arguments or needed) and (numbers := packing.numbers_of(**options)) is not None:
+            return numbers
         made = sdpa_mask(*arguments, config=config, **options)
         return made
 
@@ -201,12 +207,12 @@ def _chunk_start(
         return None
     from transformers.masking_utils import causal_mask_function
 
-    parts = _captured(mask_function).get("mask_functions")
+    parts = packing.captured(mask_function).get("mask_functions")
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[1] is not causal_mask_function:
         return None
     if not parts[0].__qualname__.startswith("chunked_overlay."):
         return None
-    pads = _captured(parts[0]).get("left_padding")
+    pads = packing.captured(parts[0]).get("left_padding")
     if not isinstance(pads, Tensor):
         return None
     if attention_mask is not None:
@@ -215,13 +221,6 @@ def _chunk_start(
         if bool((inner > 1).any()):  # pads between tokens
             return None
     return (pads - kv_offset).int()[:, None, None, None]
-
-
-def _captured(function: Any) -> dict[str, Any]:
-    """The variables that a closure holds, by name."""
-    cells = getattr(function, "__closure__", None) or ()
-    names = function.__code__.co_freevars if cells else ()
-    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def attention_forward(
@@ -249,7 +248,8 @@ def attention_forward(
     max_length_q and max_length_k say where its sequences are, as
     DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask,
     sliding_window and chunks are those of each sequence, and an attention_mask that hides or shows
-    anything else is refused. deterministic: as in
+    anything else is refused. Without them position_ids that begin anew say it, as the mask function
+    finds them. deterministic: as in
     the flash attention of transformers, the gradients' bits repeat if it is True, or if it is None
     and the environment variable FLASH_ATTENTION_DETERMINISTIC is 1. invariant, or
     FLASHGEN_INVARIANT=1: the bits of a row are those of its sequence alone, which may be padded to
@@ -275,6 +275,14 @@ def attention_forward(
         return _packed(
             query, key, value, others, causal=causal, invariant=invariant, **options
         ), None
+    if attention_mask is not None and packing.holds_numbers(attention_mask):
+        if (sequences := packing.sequences_of(attention_mask)) is None:
+            raise _refused("attention_mask", "changed, of packed sequences")
+        if _packable(sequences, query, key, value, position_bias, sinks):
+            bounds = packing.arguments_of(sequences)
+            o = _packed(query, key, value, bounds, causal=True, invariant=invariant, **options)
+            return o, None
+        attention_mask = packing.mask_of(sequences)
     if invariant or settings.invariant():
         causal = bool(is_causal) and not models.follows_mask_alone(type(module))
         return _invariant(
@@ -334,6 +342,26 @@ def _invariant(
         )
     found: Tensor = o.transpose(1, 2).contiguous()
     return found
+
+
+def _packable(
+    sequences: packing.Sequences,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor | None,
+    sinks: Tensor | None,
+) -> bool:
+    """Whether attention_varlen serves a layer with packed sequences. It has no bias, and no
+    gradient of sinks; and a model may have dropped queries.
+    """
+    if position_bias is not None or query.shape[2] != key.shape[2]:
+        return False
+    if (query.shape[0], query.shape[2]) != sequences.rows.shape or torch_modes.transformed():
+        return False
+    if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
+        return False
+    return why_torch_serves(query, key, value) is None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -439,6 +467,12 @@ def _chunk_of_mask(
     chunks, too. As _chunks_of.
     """
     cu, window = others["cu_seq_lens_q"], others.get("sliding_window")
+    if packing.holds_numbers(mask):
+        found = packing.sequences_of(mask)
+        alike = found is not None and causal and found.window == window
+        if not alike or not torch.equal(cu, others["cu_seq_lens_k"]) or not _bounded(found, cu):
+            raise _refused("attention_mask", "with cu_seq_lens_q, but one that says the same")
+        return None
     possible = [None] if size is None else [None, size]
     total = int(cu[-1])
     of_bounds = mask.ndim == 4 and (mask.shape[0], *mask.shape[2:]) == (1, total, total)
@@ -462,6 +496,13 @@ def _chunk_of_mask(
             "attention_mask", "with cu_seq_lens_q, but a causal one of windows or chunks"
         )
     return possible[0]
+
+
+def _bounded(sequences: packing.Sequences | None, cu: Tensor) -> bool:
+    """Whether sequences lie where these bounds say, among which there may be empty ones."""
+    if sequences is None:
+        return False
+    return torch.equal(cu.unique_consecutive().to(sequences.bounds), sequences.bounds)
 
 
 def _shows(mask: Tensor, wanted: Tensor, own: Tensor) -> bool:

@@ -175,7 +175,9 @@ class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             common, decode_threshold=self.reorder_batch_threshold, require_uniform=True
         )
         queries = max(1, int(common.query_start_loc_cpu[1]))  # the first sequence's
-        begun = int(common.query_start_loc_cpu[decodes])  # fewer than tokens, where these are padded
+        begun = int(
+            common.query_start_loc_cpu[decodes]
+        )  # fewer than tokens, where these are padded
         if decodes * queries not in (tokens, begun):  # an empty sequence among the decodes
             decodes, prefills, tokens = 0, decodes + prefills, 0
         starts = common.query_start_loc[decodes:]

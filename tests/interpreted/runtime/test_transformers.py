@@ -147,16 +147,21 @@ def test_a_model_compiles_into_one_graph(launched: list[str]) -> None:
         )
 
 
+@pytest.mark.parametrize("bounded", [True, False], ids=["bounds", "positions"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_a_packed_batch_is_each_sequence_alone(launched: list[str], name: str) -> None:
-    """As a collator packs it, with its bounds: logits and gradients of the sequences alone."""
+def test_a_packed_batch_is_each_sequence_alone(
+    launched: list[str], name: str, bounded: bool
+) -> None:
+    """As a collator packs it, with its bounds or with positions that begin anew alone: logits and
+    gradients of the sequences alone.
+    """
     model = make_model(name, "flashgen")
     torch.manual_seed(2)
     texts = [torch.randint(1, 60, (1, length)) for length in (7, 1, 12)]
     wanted = torch.cat([model(input_ids=text).logits for text in texts], 1)
     launched.clear()
     cu = torch.tensor([0, 7, 8, 20], dtype=torch.int32)
-    bounds = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 12, "max_length_k": 12}
+    bounds = dict(zip(backend.BOUNDS, (cu, cu, 12, 12), strict=True)) if bounded else {}
     positions = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
     packed = torch.cat(texts, 1)
     found = model(input_ids=packed, position_ids=positions, use_cache=False, **bounds).logits
