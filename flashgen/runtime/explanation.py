@@ -148,11 +148,8 @@ def digest_of_choices(package: str, served: Served) -> str:
 
 
 def _rules() -> list[Path]:
-    """The modules from which ladder and text of a kernel follow, besides tables and templates."""
-    spec = sorted((paths.PACKAGE / "spec").glob("*.py"))
-    return [
-        *spec,
-        paths.PACKAGE / "runtime" / "selection.py",
-        paths.PACKAGE / "kernels" / "constants.py",
-        paths.PACKAGE / "kernels" / "render.py",
-    ]
+    """The modules from which ladder and text of a kernel follow, besides tables and templates: all
+    of the folders that have some.
+    """
+    folders = ("inputs", "kernels", "runtime", "schedules", "spec")
+    return [path for name in folders for path in sorted((paths.PACKAGE / name).rglob("*.py"))]

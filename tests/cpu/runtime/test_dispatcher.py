@@ -369,9 +369,16 @@ def test_digest_tells_tables_apart(dispatcher: Dispatcher, tmp_path: Path) -> No
     assert dispatcher.digest() == dispatcher.digest()
 
 
-@pytest.mark.parametrize("changed", ["template", "rule", "gpu", "version"])
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ("template", ""), ("gpu", ""), ("version", ""), ("rule", "runtime/selection.py"),
+        ("rule", "schedules/defaults.py"), ("rule", "kernels/parameters.py"),
+        ("rule", "spec/attention.py"),
+    ],
+)  # fmt: skip
 def test_digest_tells_templates_and_rules_apart(
-    dispatcher: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+    dispatcher: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, rule: str
 ) -> None:
     monkeypatch.delenv("FLASHGEN_GPU", raising=False)
     before = dispatcher.digest()
@@ -383,12 +390,12 @@ def test_digest_tells_templates_and_rules_apart(
         file = folder / "attention_fwd.py.jinja"
         file.write_text(file.read_text() + "{# another #}\n")
     elif changed == "rule":
-        rules = [tmp_path / path.name for path in explanation._rules()]
-        for path, copy in zip(explanation._rules(), rules, strict=True):
-            shutil.copy(path, copy)
-        monkeypatch.setattr(explanation, "_rules", lambda: rules)
+        package = tmp_path / "flashgen"
+        shutil.copytree(paths.PACKAGE, package)
+        named = [path.relative_to(paths.PACKAGE) for path in explanation._rules()]
+        monkeypatch.setattr(explanation, "_rules", lambda: [package / name for name in named])
         assert dispatcher.digest() == before
-        (tmp_path / "selection.py").write_text("# another ladder\n")
+        (package / rule).write_text("# another\n")
     elif changed == "gpu":
         monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
     else:
