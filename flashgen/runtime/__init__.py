@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flashgen.runtime import block_mask, flash_attn, fp8, sdpa, torch, transformers, varlen
+    from flashgen.runtime import (
+        block_mask,
+        flash_attn,
+        flash_attn_3,
+        fp8,
+        sdpa,
+        torch,
+        transformers,
+        varlen,
+    )
     from flashgen.runtime.dispatcher import Dispatcher
     from flashgen.runtime.explanation import Explanation
 
@@ -17,6 +26,7 @@ __all__ = [
     "Explanation",
     "block_mask",
     "flash_attn",
+    "flash_attn_3",
     "fp8",
     "sdpa",
     "torch",
@@ -42,6 +52,10 @@ def __getattr__(name: str) -> Any:
         import flashgen.runtime.flash_attn as flash_attn
 
         return flash_attn
+    if name == "flash_attn_3":
+        import flashgen.runtime.flash_attn_3 as flash_attn_3
+
+        return flash_attn_3
     if name == "fp8":
         import flashgen.runtime.fp8 as fp8
 

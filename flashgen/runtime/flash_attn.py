@@ -190,19 +190,38 @@ def flash_attn_varlen_func(
         torch.Size([5, 8, 64])
     """
     check_probabilities(return_attn_probs, dropout_p)
-    dim_v, scale = None, softmax_scale
-    if block_table is None:  # a copy of a pool would cost more than it serves
+    o, lse = packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
+        causal=bool(causal), scale=softmax_scale, window_size=window_size, softcap=softcap,
+        dropout_p=dropout_p, alibi_slopes=alibi_slopes, sinks=s_aux, deterministic=deterministic,
+        invariant=invariant,
+    )  # fmt: skip
+    return (o, lse, None) if return_attn_probs else o
+
+
+def packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *bounds: Any,
+    scale: float | None,
+    window_size: Window | None,
+    block_table: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """O (total_q, heads, head_dim_v) and LSE (heads, total_q), of any head dim but over pages, a
+    copy of which would cost more than it serves; bounds and options: as of attention_varlen().
+    """
+    dim_v = None
+    if block_table is None:
         check_dimensions("three", 3, q=q, k=k, v=v)
         dim_v = v.shape[2]
-        q, k, v, scale = in_steps(q, k, v, softmax_scale)
+        q, k, v, scale = in_steps(q, k, v, scale)
     o, lse = attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
-        causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
-        window=sides_of(window_size), softcap=softcap, sinks=s_aux, deterministic=deterministic,
-        invariant=invariant, return_lse=True,
+        q, k, v, *bounds, block_table=block_table, scale=scale, window=sides_of(window_size),
+        return_lse=True, **options,
     )  # fmt: skip
-    o = o if dim_v in (None, o.shape[2]) else o[..., :dim_v]
-    return (o, lse, None) if return_attn_probs else o
+    return (o if dim_v in (None, o.shape[2]) else o[..., :dim_v]), lse
 
 
 @hands_on(flash_attn_varlen_func, "q", "k", "v", "block_table", "s_aux")
@@ -332,19 +351,38 @@ def flash_attn_func(
         >>> flash_attn.flash_attn_func(q, q, q, causal=True).shape
         torch.Size([2, 16, 8, 64])
     """
-    check_dimensions("four", 4, q=q, k=k, v=v)
     check_probabilities(return_attn_probs, dropout_p)
+    o, lse = dense(
+        q, k, v, causal=bool(causal), scale=softmax_scale, window_size=window_size,
+        softcap=softcap, dropout_p=dropout_p, alibi_slopes=alibi_slopes, sinks=s_aux,
+        deterministic=deterministic, invariant=invariant,
+    )  # fmt: skip
+    return (o, lse, None) if return_attn_probs else o
+
+
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None,
+    window_size: Window | None,
+    softcap: float | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """O (batch, seq_q, heads, head_dim_v) and LSE (batch, heads, seq_q) of tensors in this
+    package's layout, of any head dim; options: as of attention().
+    """
+    check_dimensions("four", 4, q=q, k=k, v=v)
     dim_v = v.shape[3]
-    q, k, v, scale = in_steps(q, k, v, softmax_scale)
+    q, k, v, scale = in_steps(q, k, v, scale)
     o, lse = folders.current().attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-        causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
-        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap), sinks=s_aux,
-        deterministic=deterministic, invariant=invariant, return_lse=True,
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scale,
+        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap), return_lse=True,
+        **options,
     )  # fmt: skip
     o = o.transpose(1, 2)
-    o = o if o.shape[3] == dim_v else o[..., :dim_v]
-    return (o, lse, None) if return_attn_probs else o
+    return (o if o.shape[3] == dim_v else o[..., :dim_v]), lse
 
 
 @hands_on(flash_attn_func, "q", "k", "v", "s_aux")

@@ -502,7 +502,8 @@ def _bounded(sequences: packing.Sequences | None, cu: Tensor) -> bool:
     """Whether sequences lie where these bounds say, among which there may be empty ones."""
     if sequences is None:
         return False
-    return torch.equal(cu.unique_consecutive().to(sequences.bounds), sequences.bounds)
+    bounds = torch.unique_consecutive(cu).to(sequences.bounds)
+    return torch.equal(bounds, sequences.bounds)
 
 
 def _shows(mask: Tensor, wanted: Tensor, own: Tensor) -> bool:
