@@ -18,6 +18,7 @@ from benchmarks import gpu_quarter as program
 from benchmarks.quarter import experiments, lines
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.config import config_of
+from flashgen.schedules.hopper import HOPPER
 from flashgen.spec.problem import workload
 from tests.makers import make_config, make_spec
 from tests.tables import H200
@@ -107,6 +108,14 @@ def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatc
     more, legal = config_of("br64_bc128_w8_s2_hopper_tma"), experiments.legal
     monkeypatch.setattr(experiments, "legal", lambda spec, gpu: (more, *legal(spec, gpu)))
     assert "hopper" in packed("backward_dkv")
+
+
+def test_each_feature_of_schedule_hopper_is_checked_and_measured() -> None:
+    for several in ((experiments._right,), (experiments._packed, experiments._features)):
+        every = [item for items in several for item in items(H200, [])]
+        of = [item.spec for item in every if any(c.schedule == "hopper" for c in item.configs)]
+        for name in HOPPER.features["forward"]:
+            assert any(getattr(spec, name) for spec in of if spec), name
 
 
 def test_what_is_launched_is_compiled_before(
