@@ -160,10 +160,9 @@ def compare(before: Codes, after: Codes) -> int:
     both = sorted(before.keys() & after.keys())
     other = [key for key in both if before[key].code != after[key].code]
     bad = [key for key in both if worse(before[key], after[key])]
-    print(
-        f"{len(both)} compilations of {len({key[0] for key in both})} kernels: {len(both) - len(other)} "
-        f"have equal machine code, {len(other)} do not, {len(bad)} are worse."
-    )
+    of = f"{len(both)} compilations of {len({key[0] for key in both})} kernels"
+    equal = f"{len(both) - len(other)} have equal machine code, {len(other)} do not"
+    print(f"{of}: {equal}, {len(bad)} are worse.")
     for side, lack in (("before", after.keys() - before), ("after", before.keys() - after)):
         if lack:
             print(f"{len(lack)} compilations are not in the file {side}.")
