@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.quarter.experiments import EXPERIMENTS, Experiment, Item, kernels
 from benchmarks.quarter.lines import append, page, read
+from flashgen import settings
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.evaluate.build import cpu_count
 from flashgen.schedules.config import KernelConfig
@@ -136,7 +137,9 @@ def work(asked: argparse.Namespace) -> int:
         return ahead(asked)
     import torch
 
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        offer_carried()
+    else:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from benchmarks.quarter.place import Place
 
@@ -187,12 +190,22 @@ def pairs_of(asked: argparse.Namespace, gpu: Gpu) -> list[tuple[AttentionSpec, K
     return list(dict.fromkeys(pair for item in items for pair in kernels(item, gpu)))
 
 
+def offer_carried() -> None:
+    """Put the kernels that are carried into Triton's cache, which finds them by their keys."""
+    from flashgen.runtime.kernel_files import binaries, offer
+
+    carried = settings.aot_folder()
+    for name in binaries(carried) if carried else ():
+        offer(name)
+
+
 def ahead(asked: argparse.Namespace) -> int:
     """Compile what is launched, but for what Triton's cache has."""
     from flashgen.kernels.launch import device_gpu
     from flashgen.tune.precompile import precompile
 
     os.nice(LOWEST)
+    offer_carried()
     gpu = device_gpu(0)
     list(precompile(pairs_of(asked, gpu), gpu, jobs=max(1, cpu_count() - 1)))
     return 0

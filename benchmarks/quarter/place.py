@@ -31,7 +31,6 @@ from flashgen.evaluate import inputs, measure, tasks
 from flashgen.evaluate.evaluator import Request
 from flashgen.kernels.launch import device_gpu
 from flashgen.kernels.render import render
-from flashgen.runtime.kernel_files import binaries, offer
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec.attention import AttentionSpec
@@ -76,9 +75,6 @@ class Place:
         self.cached: Counter[bool] = Counter()
         if self.on_gpu:
             knobs.compilation.listener = lambda **fact: self.cached.update([fact["cache_hit"]])
-            carried = settings.aot_folder()
-            for name in binaries(carried) if carried else ():
-                offer(name)
 
     @property
     def first_line(self) -> str:

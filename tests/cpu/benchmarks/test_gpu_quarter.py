@@ -129,6 +129,12 @@ def test_what_is_launched_is_compiled_before(
     shutil.unpack_archive(tmp_path / "made.tar.xz", tmp_path / "there")
     manifest = json.loads((tmp_path / "there/aot" / H200.slug / "manifest.json").read_text())
     assert (len(manifest["kernels"]), manifest["triton"]) == (1, triton_version())
+    monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path / "there/aot"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("flashgen.kernels.launch.device_gpu", lambda index: H200)
+    monkeypatch.setattr(program.os, "nice", lambda by: by)
+    assert program.ahead(asked(tmp_path)) == 0
+    assert {each.suffix for each in (tmp_path / "cache").rglob("*.*")} == {".json", ".cubin"}
     (fact,) = lines.outcomes_of([{"outcomes": lines.read(tmp_path / "there/facts.jsonl")}])
     assert fact.ok
     assert fact.timing is not None
