@@ -311,3 +311,18 @@ EXPERIMENTS = (
     Experiment(name="held out", seconds=60, items=lambda gpu, lines: iter(held_out(gpu))),
     Experiment(name="last", seconds=60, items=_last),
 )
+
+
+def chosen(only: Sequence[str] | None) -> list[Experiment]:
+    """The experiments of these names, or all."""
+    return [each for each in EXPERIMENTS if not only or each.name in only]
+
+
+def items_of(only: Sequence[str] | None, gpu: Gpu) -> list[Item]:
+    """Their items that do not depend on results."""
+    return [item for experiment in chosen(only) for item in experiment.items(gpu, [])]
+
+
+def pairs_of(only: Sequence[str] | None, gpu: Gpu) -> list[tuple[AttentionSpec, KernelConfig]]:
+    """What these launch, in their order."""
+    return list(dict.fromkeys(p for item in items_of(only, gpu) for p in kernels(item, gpu)))
