@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashgen import paths
+from flashgen.runtime.generated_tables import served_from
+from flashgen.runtime.selection import first_kernels, ladder
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig, config_of
-from flashgen.schedules.defaults import default_config
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
 from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
@@ -175,11 +177,28 @@ CASE: dict[str, tuple[Any, ...]] = {
 }
 
 
+HOST = {
+    "fwd_bf16_d64_causal": 16, "fwd_bf16_d64_causal_window": 16, "fwd_bf16_d64_causal_alibi": 16,
+    "decode_bf16_d64_paged": 8192, "decode_bf16_d64_window_paged": 8192,
+    "decode_bf16_d64_sink_paged": 8192, "combine_bf16_d64": 1,
+}  # fmt: skip
+"""What dispatch_overhead.py calls, with the number of keys; besides, it launches a default."""
+
+
 def kernels(item: Item, gpu: Gpu) -> Iterator[tuple[AttentionSpec, KernelConfig]]:
     """What an item launches; of a case, what its contenders choose among."""
+    if item.kind == "host":
+        plain = default_spec(spec_of("fwd_bf16_d64"))
+        yield plain, default_config(plain)
+        served = served_from(paths.shipped_generated_dir())
+        for name, seq in HOST.items():
+            yield from first_kernels(ladder(served, gpu.slug, gpu, spec_of(name), seq))
     if item.spec is None or item.problem is None:
         return
     yield from ((item.spec, config.kernel) for config in item.configs)
+    if item.spec.direction == "decode":
+        merging = item.spec.for_direction("combine")
+        yield merging, tuned_default(merging)
     for direction in CASE[item.direction] if item.kind == "case" else ():
         spec = item.spec.for_direction(direction)
         found = (*rivals(spec, gpu, item.problem.seq_k), *ways(spec, gpu), default_config(spec))

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import gpu_quarter as program
 from benchmarks.quarter import experiments, lines, place
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.schedules.config import config_of
+from flashgen.schedules.config import config_of, kernel_name
 from flashgen.schedules.hopper import HOPPER
 from flashgen.spec.problem import workload
 from tests.makers import make_config, make_spec
@@ -128,6 +128,15 @@ def test_each_feature_of_schedule_hopper_is_checked_and_measured() -> None:
         of = [item.spec for item in every if any(c.schedule == "hopper" for c in item.configs)]
         for name in HOPPER.features["forward"]:
             assert any(getattr(spec, name) for spec in of if spec), name
+
+
+def test_kernels_of_calls_and_of_merged_splits_are_compiled_before() -> None:
+    names = {kernel_name(*pair) for pair in experiments.pairs_of(["decode", "host"], H200)}
+    assert {name.partition("_br")[0] for name in names} == {
+        "decode_bf16_d128", "decode_bf16_d128_paged", "combine_bf16_d128", "combine_bf16_d64",
+        "fwd_bf16_d64", "fwd_bf16_d64_causal", "fwd_bf16_d64_causal_window", "decode_bf16_d64_paged",
+        "fwd_bf16_d64_causal_alibi", "decode_bf16_d64_sink_paged", "decode_bf16_d64_window_paged",
+    }  # fmt: skip
 
 
 def test_what_is_launched_is_compiled_before(
