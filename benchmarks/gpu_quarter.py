@@ -78,8 +78,10 @@ def run(asked: argparse.Namespace) -> int:
     env = {"FLASHGEN_AOT": str(carried / "aot")} if carried.exists() else {}
     given: dict[str, Any] = {"out": str(asked.out), "tiny": asked.tiny}
     lines = [line for line in read(path) if line["kind"] != "about"]
-    with closing(Launcher(env, asked.tiny)) as launcher, Workers(1, env=env) as compiler:
-        answer = launcher.ask("begin", given, ITEM_S)
+    patience = TINY if asked.tiny else 1
+    item_s, setup_s = ITEM_S * patience, SETUP_S * patience
+    with closing(Launcher(env, setup_s, end)) as launcher, Workers(1, env=env) as compiler:
+        answer = launcher.ask("begin", given, item_s)
         if not isinstance(answer, Done):
             print(answer, file=sys.stderr)
             return NO_GPU if isinstance(answer, Raised) and answer.kind == "NoGpuError" else 1
@@ -90,11 +92,10 @@ def run(asked: argparse.Namespace) -> int:
             compiler.submit(Task(function=CHILD + "ahead", payload=ahead, limit_s=asked.seconds))
         gpu = record_of(Gpu, answer.value["gpu"])
         for experiment, item in todo(asked, gpu, lines):
-            began = time.time()
-            if began < end:
-                limit_s = ITEM_S if asked.tiny else min(ITEM_S, end - began)
-                answer = launcher.ask("measured", given | {"item": asdict(item)}, limit_s)
-            if time.time() >= end and not isinstance(answer, Done):
+            if (began := time.time()) >= end:
+                break
+            answer = launcher.ask("measured", given | {"item": asdict(item)}, item_s)
+            if isinstance(answer, TimedOut) and time.time() >= end:
                 break
             line = {"kind": item.kind, "key": item.key, "experiment": experiment.name}
             line |= {"outcomes": []} | told(answer) | {"seconds": round(time.time() - began, 2)}
@@ -107,18 +108,18 @@ def run(asked: argparse.Namespace) -> int:
 class Launcher:
     """A child process that launches; after one that hung or died, another."""
 
-    def __init__(self, env: dict[str, str], tiny: bool) -> None:
-        self._env, self._patience = child_environment(env), TINY if tiny else 1
+    def __init__(self, env: dict[str, str], setup_s: float, end: float) -> None:
+        self._env, self._setup_s, self._end = child_environment(env), setup_s, end
         self._child: Child | None = None
 
     def ask(self, name: str, payload: dict[str, Any], limit_s: float) -> Answer:
-        """What a function of the child says, which hangs after so many seconds."""
+        """What a function of the child says, which hangs after so many seconds, or at the end."""
         if self._child is None or not self._child.can_serve():
             self.close()
             self._child = Child(self._env, usage.machine())
             self._child.wait_until_ready()
-            limit_s += SETUP_S
-        limit_s *= self._patience
+            limit_s += self._setup_s
+        limit_s = max(0.1, min(limit_s, self._end - time.time()))
         task = Task(function=CHILD + name, payload=payload, limit_s=limit_s)
         return self._child.ask(task, limit_s, limit_s)
 

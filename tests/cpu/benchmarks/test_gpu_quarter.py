@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -67,15 +68,20 @@ def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_pat
     assert [each["source"] for each in found[2]["outcomes"]] == ["untimed"]
 
 
-def test_what_hangs_or_dies_costs_its_own_seconds_and_another_child_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six items, and a child that hangs in the first of them."""
     (tmp_path / "stub_of_child.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(program, "CHILD", "stub_of_child:")
-    monkeypatch.setattr(program, "ITEM_S", 0.1)
     listed = experiments.Experiment(name="a", seconds=99, items=partial(_items, 0, 6))
     monkeypatch.setattr(experiments, "EXPERIMENTS", [listed])
+
+
+def test_what_hangs_or_dies_costs_its_own_seconds_and_another_child_goes_on(
+    stub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "ITEM_S", 0.1)
     assert program.run(asked(tmp_path)) == 0
     first, *found = lines.read(tmp_path / program.LINES)
     assert first["kind"] == "about"
@@ -88,6 +94,13 @@ def test_what_hangs_or_dies_costs_its_own_seconds_and_another_child_goes_on(
     assert {each["status"] for each in found[4:]} == {"ok"}
     assert len({each["detail"] for each in found[4:]}) == 1
     assert capsys.readouterr().out.startswith("stub\na: 2 of 6 ok")
+
+
+def test_a_run_ends_by_itself_behind_what_hangs_to_the_end(stub: None, tmp_path: Path) -> None:
+    began = time.time()
+    assert program.run(asked(tmp_path, seconds=8.0)) == 0
+    assert 8 <= time.time() - began < 30
+    assert len(lines.read(tmp_path / program.LINES)) == 1
 
 
 def test_an_experiment_has_its_seconds_and_those_that_were_left(
