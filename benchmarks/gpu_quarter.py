@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.quarter.experiments import Experiment, Item, chosen, items_of, pairs_of
 from benchmarks.quarter.lines import Line, append, page, read
-from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
+from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
 from flashgen.evaluate.workers import usage
 from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.child import Child
@@ -121,7 +121,10 @@ class Launcher:
             limit_s += self._setup_s
         limit_s = max(0.1, min(limit_s, self._end - time.time()))
         task = Task(function=CHILD + name, payload=payload, limit_s=limit_s)
-        return self._child.ask(task, limit_s, limit_s)
+        try:
+            return self._child.ask(task, limit_s, limit_s)
+        except ToolchainError as error:  # a package is missing, or the disk is full
+            return Raised("ToolchainError", str(error), "")
 
     def close(self) -> None:
         """End the child."""

@@ -43,6 +43,8 @@ def measured(payload):
         raise Unrecoverable from RuntimeError("illegal access")
     if kind == "k3":
         raise ValueError("refused")
+    if kind == "k4":
+        import a_package_that_nobody_has
     return {"status": "ok", "detail": str(os.getpid())}
 """
 
@@ -70,11 +72,11 @@ def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_pat
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six items, and a child that hangs in the first of them."""
+    """Seven items, and a child that hangs in the first of them."""
     (tmp_path / "stub_of_child.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(program, "CHILD", "stub_of_child:")
-    listed = experiments.Experiment(name="a", seconds=99, items=partial(_items, 0, 6))
+    listed = experiments.Experiment(name="a", seconds=99, items=partial(_items, 0, 7))
     monkeypatch.setattr(experiments, "EXPERIMENTS", [listed])
 
 
@@ -85,15 +87,16 @@ def test_what_hangs_or_dies_costs_its_own_seconds_and_another_child_goes_on(
     assert program.run(asked(tmp_path)) == 0
     first, *found = lines.read(tmp_path / program.LINES)
     assert first["kind"] == "about"
-    assert [(each["status"], each["detail"]) for each in found[:4]] == [
+    assert [(each["status"], each["detail"]) for each in found[:5]] == [
         ("given up", "hung"),
         ("given up", "the worker ended with exit code 9"),
         ("broken", "illegal access"),
         ("failed", "refused"),
+        ("failed", "the package a_package_that_nobody_has is missing: install it"),
     ]
-    assert {each["status"] for each in found[4:]} == {"ok"}
-    assert len({each["detail"] for each in found[4:]}) == 1
-    assert capsys.readouterr().out.startswith("stub\na: 2 of 6 ok")
+    assert {each["status"] for each in found[5:]} == {"ok"}
+    assert len({each["detail"] for each in found[5:]}) == 1
+    assert capsys.readouterr().out.startswith("stub\na: 2 of 7 ok")
 
 
 def test_a_run_ends_by_itself_behind_what_hangs_to_the_end(stub: None, tmp_path: Path) -> None:
