@@ -20,37 +20,38 @@ It measures nothing, and enter refuses it. Exit codes: 0 done, 1 failed, 2 usage
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.quarter.experiments import EXPERIMENTS, Experiment, Item, kernels
-from benchmarks.quarter.lines import append, page, read
-from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
-from flashgen.evaluate.build import cpu_count
-from flashgen.schedules.config import KernelConfig
-from flashgen.spec.attention import AttentionSpec
+from benchmarks.quarter.experiments import Experiment, Item, chosen, items_of, pairs_of
+from benchmarks.quarter.lines import Line, append, page, read
+from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
+from flashgen.evaluate.workers import usage
+from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task, TimedOut
+from flashgen.evaluate.workers.child import Child
+from flashgen.evaluate.workers.pool import Workers, child_environment
 from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.records import record_of
 
-SECONDS, ITEM_S, SETUP_S, TINY_S = 590.0, 40.0, 90.0, 600.0
-"""Of a run; when an item hangs; when the import of torch and the making of a context do; when
-either does in a tiny run, on a machine that does much else."""
-BROKEN, NO_GPU, LOWEST = 5, 3, 19
+SECONDS, ITEM_S, SETUP_S, TINY = 590.0, 40.0, 90.0, 15
+"""Of a run; when an item hangs; when the import of torch and the making of a context do. A tiny run
+may take so many times as long, on a machine that does much else."""
+NO_GPU = 3
 TARGETS = ("nvidia_h200", "nvidia_h100_80gb_hbm3")
 LINES, CARRIED = "quarter.jsonl", "quarter-prepared.tar.xz"
+CHILD = "benchmarks.quarter.place:"
+"""What child processes do."""
 
 
 def tiny(items: Sequence[Item]) -> list[Item]:
@@ -69,133 +70,96 @@ def tiny(items: Sequence[Item]) -> list[Item]:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Let children work until all is done or the time is over, then print a page."""
-    end, now = time.time() + asked.seconds, asked.out / "now.json"
+    """Let a child launch until all is done or the time is over, then print a page."""
+    end, path, carried = time.time() + asked.seconds, asked.out / LINES, asked.out / "prepared"
     asked.out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "work", "--out", asked.out, "--until", str(end)]
-    carried = asked.out / "prepared"
     if asked.prepared.is_file() and not (asked.tiny or carried.exists()):
         shutil.unpack_archive(asked.prepared, carried)
-    command += ["--prepared", carried, *["--tiny"] * asked.tiny]
-    command += ["--only", *asked.only] if asked.only else []
-    env = dict(os.environ)
-    if carried.exists():
-        env["FLASHGEN_AOT"] = str(carried / "aot")
-    with contextlib.ExitStack() as stack:
+    env = {"FLASHGEN_AOT": str(carried / "aot")} if carried.exists() else {}
+    given: dict[str, Any] = {"out": str(asked.out), "tiny": asked.tiny}
+    lines = [line for line in read(path) if line["kind"] != "about"]
+    patience = TINY if asked.tiny else 1
+    item_s, setup_s = ITEM_S * patience, SETUP_S * patience
+    with closing(Launcher(env, setup_s, end)) as launcher, Workers(1, env=env) as compiler:
+        answer = launcher.ask("begin", given, item_s)
+        if not isinstance(answer, Done):
+            print(answer, file=sys.stderr)
+            return NO_GPU if isinstance(answer, Raised) and answer.kind == "NoGpuError" else 1
+        print(answer.value["first_line"], flush=True)
+        append(path, answer.value["about"])
         if not asked.tiny:
-            log = stack.enter_context((asked.out / "ahead.log").open("w"))
-            stack.enter_context(_process([*command, "--ahead"], env, log))
-        code, at = -1, {}
-        while code != 0 and time.time() < end:
-            setup_s = TINY_S if asked.tiny else SETUP_S
-            now.write_text(json.dumps({"until": time.time() + setup_s}))
-            with _process(command, env) as child:
-                code = _watched(child, now, end)
-            at = json.loads(now.read_text())
-            if "key" not in at:  # nothing was left, or not even the device was reached
+            ahead = {"only": asked.only}
+            compiler.submit(Task(function=CHILD + "ahead", payload=ahead, limit_s=asked.seconds))
+        gpu = record_of(Gpu, answer.value["gpu"])
+        for experiment, item in todo(asked, gpu, lines):
+            if (began := time.time()) >= end:
                 break
-            if code not in (0, BROKEN) and time.time() < end:
-                why = "hung" if code == -signal.SIGKILL else f"its process ended with {code}"
-                at["seconds"] = round(time.time() - at.pop("began"), 2)
-                append(asked.out / LINES, at | {"status": "given up", "detail": why})
-    print("\n".join(page(read(asked.out / LINES))))
-    return code if code in (0, NO_GPU) else int("key" not in at)
+            answer = launcher.ask("measured", given | {"item": asdict(item)}, item_s)
+            if isinstance(answer, TimedOut) and time.time() >= end:
+                break
+            line = {"kind": item.kind, "key": item.key, "experiment": experiment.name}
+            line |= {"outcomes": []} | told(answer) | {"seconds": round(time.time() - began, 2)}
+            append(path, line)
+            lines.append(line)
+    print("\n".join(page(lines)))
+    return 0
 
 
-@contextlib.contextmanager
-def _process(
-    command: Sequence[str | Path], env: dict[str, str], log: IO[str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a group of its own, which ends with this block. log: of what it says."""
-    child = subprocess.Popen(
-        command, env=env, cwd=ROOT, start_new_session=True, stdout=log, stderr=log
-    )
-    try:
-        yield child
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+class Launcher:
+    """A child process that launches; after one that hung or died, another."""
+
+    def __init__(self, env: dict[str, str], setup_s: float, end: float) -> None:
+        self._env, self._setup_s, self._end = child_environment(env), setup_s, end
+        self._child: Child | None = None
+
+    def ask(self, name: str, payload: dict[str, Any], limit_s: float) -> Answer:
+        """What a function of the child says, which hangs after so many seconds, or at the end."""
+        if self._child is None or not self._child.can_serve():
+            self.close()
+            self._child = Child(self._env, usage.machine())
+            self._child.wait_until_ready()
+            limit_s += self._setup_s
+        limit_s = max(0.1, min(limit_s, self._end - time.time()))
+        task = Task(function=CHILD + name, payload=payload, limit_s=limit_s)
+        try:
+            return self._child.ask(task, limit_s, limit_s)
+        except ToolchainError as error:  # a package is missing, or the disk is full
+            return Raised("ToolchainError", str(error), "")
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.discard()
 
 
-def _watched(child: subprocess.Popen[bytes], now: Path, end: float) -> int:
-    """Wait for a child; kill it if its item hangs, and at the end."""
-    until = end
-    while child.poll() is None:
-        with contextlib.suppress(ValueError):  # it is being written
-            until = min(end, json.loads(now.read_text())["until"])
-        if time.time() > until:
-            os.killpg(child.pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return child.wait()
+def told(answer: Answer) -> Line:
+    """The part of a line that an answer is."""
+    if isinstance(answer, Done):
+        return answer.value
+    if isinstance(answer, Raised):
+        text = (answer.message or answer.kind).strip().partition("\n")[0][:300]
+        return {"status": "broken" if answer.ended else "failed", "detail": text}
+    why = "hung" if isinstance(answer, TimedOut) else str(answer)
+    return {"status": "given up", "detail": why}
 
 
-def work(asked: argparse.Namespace) -> int:
-    """All items, each experiment within its seconds; then those that were cut off."""
-    if asked.ahead:
-        return ahead(asked)
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    from benchmarks.quarter.place import Place
-
-    path, now, mine = asked.out / LINES, asked.out / "now.json", f"{asked.until:.0f}"
-    place = Place(asked)
-    append(path, place.about | {"run": mine})
-    print(place.first_line, flush=True)
+def todo(
+    asked: argparse.Namespace, gpu: Gpu, lines: list[Line]
+) -> Iterator[tuple[Experiment, Item]]:
+    """All items without a line, each experiment within its seconds and those that earlier ones
+    left; then those that were cut off. The line of an item is there when the next is asked for.
+    """
+    known = {line["key"] for line in lines}
     for free in (False, True):
         left = 0.0
-        for experiment in chosen(asked):
-            lines = [line for line in read(path) if line["kind"] != "about"]
-            known = {line["key"] for line in lines}
-            own = [e for e in lines if (e["experiment"], e["run"]) == (experiment.name, mine)]
-            left += experiment.seconds - sum(line["seconds"] for line in own)
-            items = list(experiment.items(place.gpu, lines))
+        for experiment in chosen(asked.only):
+            left += experiment.seconds
+            items = list(experiment.items(gpu, lines))
             for item in tiny(items) if asked.tiny else items:
-                if item.key in known or not (left > 0 or free):
-                    continue
-                line = {"kind": item.kind, "key": item.key, "experiment": experiment.name,
-                        "run": mine, "outcomes": []}  # fmt: skip
-                began = time.time()
-                until = began + (TINY_S if asked.tiny else ITEM_S)
-                now.write_text(json.dumps(line | {"began": began, "until": until}))
-                line |= place.measured(item)
-                line["seconds"] = round(time.time() - began, 2)
-                append(path, line)
-                lines.append(line)
-                known.add(item.key)
-                left -= line["seconds"]
-                if line["status"] == "broken":
-                    os._exit(BROKEN)  # what torch does at exit would hang
-    return 0
-
-
-def chosen(asked: argparse.Namespace) -> list[Experiment]:
-    """The experiments that are asked for."""
-    return [each for each in EXPERIMENTS if not asked.only or each.name in asked.only]
-
-
-def items_of(asked: argparse.Namespace, gpu: Gpu) -> list[Item]:
-    """All items that do not depend on results."""
-    return [item for experiment in chosen(asked) for item in experiment.items(gpu, [])]
-
-
-def pairs_of(asked: argparse.Namespace, gpu: Gpu) -> list[tuple[AttentionSpec, KernelConfig]]:
-    """What all items launch, in their order."""
-    items = items_of(asked, gpu)
-    return list(dict.fromkeys(pair for item in items for pair in kernels(item, gpu)))
-
-
-def ahead(asked: argparse.Namespace) -> int:
-    """Compile what is launched, but for what Triton's cache has."""
-    from flashgen.kernels.launch import device_gpu
-    from flashgen.tune.precompile import precompile
-
-    os.nice(LOWEST)
-    gpu = device_gpu(0)
-    list(precompile(pairs_of(asked, gpu), gpu, jobs=max(1, cpu_count() - 1)))
-    return 0
+                if item.key not in known and (left > 0 or free):
+                    known.add(item.key)
+                    yield experiment, item
+                    left -= lines[-1]["seconds"]
 
 
 def prepare(asked: argparse.Namespace) -> int:
@@ -211,12 +175,12 @@ def prepare(asked: argparse.Namespace) -> int:
     facts.unlink(missing_ok=True)
     for gpu in gpus:
         with offline.OfflineEvaluator(gpu, asked.out / "state", asked.jobs) as evaluator:
-            for item in items_of(asked, gpu):
+            for item in items_of(asked.only, gpu):
                 for stage in ("timed", *["check"] * asked.execute):
                     configs = item.configs if item.problem else ()
                     for o in evaluator.evaluate(stage, item.spec, item.problem, configs):
                         append(facts, o.to_json())
-    pairs = dict.fromkeys(pair for gpu in gpus for pair in pairs_of(asked, gpu))
+    pairs = dict.fromkeys(pair for gpu in gpus for pair in pairs_of(asked.only, gpu))
     cache, aot = asked.out / "triton", asked.out / "aot"
     made = list(package(Table(gpu=gpus[0]), pairs, aot, jobs=asked.jobs, cache=cache))
     for each in made:
@@ -233,7 +197,7 @@ def prepare(asked: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run, prepare or enter."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("run", "prepare", "enter", "work"))
+    parser.add_argument("what", choices=("run", "prepare", "enter"))
     parser.add_argument("file", nargs="*", type=Path, help="of enter: the lines of a run")
     parser.add_argument("--out", type=Path, help="the folder that is written")
     parser.add_argument("--prepared", type=Path, default=Path(CARRIED), help="of run")
@@ -243,8 +207,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", nargs="+", default=TARGETS, help="of prepare: slugs of GPUs")
     parser.add_argument("--execute", action="store_true", help="of prepare: on this CPU, an hour")
     parser.add_argument("--jobs", type=int, help="of prepare")
-    parser.add_argument("--ahead", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     outs = {"prepare": Path("quarter-prepared"), "enter": Path()}
     asked.out = (asked.out or outs.get(asked.what, Path("quarter"))).resolve()
@@ -254,7 +216,7 @@ def main(arguments: Sequence[str]) -> int:
             from benchmarks.quarter.enter import enter
 
             return enter(asked.file, asked.out)
-        return {"run": run, "work": work, "prepare": prepare}[asked.what](asked)
+        return {"run": run, "prepare": prepare}[asked.what](asked)
     except FlashgenError as error:
         print(error, file=sys.stderr)
         return NO_GPU if isinstance(error, NoGpuError) else 1 + isinstance(error, InvalidArgument)

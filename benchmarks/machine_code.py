@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ import triton
 from peer_kernels import DECODE, KERNELS, PEERS, PeerKernel, listing_of
 
 from flashgen import paths
-from flashgen.compile.compiler import cache_file, compile_kernel
+from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
 from flashgen.compile.loops import Body, facts, main_bodies
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF
@@ -129,9 +129,7 @@ def last_mbarrier(listing: Listing) -> int:
 
 def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     """A kernel of ours, compiled for sm_90."""
-    built = compile_kernel(render(spec, config), spec, config, "sm_90", cache=folder)
-    code = cache_file(built.digest, built.arch, built.triton, folder, "cubin").read_bytes()
-    listing = disassemble(code)
+    built, listing = our_code(spec, config, "sm_90", folder)
     return Part(
         listing=listing,
         body=min(main_bodies(listing), key=len),
@@ -139,6 +137,15 @@ def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
         warps=config.num_warps,
         shared_bytes=built.shared_bytes,
     )
+
+
+def our_code(
+    spec: AttentionSpec, config: KernelConfig, arch: str, folder: Path
+) -> tuple[Compiled, Listing]:
+    """A kernel of ours, compiled in `folder`."""
+    built = compile_kernel(render(spec, config), spec, config, arch, cache=folder / "compiled")
+    file = cache_file(built.digest, arch, built.triton, folder / "compiled", "cubin")
+    return built, disassemble(file.read_bytes())
 
 
 def row_of(
@@ -169,16 +176,15 @@ def row_of(
         barriers=sum(i.base == "BAR" for part in parts for i in part.body),
         flop=sum(i.matrix_flops for part in parts for i in part.body)
         / sum(each.instructions for each in counted),
-        spills=sum(map(spills_in_loops, (part.listing for part in parts))),
+        spills=sum(spills(main_bodies(part.listing)) for part in parts),
         under=min(under) if under else None,
         **more,
     )
 
 
-def spills_in_loops(listing: Listing) -> int:
-    """Loads and stores of spilled registers in the main loops."""
-    found = {i for body in main_bodies(listing) for i in body if i.is_spill}
-    return len({i.address for i in found})
+def spills(bodies: Iterable[Body]) -> int:
+    """Loads and stores of spilled registers in some loops."""
+    return len({i.address for body in bodies for i in body if i.is_spill})
 
 
 def is_move(opcode: str) -> bool:
@@ -270,7 +276,7 @@ def compare(kernel: PeerKernel, folder: Path) -> list[Row]:
         held = [kernels for _, kernels, _ in found]
         found += [(f"default, {e[0][1].br} rows", e, False) for e in tried if e not in held]
     for name, kernels, ships in found:
-        parts = [our_part(spec, config, folder / "compiled") for spec, config in kernels]
+        parts = [our_part(spec, config, folder) for spec, config in kernels]
         more = {"configs": labels(kernels), "ships": ships}
         rows.append(row_of(parts, whose=f"flashgen, {name}", **cell, **more))
     return rows
@@ -332,23 +338,28 @@ def table(rows: Sequence[Row]) -> list[str]:
     """One direction as Markdown."""
     decode = rows[0].direction == DECODE
     head = ["a KiB" if decode and name == "a score" else name for name in COLUMNS]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
-        shared = f"{'' if row.is_ours else '~'}{row.shared_bytes}"
-        cells = [
+    cells = [
+        (
             row.head_dim, row.mask, row.whose, "yes" if row.ships else "", row.tile, row.registers,
-            shared, row.instructions,
+            f"{'' if row.is_ours else '~'}{row.shared_bytes}", row.instructions,
             f"{row.per_score:.2f}", f"{row.fp32:.2f}", f"{row.mufu:.2f}", f"{row.alu:.2f}",
             f"{row.moves:.2f}", row.shuffles, row.barriers, f"{row.flop:.0f}", row.spills,
             "-" if row.under is None else f"{row.under:.0%}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        )
+        for row in rows
+    ]  # fmt: skip
+    return in_columns(head, cells)
+
+
+def in_columns(head: Sequence[str], cells: Iterable[Sequence[object]]) -> list[str]:
+    """A table as Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return lines + [f"| {' | '.join(map(str, row))} |" for row in cells]
 
 
 def markdown(cells: Sequence[Sequence[Row]]) -> str:
     """The whole page."""
-    lines = [
+    head = [
         "# Machine code beside FlashAttention-3's",
         "",
         "Written by `benchmarks/machine_code.py`, which says what the columns mean.",
@@ -358,35 +369,48 @@ def markdown(cells: Sequence[Sequence[Row]]) -> str:
         "",
         *(f"- {peer.label}, sha256 {peer.sha256}" for peer in PEERS),
     ]
-    for direction in dict.fromkeys(rows[0].direction for rows in cells):
-        those = [row for rows in cells if rows[0].direction == direction for row in rows]
+    return page(head, [row for rows in cells for row in rows], table, summary(cells))
+
+
+def page(head: Sequence[str], rows: Sequence[Any], table: Any, last: str) -> str:
+    """A page with a table for each direction of the rows."""
+    lines = [*head]
+    for direction in dict.fromkeys(row.direction for row in rows):
+        those = [row for row in rows if row.direction == direction]
         lines += ["", f"## {direction.capitalize()}", "", *table(those)]
-    return "\n".join([*lines, "", summary(cells), ""])
+    return "\n".join([*lines, "", last, ""])
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compare, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare the committed results")
+def compared(asked: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The record and the page of all cells."""
+    cells = [compare(kernel, asked.folder) for kernel in KERNELS]
+    rows = [asdict(row) for rows in cells for row in rows]
+    return {"peers": [asdict(peer) for peer in PEERS], "rows": rows}, markdown(cells)
+
+
+def command(
+    doc: str, arguments: Sequence[str], compared: Any, result: Path, gpu: Gpu, **more: str
+) -> int:
+    """Compare, print and write, or check what is committed. more: options that `compared` reads,
+    and what they do.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, about in {"check": "compare the committed results", **more}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=about)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of wheels and cubins")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=result)
     asked = parser.parse_args(arguments)
     if asked.check:
-        old = outdated(json.loads(asked.out.with_suffix(".json").read_text()))
+        old = outdated(json.loads(asked.out.with_suffix(".json").read_text()), gpu=gpu)
         print("\n".join([*old, "run this again"]) if old else "the results name what ships")
         return int(bool(old))
-    cells = [compare(kernel, asked.folder) for kernel in KERNELS]
-    record = {
-        "triton": triton.__version__,
-        "peers": [asdict(peer) for peer in PEERS],
-        "rows": [asdict(row) for rows in cells for row in rows],
-    }
-    text = markdown(cells)
+    record, text = compared(asked)
     print(text, end="")
+    record = {"triton": triton.__version__, **record}
     write_whole(asked.out.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     write_whole(asked.out.with_suffix(".md"), text)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(__doc__, sys.argv[1:], compared, RESULT, H100))

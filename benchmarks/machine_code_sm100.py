@@ -43,14 +43,21 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import triton
 
-from benchmarks.machine_code import FOLDER, Kernels, labels, ours, outdated, spec_of
-from benchmarks.peer_kernels import entry_points, listing_in
-from flashgen.compile.compiler import cache_file, compile_kernel
+from benchmarks.machine_code import (
+    Kernels,
+    command,
+    in_columns,
+    labels,
+    our_code,
+    ours,
+    page,
+    spec_of,
+    spills,
+)
+from benchmarks.peer_kernels import entry_points, installed, listing_in
 from flashgen.compile.loops import Body, loops, main_bodies
-from flashgen.compile.sass import WARP, Instruction, Listing, disassemble
+from flashgen.compile.sass import WARP, Listing
 from flashgen.errors import ToolchainError
-from flashgen.files import write_whole
-from flashgen.kernels.render import render
 from flashgen.schedules.base import TENSOR_ROWS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.space import legal_configs
@@ -266,12 +273,6 @@ def registers_at(listing: Listing, body: Body) -> int:
     return before[-1] if before else listing.registers
 
 
-def spills(bodies: Any) -> int:
-    """Loads and stores of spilled registers in some loops."""
-    found: set[Instruction] = {i for body in bodies for i in body if i.is_spill}
-    return len({i.address for i in found})
-
-
 def plain_part(
     listing: Listing, config: KernelConfig, *, shared_bytes: int, tensor_columns: int
 ) -> Part:
@@ -292,9 +293,7 @@ def plain_part(
 
 def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     """A kernel of ours, compiled for sm_100."""
-    built = compile_kernel(render(spec, config), spec, config, "sm_100", cache=folder)
-    code = cache_file(built.digest, built.arch, built.triton, folder, "cubin").read_bytes()
-    listing = disassemble(code)
+    built, listing = our_code(spec, config, "sm_100", folder)
     memory = {"shared_bytes": built.shared_bytes, "tensor_columns": built.tensor_columns}
     if config.schedule != "blackwell":
         return plain_part(listing, config, **memory)
@@ -346,28 +345,9 @@ def row_of(parts: Sequence[Part], cell: tuple[str, int, Mask], whose: str, **mor
     )
 
 
-def fetch(folder: Path) -> Path:
-    """The folder of FlashAttention-4 and what it imports, filled by pip if it is not there.
-
-    Raises ToolchainError if pip cannot.
-    """
-    home = folder / PEER.replace("==", "-")
-    if home.exists():
-        return home
-    part = home.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--no-compile", "--only-binary", ":all:", "--target", str(part)]
-    done = subprocess.run([*command, *PACKAGES], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ToolchainError(f"pip could not install {PEER}: {done.stderr.strip()[-200:]}")
-    part.rename(home)
-    return home
-
-
 def compiled(cell: tuple[str, int, Mask], folder: Path) -> Path:
     """The folder with the cubins and PTX of FlashAttention-4's kernels of a cell."""
-    home = fetch(folder)
+    home = installed(folder / PEER.replace("==", "-"), PACKAGES)
     direction, head_dim, mask = cell
     out = home / "compiled" / f"{direction}_{head_dim}_{mask}"
     if (out / "shared.json").exists():
@@ -437,7 +417,7 @@ def compare(cell: tuple[str, int, Mask], folder: Path, kept: Row | None = None) 
     rows = [kept or row_of(peer_parts(cell, folder), cell, "FlashAttention-4")]
     every = [*ours(*cell, gpu=B200), (FUSED, fused(*cell), False)]
     for name, kernels, ships in filter(lambda each: each[1], every):
-        parts = [our_part(spec, config, folder / "compiled") for spec, config in kernels]
+        parts = [our_part(spec, config, folder) for spec, config in kernels]
         more = {"configs": labels(kernels), "ships": ships}
         rows.append(row_of(parts, cell, f"flashgen, {name}", **more))
     return rows
@@ -446,20 +426,20 @@ def compare(cell: tuple[str, int, Mask], folder: Path, kept: Row | None = None) 
 def table(rows: Sequence[Row]) -> list[str]:
     """One direction as Markdown: loops of each role, then the same a score."""
     names = [role for role in ROLES if any(role in row.loops for row in rows)]
+    counted = [role for role in names if role != "one loop"]
     head = ["head dim", "mask", "kernel", "ships", "tile", "registers", "shared", "tensor"]
-    head += [*names, "masked", *(f"{role}, a score" for role in names if role != "one loop")]
+    head += [*names, "masked", *(f"{role}, a score" for role in counted)]
     head += ["all, a score", "mufu", "spills"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
-        cells = [
+    cells = [
+        (
             row.head_dim, row.mask, row.whose, "yes" if row.ships else "", row.tile, row.registers,
             row.shared_bytes, row.tensor_columns, *(row.loops.get(role, "") for role in names),
-            row.masked or "",
-            *(_number(row.per_score.get(role)) for role in names if role != "one loop"),
+            row.masked or "", *(_number(row.per_score.get(role)) for role in counted),
             f"{row.all:.2f}", f"{row.mufu:.2f}", row.spills,
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        )
+        for row in rows
+    ]  # fmt: skip
+    return in_columns(head, cells)
 
 
 def _number(value: float | None) -> str:
@@ -468,7 +448,7 @@ def _number(value: float | None) -> str:
 
 def markdown(rows: Sequence[Row], versions: str) -> str:
     """The whole page."""
-    lines = [
+    head = [
         "# Machine code for sm_100 beside FlashAttention-4's",
         "",
         "Written by `benchmarks/machine_code_sm100.py`, which says what the columns mean.",
@@ -476,10 +456,7 @@ def markdown(rows: Sequence[Row], versions: str) -> str:
         "",
         f"Ours: Triton {versions}, sm_100. Theirs, sm_100a: {', '.join(PACKAGES[:2])}.",
     ]
-    for direction in dict.fromkeys(row.direction for row in rows):
-        those = [row for row in rows if row.direction == direction]
-        lines += ["", f"## {direction.capitalize()}", "", *table(those)]
-    return "\n".join([*lines, "", summary(rows), ""])
+    return page(head, rows, table, summary(rows))
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -504,33 +481,16 @@ def summary(rows: Sequence[Row]) -> str:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compare, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare the committed results")
-    parser.add_argument("--keep-peer", action="store_true", help="take theirs of the results")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of packages and cubins")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args(arguments)
-    if asked.check:
-        old = outdated(json.loads(asked.out.with_suffix(".json").read_text()), gpu=B200)
-        print("\n".join([*old, "run this again"]) if old else "the results name what ships")
-        return int(bool(old))
+def compared(asked: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The record and the page of all cells."""
     peers: dict[tuple[str, int, Mask], Row] = {}
     if asked.keep_peer:
         peers = kept_peers(json.loads(asked.out.with_suffix(".json").read_text()))
     rows = [row for cell in CELLS for row in compare(cell, asked.folder, peers.get(cell))]
-    record = {
-        "triton": triton.__version__,
-        "packages": PACKAGES,
-        "rows": [asdict(row) for row in rows],
-    }
-    text = markdown(rows, triton.__version__)
-    print(text, end="")
-    write_whole(asked.out.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
-    write_whole(asked.out.with_suffix(".md"), text)
-    return 0
+    record = {"packages": PACKAGES, "rows": [asdict(row) for row in rows]}
+    return record, markdown(rows, triton.__version__)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    more = {"keep_peer": "take theirs of the results"}
+    sys.exit(command(__doc__, sys.argv[1:], compared, RESULT, B200, **more))

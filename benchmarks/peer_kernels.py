@@ -1,6 +1,6 @@
 """Machine code of other libraries: their wheels from PyPI, taken apart. CPU only, runs nothing.
 
-A wheel is fetched by pip into a folder that git ignores, and it must have the hash that stands
+A wheel is installed by pip into a folder that git ignores, and it must have the hash that stands
 here. Its shared library holds a cubin for each source file and architecture; Triton's cuobjdump
 takes them out. What a kernel computes follows from its mangled name, which lists the template
 arguments of FlashAttention-3's classes: mainloop_fwd_sm90_tma_gmma_ws.hpp and
@@ -12,13 +12,12 @@ To add a peer, add a row to PEERS; to compare another kernel of one, add a row t
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,28 +169,30 @@ def _shapes(text: str) -> list[list[int]]:
 
 
 def fetch(peer: Peer, folder: Path) -> Path:
-    """The peer's shared library in `folder`, fetched by pip where it is not there yet.
-
-    Raises ToolchainError if pip cannot fetch it, or its hash is another one.
+    """The peer's shared library in `folder`. Raises ToolchainError if pip cannot install it, or its
+    hash is another one.
     """
-    library = folder / peer.package / Path(peer.library).name
-    if library.exists():
-        return library
-    home = library.parent
-    home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(home), peer.label]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheel = next(home.glob("*.whl"), None)
-    if wheel is None:
-        raise ToolchainError(f"pip could not fetch {peer.label}: {done.stderr.strip()[-200:]}")
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if found != peer.sha256:
-        raise ToolchainError(f"{wheel.name} must have the hash {peer.sha256}: it has {found}")
-    with zipfile.ZipFile(wheel) as inside:
-        library.write_bytes(inside.read(peer.library))
-    wheel.unlink()
-    return library
+    home = folder / f"{peer.package}-{peer.version}"
+    return installed(home, [f"{peer.label} --hash=sha256:{peer.sha256}"]) / peer.library
+
+
+def installed(home: Path, wheels: Sequence[str]) -> Path:
+    """The folder `home` with these wheels and nothing that they need, filled by pip if it is not
+    there. wheels: as in a file of requirements. Raises ToolchainError if pip cannot.
+    """
+    if home.exists():
+        return home
+    part, asked = (home.with_name(home.name + suffix) for suffix in (".part", ".txt"))
+    shutil.rmtree(part, ignore_errors=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    asked.write_text("\n".join(wheels) + "\n")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--no-compile", "--only-binary", ":all:", "--target", str(part)]
+    done = subprocess.run([*command, "-r", str(asked)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ToolchainError(f"pip could not install {wheels[0]}: {done.stderr.strip()[-200:]}")
+    part.rename(home)
+    return home
 
 
 def listing_of(kernel: PeerKernel, folder: Path) -> tuple[TemplateArguments, Listing]:

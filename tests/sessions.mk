@@ -11,7 +11,7 @@ sessions:
 	@echo 'test-gpu        the tests that need a GPU'
 	@echo 'test-driver     the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
 	@echo 'test-driver-short  what of it takes a minute: calls, kept calls, strides, launches, graphs, torch'\''s own calls'
-	@echo 'test-driver-oldest the same with the oldest torch and Triton'
+	@echo 'test-driver-oldest the same with the oldest torch and Triton, and what it finds in its cache'
 	@echo 'test-engines    the plugins of vLLM and SGLang with the classes of their sources; 0.5 GB'
 	@echo 'test-flash-attn FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'facts           what the compiler makes of the kernels that ship; TRITON=3.8.0 for another one'
@@ -59,7 +59,7 @@ $(OLDEST)/.tested: $(OLDEST)/.installed | $(CUDA_HEADERS)
 	@rm -rf $(RECORDING_OLDEST)/events && mkdir -p $(RECORDING_OLDEST)/events
 	LD_LIBRARY_PATH=$(RECORDING_OLDEST) TRITON_LIBCUDA_PATH=$(RECORDING_OLDEST) \
 	RECORDING_CUDA_LOG=$(RECORDING_OLDEST)/events/log OMP_NUM_THREADS=1 \
-	$(OLDEST)/bin/python -m pytest tests/driver
+	$(OLDEST)/bin/python -m pytest tests/driver tests/cpu/kernels/test_signature.py
 
 $(OLDEST)/.installed:
 	$(PYTHON312) -m venv $(OLDEST)

@@ -28,7 +28,7 @@ from flashgen.schedules.space import legal_configs, tuned_default
 from flashgen.search.decide import by_loss, choose, p_value
 from flashgen.search.goal import Found
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.problem import BUCKET_SEQ, Problem, bucket_of, workload
+from flashgen.spec.problem import BUCKET_SEQ, bucket_of, workload
 from flashgen.spec.records import record_of
 from flashgen.table import emit
 from flashgen.table.entry import Run
@@ -162,8 +162,11 @@ def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
     for line in lines:
         finals = [o for o in outcomes_of([line]) if o.stage == "final" and o.ok]
         finals = [o for o in finals if (o.spec, o.config.kernel) not in wrong]
-        if finals and (finals[0].spec.varlen or finals[0].problem == usual(finals[0])):
-            tuned = finals[0].problem.seq_k == BUCKET_SEQ[bucket_of(finals[0].problem.seq_k)]
+        if not finals:
+            continue
+        spec, problem = finals[0].spec, finals[0].problem
+        if spec.varlen or problem == workload(spec, problem.seq_k):  # as tuning times it
+            tuned = problem.seq_k == BUCKET_SEQ[bucket_of(problem.seq_k)]
             rounds.append((tuned, "full" in line["key"], len(rounds), finals))
     last = {
         (finals[0].spec, bucket_of(finals[0].problem.seq_k)): finals
@@ -172,11 +175,6 @@ def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
     for finals in last.values():
         table = decided(table, finals, checks, run)
     return table
-
-
-def usual(outcome: Outcome) -> Problem:
-    """The sizes that tuning times at that length."""
-    return workload(outcome.spec, outcome.problem.seq_k)
 
 
 def decided(

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashgen import paths
+from flashgen.runtime.generated_tables import served_from
+from flashgen.runtime.selection import first_kernels, ladder
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig, config_of
-from flashgen.schedules.defaults import default_config
+from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
 from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
@@ -175,11 +177,28 @@ CASE: dict[str, tuple[Any, ...]] = {
 }
 
 
+HOST = {
+    "fwd_bf16_d64_causal": 16, "fwd_bf16_d64_causal_window": 16, "fwd_bf16_d64_causal_alibi": 16,
+    "decode_bf16_d64_paged": 8192, "decode_bf16_d64_window_paged": 8192,
+    "decode_bf16_d64_sink_paged": 8192, "combine_bf16_d64": 1,
+}  # fmt: skip
+"""What dispatch_overhead.py calls, with the number of keys; besides, it launches a default."""
+
+
 def kernels(item: Item, gpu: Gpu) -> Iterator[tuple[AttentionSpec, KernelConfig]]:
     """What an item launches; of a case, what its contenders choose among."""
+    if item.kind == "host":
+        plain = default_spec(spec_of("fwd_bf16_d64"))
+        yield plain, default_config(plain)
+        served = served_from(paths.shipped_generated_dir())
+        for name, seq in HOST.items():
+            yield from first_kernels(ladder(served, gpu.slug, gpu, spec_of(name), seq))
     if item.spec is None or item.problem is None:
         return
     yield from ((item.spec, config.kernel) for config in item.configs)
+    if item.spec.direction == "decode":
+        merging = item.spec.for_direction("combine")
+        yield merging, tuned_default(merging)
     for direction in CASE[item.direction] if item.kind == "case" else ():
         spec = item.spec.for_direction(direction)
         found = (*rivals(spec, gpu, item.problem.seq_k), *ways(spec, gpu), default_config(spec))
@@ -190,11 +209,17 @@ def _once(kind: str, gpu: Gpu, lines: Lines) -> Iterator[Item]:
     yield Item(kind=kind)
 
 
+FEATURES = ("window", "sink", "softcap", "alibi", "chunk")
+LONG = ("window", "chunk")
+"""They see only a part of the keys, so that they need many."""
+
 RIGHT = (
+    *(f"fwd_bf16_d128_causal_{word}" for word in FEATURES), "fwd_bf16_d128_causal_varlen",
     "bwd_dkv_bf16_d128_causal", "bwd_dq_bf16_d128_causal", "fwd_bf16_d128_causal", "fwd_bf16_d64",
-    "bwd_fused_bf16_d64", "fwd_bf16_d128_causal_varlen", "bwd_dkv_bf16_d128_causal_varlen",
-    "bwd_dq_bf16_d128_causal_varlen", "decode_bf16_d128", "decode_bf16_d128_paged",
+    "bwd_fused_bf16_d64", "bwd_dkv_bf16_d128_causal_varlen", "bwd_dq_bf16_d128_causal_varlen",
+    "decode_bf16_d128", "decode_bf16_d128_paged",
 )  # fmt: skip
+"""The newest first: an H200 has run schedule hopper without features, and found it right."""
 
 
 def _right(gpu: Gpu, lines: Lines) -> Iterator[Item]:
@@ -255,11 +280,12 @@ def _head_dims(gpu: Gpu, lines: Lines) -> Iterator[Item]:
 
 def _features(gpu: Gpu, lines: Lines) -> Iterator[Item]:
     (plain,) = dense(128, masks=("causal",))
-    for word, seq in (("window", 16384), ("sink", 8192), ("softcap", 8192)):
-        spec = replace(plain, **{word: True})
-        yield a_round(spec, workload(spec, seq), gpu, seeds(spec, gpu, 4))
-        if word != "sink":
-            yield from rounds(spec, seq, gpu, 2)
+    specs = {word: replace(plain, **{word: True}) for word in FEATURES}
+    for word, spec in specs.items():
+        problem = workload(spec, 16384 if word in LONG else 8192)
+        yield a_round(spec, problem, gpu, seeds(spec, gpu, 4))
+    for word in ("window", "softcap"):
+        yield from rounds(specs[word], 16384 if word in LONG else 8192, gpu, 2)
 
 
 def held_out(gpu: Gpu) -> dict[Item, dict[str, Any]]:
@@ -304,3 +330,18 @@ EXPERIMENTS = (
     Experiment(name="held out", seconds=60, items=lambda gpu, lines: iter(held_out(gpu))),
     Experiment(name="last", seconds=60, items=_last),
 )
+
+
+def chosen(only: Sequence[str] | None) -> list[Experiment]:
+    """The experiments of these names, or all."""
+    return [each for each in EXPERIMENTS if not only or each.name in only]
+
+
+def items_of(only: Sequence[str] | None, gpu: Gpu) -> list[Item]:
+    """Their items that do not depend on results."""
+    return [item for experiment in chosen(only) for item in experiment.items(gpu, [])]
+
+
+def pairs_of(only: Sequence[str] | None, gpu: Gpu) -> list[tuple[AttentionSpec, KernelConfig]]:
+    """What these launch, in their order."""
+    return list(dict.fromkeys(p for item in items_of(only, gpu) for p in kernels(item, gpu)))

@@ -1,4 +1,4 @@
-"""Place: the device of gpu_quarter.py, and how each kind of item is done there.
+"""What child processes of gpu_quarter.py do: measure and check items, or compile ahead.
 
 Checks, rounds and times are those of flashgen's own evaluator, called in this process; cases are
 those of flashgen bench.
@@ -6,18 +6,18 @@ those of flashgen bench.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from triton import knobs
 
-from benchmarks import dispatch_overhead
-from benchmarks.quarter.experiments import OWN_SCHEDULES, Item, held_out
+from benchmarks.quarter.experiments import OWN_SCHEDULES, Item, held_out, pairs_of
 from benchmarks.quarter.lines import Line, read
 from flashgen import settings
 from flashgen.bench import race
@@ -28,7 +28,10 @@ from flashgen.bench.record import provenance
 from flashgen.bench.run import copy_gbs, matmul_tflops
 from flashgen.errors import NoGpuError
 from flashgen.evaluate import inputs, measure, tasks
+from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import Request
+from flashgen.evaluate.offline import sound
+from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.kernels.launch import device_gpu
 from flashgen.kernels.render import render
 from flashgen.runtime.kernel_files import binaries, offer
@@ -37,12 +40,52 @@ from flashgen.schedules.outcome import CheckResult, Outcome, Source, Stage, Stat
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import known_target
 from flashgen.spec.records import record_of
+from flashgen.tune.precompile import precompile
 
 WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
 """Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
+LOWEST = 19
 SMOKE_TARGET = "nvidia_h200"
 UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.WRONG)
 PEERS, TINY_PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash"), ("flashgen", "SDPA math")
+
+
+def begin(payload: Line) -> Line:
+    """What the file and its reader must know of the device."""
+    found = place(**payload)
+    return {"about": found.about, "gpu": asdict(found.gpu), "first_line": found.first_line}
+
+
+def measured(payload: Line) -> Line:
+    """What the line of an item says. Raises Unrecoverable if the context is lost."""
+    item = record_of(Item, payload.pop("item"))
+    return place(**payload).measured(item)
+
+
+def ahead(payload: Line) -> Line:
+    """Compile what is launched, but for what Triton's cache has."""
+    os.nice(LOWEST)
+    offer_carried()
+    gpu = device_gpu(0)
+    list(precompile(pairs_of(payload["only"], gpu), gpu, jobs=max(1, cpu_count() - 1)))
+    return {}
+
+
+def offer_carried() -> None:
+    """Put the kernels that are carried into Triton's cache, which finds them by their keys."""
+    carried = settings.aot_folder()
+    for name in binaries(carried) if carried else ():
+        offer(name)
+
+
+@functools.cache
+def place(out: str, tiny: bool) -> Place:
+    """The device of this process."""
+    if torch.cuda.is_available():
+        offer_carried()
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    return Place(Path(out), tiny)
 
 
 class Place:
@@ -50,8 +93,8 @@ class Place:
     done, and no time is kept.
     """
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.on_gpu, self.tiny, self.out = torch.cuda.is_available(), asked.tiny, asked.out
+    def __init__(self, out: Path, tiny: bool) -> None:
+        self.on_gpu, self.tiny, self.out = torch.cuda.is_available(), tiny, out
         if not (self.on_gpu or self.tiny):
             raise NoGpuError("torch sees no GPU here: --tiny tries the program without one")
         torch.backends.cuda.enable_cudnn_sdp(not self.tiny)  # a driver that records has none
@@ -62,7 +105,8 @@ class Place:
         self.budgets = {True: measure.BUDGETS["final"]}
         self.budgets[False] = replace(self.budgets[True], warm_s=WARM_S, sample_s=SAMPLE_S)
         vars(measure)["LOAD_US"] = LOAD_US
-        facts = map(Outcome.from_json, read(asked.prepared / "facts.jsonl"))
+        carried = settings.aot_folder()
+        facts = map(Outcome.from_json, read(carried.with_name("facts.jsonl")) if carried else ())
         self.facts = {(o.gpu, o.spec, o.problem, o.config, o.stage): o for o in facts}
         self.frozen = {item.key: line for item, line in held_out(gpu).items()}
         self.dispatchers = dispatchers()
@@ -75,10 +119,9 @@ class Place:
         self.checked: set[tuple[AttentionSpec | None, KernelConfig]] = set()
         self.cached: Counter[bool] = Counter()
         if self.on_gpu:
+            from triton import knobs
+
             knobs.compilation.listener = lambda **fact: self.cached.update([fact["cache_hit"]])
-            carried = settings.aot_folder()
-            for name in binaries(carried) if carried else ():
-                offer(name)
 
     @property
     def first_line(self) -> str:
@@ -92,31 +135,36 @@ class Place:
         return f"{where}; Triton {self.about['triton']}; kernels: {carried}"
 
     def measured(self, item: Item) -> Line:
-        """What an item's line says; its status is "broken" if the context is lost."""
+        """What an item's line says. Raises Unrecoverable if the context is lost."""
         self.cached.clear()
         measure.BUDGETS["final"] = self.budgets[item.full]
-        found: Line = {"status": "ok"}
         do: dict[str, Callable[[Item], Line]] = {
             "floors": self._floors, "check": self._check, "round": self._round, "case": self._case,
             "rough": self._rough, "varlen": self._varlen, "host": self._host,
         }  # fmt: skip
+        found: Line = {"status": "ok"}
         try:
             if self.on_gpu or item.kind in ("check", "case"):
                 found |= do[item.kind](item)
         except Exception as error:  # torch, Triton and the driver each raise classes of their own
-            text = str(error) or str(error.__cause__ or type(error).__name__)
-            found = {"status": "failed", "detail": text.strip().partition("\n")[0][:300]}
-            try:
-                tasks.device_answers({"device": self.device})
-            except NoGpuError:
-                found["status"] = "broken"
+            self._still_answers(error)
+            raise
         return found | {"compiled": self.cached[False]}
+
+    def _still_answers(self, error: Exception) -> None:
+        """Raise Unrecoverable if the device does not."""
+        try:
+            tasks.device_answers({"device": self.device})
+        except NoGpuError:
+            raise Unrecoverable from error.__cause__ or error
 
     def _floors(self, item: Item) -> Line:
         rates = {"cuBLAS, TFLOP/s": matmul_tflops("bfloat16", self.bench)}
         return {"rows": rates | {"copy, GB/s": copy_gbs(self.bench)}}
 
     def _host(self, item: Item) -> Line:
+        from benchmarks import dispatch_overhead
+
         dispatch_overhead.BATCHES = 2 if self.tiny else 200
         return {"rows": {f"{e.name}, us": e.median_us for e in dispatch_overhead.costs()}}
 
@@ -154,7 +202,8 @@ class Place:
         result = CheckResult(**tasks.check_one(plain(asked)))
         status = Status.OK if result.passed else Status.WRONG
         self.checked.add((spec, config))
-        outcome = self.outcome("check", item, config, status=status, check=result)
+        held = result if sound(result) else None  # a file has no number that is not finite
+        outcome = self.outcome("check", item, config, status=status, check=held)
         return {"status": status.value, "outcomes": [outcome]}
 
     def _launches(self, item: Item) -> Any:
@@ -178,14 +227,15 @@ class Place:
         final = tasks.Final(launches=self._launches(item), configs=tuple(configs))
         try:
             found = tasks.measure_round(plain(final))
-        except Exception:  # as in measured()
+        except Exception as error:  # as in measured()
+            self._still_answers(error)
             for config in tuple(configs):
-                line = self.measured(replace(item, kind="rough", configs=(config,)))
-                if line["status"] == "broken":
-                    return line
-                if line["status"] != "ok":
+                try:
+                    self._rough(replace(item, configs=(config,)))
+                except Exception as error:
+                    self._still_answers(error)
                     configs.remove(config)
-                    failed[config.label] = line["detail"]
+                    failed[config.label] = str(error)
             found = tasks.measure_round(plain(replace(final, configs=tuple(configs))))
         sdpa_us = found["sdpa"] and found["sdpa"]["median_us"]
         timings = [record_of(Timing, each) for each in found["timings"]]
@@ -197,7 +247,11 @@ class Place:
         medians = [timing.median_us for timing in timings]
         best = configs[medians.index(min(medians))].kernel
         if (item.spec, best) not in self.checked:
-            line["outcomes"] += self._check(replace(item, configs=(best,)))["outcomes"]
+            try:
+                line["outcomes"] += self._check(replace(item, configs=(best,)))["outcomes"]
+            except Exception as error:  # the times stay: without a check nothing enters a table
+                self._still_answers(error)
+                failed[best.label] = str(error)
         return line
 
     def _case(self, item: Item) -> Line:

@@ -24,7 +24,7 @@ under a tenth writes nothing, because the estimates do not resolve it. No time h
 
 and num_warps and num_stages of each. Lines that another release does not have are refused.
 engines.py has the kernels, launches.py how they are recorded, interpreted and compiled;
-benchmarks/engine_kernels.py tunes for three GPUs and compares with published times.
+benchmarks/results/engine_kernels.md has what was found for three GPUs, beside published times.
 """
 
 from __future__ import annotations

@@ -54,10 +54,11 @@ def compile_signature(
         name: "constexpr" if name in constants else _kind_of(name, known) for name in arg_names
     }
     attrs: dict[tuple[int, ...], list[list[object]]] = {}
-    for i, kind in enumerate(kinds.values()):
+    words = [name for name, value in constants.items() if isinstance(value, str)]
+    for i, (name, kind) in enumerate(kinds.items()):
         if kind.endswith(_ALIGNED):
             attrs[i,] = [["tt.divisibility", 16]]
-        elif kind == "constexpr" and _lists_constants():
+        elif kind == "constexpr" and (_lists_constants() or name in words):
             attrs[i,] = []
     return Signature(
         types={name: kind.removesuffix(_ALIGNED) for name, kind in kinds.items()},
@@ -68,8 +69,9 @@ def compile_signature(
 
 @functools.cache
 def _lists_constants() -> bool:
-    """Whether a launch gives Triton an empty list of attributes for a constant, or an argument that
-    is 1, as from 3.7 on: the key of Triton's cache has its text.
+    """Whether a launch gives Triton an empty list of attributes for every constant, and an argument
+    that is 1, as from 3.7 on: the key of Triton's cache has its text. Before, it gave one for
+    constants that are words.
     """
     import triton
 

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_quarter.py"
 def test_a_tiny_run_walks_through_all_experiments_behind_a_broken_context(tmp_path: Path) -> None:
     out = tmp_path / "quarter"
     words = [sys.executable, str(PROGRAM), "run", "--tiny", "--out", str(out), "--seconds", "3000"]
-    fail = "illegal@bwd_dkv_bf16_d128_causal"  # the first kernel that is checked
+    fail = "illegal@caus_win_br128_bc128_w8_s2_hopper_tma_lpt_pers"  # the first that is checked
     done, _ = command(words, tmp_path, **TIME, **ZEROS, RECORDING_CUDA_FAIL=fail)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [line for line in lines.read(out / "quarter.jsonl") if line["kind"] != "about"]

@@ -6,41 +6,56 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import gpu_quarter as program
-from benchmarks.quarter import experiments, lines
+from benchmarks.quarter import experiments, lines, place
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.schedules.config import config_of
+from flashgen.schedules.config import config_of, kernel_name
+from flashgen.schedules.hopper import HOPPER
 from flashgen.spec.problem import workload
 from tests.makers import make_config, make_spec
 from tests.tables import H200
 
 PROGRAM = Path(program.__file__)
 STUB = """
-import json, os, sys, time
-out, number = sys.argv[sys.argv.index("--out") + 1], len(os.listdir(sys.path[0])) - 1
-open(sys.path[0] + f"/{number}", "w")
-item = {"kind": "check", "key": f"k{number}", "experiment": "right", "outcomes": [], "began": time.time()}
-open(out + "/now.json", "w").write(json.dumps(item | {"until": time.time() + (60 if number else 0.2)}))
-os._exit([0, 9, 0][number]) if number else time.sleep(60)
+import os, time
+from flashgen.evaluate.workers.child import Unrecoverable
+
+def begin(payload):
+    from dataclasses import asdict
+    from flashgen.spec.gpu import TARGETS
+    return {"about": {"kind": "about"}, "gpu": asdict(TARGETS["nvidia_h200"]), "first_line": "stub"}
+
+def measured(payload):
+    kind = payload["item"]["kind"]
+    if kind == "k0":
+        time.sleep(60)
+    if kind == "k1":
+        os._exit(9)
+    if kind == "k2":
+        raise Unrecoverable from RuntimeError("illegal access")
+    if kind == "k3":
+        raise ValueError("refused")
+    if kind == "k4":
+        import a_package_that_nobody_has
+    return {"status": "ok", "detail": str(os.getpid())}
 """
 
 
 def asked(out: Path, **more: Any) -> Namespace:
     given = {"out": out, "prepared": out, "tiny": True, "only": None, "jobs": 1, "execute": False}
-    given |= {"seconds": 60.0, "until": 1e6, "ahead": False}
-    return Namespace(**given | more)
+    return Namespace(**given | {"seconds": 600.0} | more)
 
 
 def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_path: Path) -> None:
-    known = {"kind": "floors", "key": "floors", "experiment": "floors", "run": "1", "seconds": 15.0}
+    known = {"kind": "floors", "key": "floors", "experiment": "floors", "seconds": 15.0}
     lines.append(tmp_path / program.LINES, known | {"status": "given up", "outcomes": []})
     words = ["run", "--tiny", "--out", str(tmp_path), "--only", "floors", "forward", "last"]
     done = subprocess.run([sys.executable, PROGRAM, *words], capture_output=True, text=True)
@@ -55,41 +70,55 @@ def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_pat
     assert [each["source"] for each in found[2]["outcomes"]] == ["untimed"]
 
 
-def test_what_hangs_or_dies_is_given_up_and_the_next_child_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven items, and a child that hangs in the first of them."""
+    (tmp_path / "stub_of_child.py").write_text(STUB)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(program, "CHILD", "stub_of_child:")
+    listed = experiments.Experiment(name="a", seconds=99, items=partial(_items, 0, 7))
+    monkeypatch.setattr(experiments, "EXPERIMENTS", [listed])
+
+
+def test_what_hangs_or_dies_costs_its_own_seconds_and_another_child_goes_on(
+    stub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub = tmp_path / "children" / "stub.py"
-    stub.parent.mkdir()
-    stub.write_text(STUB)
-    monkeypatch.setattr(program, "__file__", str(stub))
+    monkeypatch.setattr(program, "ITEM_S", 0.1)
     assert program.run(asked(tmp_path)) == 0
-    found = [(each["key"], each["detail"]) for each in lines.read(tmp_path / program.LINES)]
-    assert found == [("k0", "hung"), ("k1", "its process ended with 9")]
+    first, *found = lines.read(tmp_path / program.LINES)
+    assert first["kind"] == "about"
+    assert [(each["status"], each["detail"]) for each in found[:5]] == [
+        ("given up", "hung"),
+        ("given up", "the worker ended with exit code 9"),
+        ("broken", "illegal access"),
+        ("failed", "refused"),
+        ("failed", "the package a_package_that_nobody_has is missing: install it"),
+    ]
+    assert {each["status"] for each in found[5:]} == {"ok"}
+    assert len({each["detail"] for each in found[5:]}) == 1
+    assert capsys.readouterr().out.startswith("stub\na: 2 of 7 ok")
+
+
+def test_a_run_ends_by_itself_behind_what_hangs_to_the_end(stub: None, tmp_path: Path) -> None:
+    began = time.time()
+    assert program.run(asked(tmp_path, seconds=8.0)) == 0
+    assert 8 <= time.time() - began < 30
+    assert len(lines.read(tmp_path / program.LINES)) == 1
 
 
 def test_an_experiment_has_its_seconds_and_those_that_were_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = [0.0]
-
-    def measured(item: experiments.Item) -> lines.Line:
-        clock[0] += 4.0
-        return {"status": "ok"}
-
-    place = SimpleNamespace(about={"kind": "about"}, first_line="", gpu=H200, measured=measured)
-    stand_in = SimpleNamespace(Place=lambda asked: place)
-    monkeypatch.setitem(sys.modules, "benchmarks.quarter.place", stand_in)
-    monkeypatch.setattr(program, "time", SimpleNamespace(time=lambda: clock[0]))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     listed = [
         experiments.Experiment(name=name, seconds=s, items=partial(_items, first, last))
         for name, s, first, last in (("a", 10, 0, 4), ("b", 7, 4, 5), ("c", 2, 5, 8))
     ]
-    monkeypatch.setattr(program, "EXPERIMENTS", listed)
-    assert program.work(asked(tmp_path, tiny=False)) == 0
+    monkeypatch.setattr(experiments, "EXPERIMENTS", listed)
+    done: list[lines.Line] = []
+    for _, item in program.todo(asked(tmp_path, tiny=False), H200, done):
+        done.append({"key": item.key, "seconds": 4.0})
     # a ends 2 s late, b leaves 1 of its 7, with which c has 3: one item. What was cut off follows.
-    done = [each["kind"] for each in lines.read(tmp_path / program.LINES)[1:]]
-    assert done == ["k0", "k1", "k2", "k4", "k5", "k3", "k6", "k7"]
+    assert [each["key"] for each in done] == ["k0", "k1", "k2", "k4", "k5", "k3", "k6", "k7"]
 
 
 def _items(first: int, last: int, *_: object) -> Any:
@@ -109,17 +138,40 @@ def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatc
     assert "hopper" in packed("backward_dkv")
 
 
+def test_each_feature_of_schedule_hopper_is_checked_and_measured() -> None:
+    for several in ((experiments._right,), (experiments._packed, experiments._features)):
+        every = [item for items in several for item in items(H200, [])]
+        of = [item.spec for item in every if any(c.schedule == "hopper" for c in item.configs)]
+        for name in HOPPER.features["forward"]:
+            assert any(getattr(spec, name) for spec in of if spec), name
+
+
+def test_kernels_of_calls_and_of_merged_splits_are_compiled_before() -> None:
+    names = {kernel_name(*pair) for pair in experiments.pairs_of(["decode", "host"], H200)}
+    assert {name.partition("_br")[0] for name in names} == {
+        "decode_bf16_d128", "decode_bf16_d128_paged", "combine_bf16_d128", "combine_bf16_d64",
+        "fwd_bf16_d64", "fwd_bf16_d64_causal", "fwd_bf16_d64_causal_window", "decode_bf16_d64_paged",
+        "fwd_bf16_d64_causal_alibi", "decode_bf16_d64_sink_paged", "decode_bf16_d64_window_paged",
+    }  # fmt: skip
+
+
 def test_what_is_launched_is_compiled_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, config = make_spec(), make_config(64, 32)
     item = experiments.Item(kind="round", spec=spec, problem=workload(spec, 512), configs=(config,))
     listed = experiments.Experiment(name="a", seconds=1, items=lambda *_: iter([item]))
-    monkeypatch.setattr(program, "EXPERIMENTS", [listed])
+    monkeypatch.setattr(experiments, "EXPERIMENTS", [listed])
     assert program.prepare(asked(tmp_path / "made", target=[H200.slug])) == 0
     shutil.unpack_archive(tmp_path / "made.tar.xz", tmp_path / "there")
     manifest = json.loads((tmp_path / "there/aot" / H200.slug / "manifest.json").read_text())
     assert (len(manifest["kernels"]), manifest["triton"]) == (1, triton_version())
+    monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path / "there/aot"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(place, "device_gpu", lambda index: H200)
+    monkeypatch.setattr(place.os, "nice", lambda by: by)
+    assert place.ahead({"only": None}) == {}
+    assert {each.suffix for each in (tmp_path / "cache").rglob("*.*")} == {".json", ".cubin"}
     (fact,) = lines.outcomes_of([{"outcomes": lines.read(tmp_path / "there/facts.jsonl")}])
     assert fact.ok
     assert fact.timing is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import machine_code
 from benchmarks import machine_code_sm100 as duel
 from benchmarks.machine_code_sm100 import Part, Row, Shape, part_of, row_of, steady, summary
 from flashgen.compile.sass import Listing
@@ -198,26 +198,9 @@ def test_the_last_line_compares_what_ships() -> None:
     assert duel.markdown(rows, "3.7.1").endswith(summary(rows) + "\n")
 
 
-def test_the_packages_are_installed_once_and_not_into_this_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        calls.append(command)
-        Path(command[command.index("--target") + 1]).mkdir()
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(duel.subprocess, "run", pip)
-    home = duel.fetch(tmp_path)
-    assert home == duel.fetch(tmp_path)
-    assert home.parent == tmp_path
-    assert len(calls) == 1
-
-
 def test_the_committed_results_name_what_ships() -> None:
     record = json.loads(duel.RESULT.with_suffix(".json").read_text())
-    assert duel.outdated(record, gpu=duel.B200) == [], "make -f tests/sessions.mk duel"
+    assert machine_code.outdated(record, gpu=duel.B200) == [], "make -f tests/sessions.mk duel"
     assert tuple(record["packages"]) == duel.PACKAGES
     rows = [Row(**each) for each in record["rows"]]
     page = duel.RESULT.with_suffix(".md").read_text()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import struct
 import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,29 +105,21 @@ def test_the_kernels_of_a_cubin_are_its_sections_of_code() -> None:
     assert list(peer_kernels.entry_points(bytes(header) + names + table)) == ["first", "second"]
 
 
-def a_wheel() -> bytes:
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w") as wheel:
-        wheel.writestr(FA3_FWD.library, "code")
-    return held.getvalue()
-
-
-def test_a_wheel_is_fetched_once_and_must_have_its_hash(
+def test_wheels_are_installed_once_with_their_hash_and_not_into_this_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        calls.append(command)
-        Path(command[command.index("--dest") + 1], "a.whl").write_bytes(a_wheel())
-        return subprocess.CompletedProcess(command, 0, "", "")
+        calls.append(Path(command[command.index("-r") + 1]).read_text())
+        library = Path(command[command.index("--target") + 1]) / FA3_FWD.library
+        library.parent.mkdir(parents=True)
+        library.write_text("code")
+        return subprocess.CompletedProcess(command, int(len(calls) == 1), "", "another hash")
 
     monkeypatch.setattr(peer_kernels.subprocess, "run", pip)
-    with pytest.raises(ToolchainError, match="must have the hash"):
+    with pytest.raises(ToolchainError, match="another hash"):
         peer_kernels.fetch(FA3_FWD, tmp_path)
-    peer = replace(FA3_FWD, sha256=hashlib.sha256(a_wheel()).hexdigest())
-    assert peer_kernels.fetch(peer, tmp_path).read_text() == "code"
-    assert peer_kernels.fetch(peer, tmp_path).exists()
-    assert len(calls) == 2
-    assert calls[0][:4] == [sys.executable, "-m", "pip", "download"]
-    assert not list(tmp_path.rglob("*.whl"))
+    assert peer_kernels.fetch(FA3_FWD, tmp_path).read_text() == "code"
+    assert peer_kernels.fetch(FA3_FWD, tmp_path).is_relative_to(tmp_path)
+    assert calls == [f"{FA3_FWD.label} --hash=sha256:{FA3_FWD.sha256}\n"] * 2

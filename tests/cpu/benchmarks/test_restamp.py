@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare_machine_code, restamp
-from benchmarks.compare_machine_code import Code
+from benchmarks import restamp
+from benchmarks.restamp import Code
 from flashgen import paths
 from flashgen.kernels.render import render
 from flashgen.spec.gpu import TARGETS
@@ -26,7 +26,7 @@ OLD = "sha256:" + "0123" * 16
 def code(digest: str, code: str, **fields: object) -> Code:
     made = Code(
         kernel=NOW.name, arch="sm_90", whole=False, digest=digest, code=code, registers=100,
-        spill_stores=0, spill_loads=0, shared=1024,
+        spill_bytes=0, shared=1024,
     )  # fmt: skip
     return replace(made, **fields)  # type: ignore[arg-type]
 
@@ -80,18 +80,18 @@ def test_a_comparison_names_what_is_worse(
     new = [
         old[0],
         replace(old[1], code="b", registers=99),
-        replace(old[2], code="b", spill_loads=4),
+        replace(old[2], code="b", spill_bytes=4),
     ]
     for path, codes in ((before, old), (after, new)):
         path.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in codes))
-    assert compare_machine_code.main(["compare", str(before), str(after)]) == 1
+    assert restamp.main(["compare", str(before), str(after)]) == 1
     first, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("3 compilations of 1 kernels: 1 have equal machine code, 2 do not, 1 ")
     assert [line.endswith("(worse)") for line in others] == [False, True]
     after.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in new[:2]))
-    assert compare_machine_code.main(["compare", str(before), str(after)]) == 1  # one is missing
+    assert restamp.main(["compare", str(before), str(after)]) == 1  # one is missing
     before.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in old[:2]))
-    assert compare_machine_code.main(["compare", str(before), str(after)]) == 0
+    assert restamp.main(["compare", str(before), str(after)]) == 0
 
 
 def test_restamped_digests_keep_all_else() -> None:
