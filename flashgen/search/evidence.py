@@ -19,7 +19,6 @@ from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.log import Log
-from flashgen.search.space import DROP_ABOVE
 
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
@@ -57,7 +56,7 @@ class Evidence:
         self.planned = 0.0
         self.trials = 0
         self.best_us = math.inf
-        self.prunes: Callable[[KernelConfig, float], bool] = self.is_far
+        self.prunes: Callable[[KernelConfig, float], bool] = lambda *_: False
         self.report: Callable[[KernelConfig, float], None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
@@ -169,10 +168,6 @@ class Evidence:
     def last_failure(self) -> Outcome | None:
         """The latest outcome that excludes its config."""
         return next((o for o in reversed(self._seen.values()) if not o.ok), None)
-
-    def is_far(self, config: KernelConfig, us: float) -> bool:
-        """Whether a time is far from the best so far."""
-        return us > DROP_ABOVE * self.best_us
 
     def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
         """Evaluate configs; each outcome is logged before the next is awaited. A final round is one

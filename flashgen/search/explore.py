@@ -26,7 +26,7 @@ from flashgen.search.decide import believable, can_win, to_measure
 from flashgen.search.evidence import RIGHT_ALL_THE_SAME, Evidence
 from flashgen.search.goal import RUNNERS_UP
 from flashgen.search.points import ILLEGAL, ListedSpace
-from flashgen.search.space import Budget, Method
+from flashgen.search.space import DROP_ABOVE, Budget, Method
 from flashgen.search.study import LEAST, Trials
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Explorer:
         """Whether the study's pruner ends a config after this rough time."""
         config = self._launched.get(launched, launched)
         if not self._met(config):
-            return self._evidence.is_far(config, us)
+            return us > DROP_ABOVE * self._evidence.best_us
         return self._trials.prunes(self._number[config], us, 0)
 
     def _report(self, launched: KernelConfig, us: float) -> None:

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from optuna.samplers import CmaEsSampler
+from optuna.trial import TrialState
 
 from benchmarks import search_race
 from benchmarks.recorded import Landscape, dump, read
 from benchmarks.search_race import Curve, Runs, curve_of, regrets_of
+from flashgen.search import Method
+from flashgen.search.points import ListedSpace
+from flashgen.search.study import Trials
 
 TINY = Landscape(
     name="tiny",
@@ -27,6 +32,38 @@ def test_all_begin_with_the_same_points() -> None:
     firsts = [[regrets[: search_race.SEEDS] for regrets in of_one] for of_one in found]
     assert all(each == firsts[0] for each in firsts)
     assert firsts[0][0] != firsts[0][1]
+
+
+@pytest.mark.parametrize("name", ["tpe", "cmaes"])
+def test_samplers_hear_of_failures_and_of_what_is_illegal(name: str) -> None:
+    """As of pruned trials, or of the worst value."""
+    space = ListedSpace(TINY.points[::2])  # every other point is illegal
+    trials = Trials(space, Method(sampler=search_race.CONTENDERS[name]))
+    trials.begin(0)
+    trials.tell(0, 5.0)
+    for value in [None, 3.0] * 5:
+        number = trials.ask()
+        assert number is not None
+        trials.tell(number, value)
+    told = trials.study.get_trials()
+    heard = [
+        t.params for t in told if t.value == 5 or (t.state == TrialState.PRUNED and name == "tpe")
+    ]
+    silent = [
+        t for t in told if t.state == TrialState.FAIL or t.user_attrs.get("status") == "illegal"
+    ]
+    assert len(silent) > 5
+    assert all(trial.params in heard for trial in silent)
+
+
+def test_cmaes_starts_at_the_best_seed() -> None:
+    trials = Trials(ListedSpace(TINY.points), Method(sampler=search_race.CONTENDERS["cmaes"]))
+    for number, value in ((7, 3.0), (23, 1.0), (4, 2.0)):
+        trials.begin(number)
+        trials.tell(number, value)
+    trials.ask()
+    assert isinstance(sampler := trials.study.sampler, CmaEsSampler)
+    assert sampler._x0 == trials.study.best_trial.params
 
 
 def test_what_is_done_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

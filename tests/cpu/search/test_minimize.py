@@ -72,20 +72,6 @@ class TestEverySampler:
         assert found.value == min(known) == cost(found.point)
         assert found.exhaustive is (sampler == "exhaustive")
 
-    @pytest.mark.parametrize("sampler", [each for each in SAMPLERS if each != "exhaustive"])
-    def test_the_seed_decides_the_path(self, sampler: str) -> None:
-        """Of 11 trials: Optuna's gp learns from ten, and each that it proposes takes half a second."""
-        one, again, other = (points(search(sampler, seed=seed, trials=11)) for seed in (1, 1, 2))
-        assert one == again
-        assert one != other
-
-    @pytest.mark.parametrize("sampler", SAMPLERS)
-    def test_a_budget_for_all_evaluates_all(self, sampler: str) -> None:
-        found = search(sampler, space=SPACE[:9], trials=9)
-        assert sorted(map(repr, points(found))) == sorted(map(repr, SPACE[:9]))
-        assert found.exhaustive
-        assert found.value == min(map(cost, SPACE[:9]))
-
     @pytest.mark.parametrize("sampler", ["auto", "tpe"])
     def test_it_learns_from_what_it_sees(self, sampler: str) -> None:
         """30 of 84, six times: by chance the best one is among them all six times in 500 only."""
