@@ -231,10 +231,10 @@ def _by_keys(
             full = min(max(full, first), end)
             hiding = max(end_of_rows(spec, start) - shift, 0) // config.br
             hiding = min(max(hiding, full), end)
-            parts = full - first, hiding - full, end - hiding
-            trips = (parts[0] + parts[2], parts[1]) if loops == 2 else parts
-            trips = tuple(group * count for count in trips)
-            found.append((sum(trips),) if loops == 1 else trips)
+            trips = [group * n for n in (full - first, hiding - full, end - hiding)]
+            if loops < 3:
+                trips = [trips[0] + trips[2], trips[1]] if loops == 2 else [sum(trips)]
+            found.append(tuple(trips))
             continue
         masked, unmasked = group * (full - first), group * (tiles - full)
         found.append((masked + unmasked,) if loops == 1 else (masked, unmasked))
