@@ -45,10 +45,9 @@ def grid(
         raise NoEstimate(f"direction {spec.direction} has no main loop")
     if spec.fp8:
         raise NoEstimate("fp8 products have no rate in the model")
-    by_keys = spec.direction in BY_KEYS
     known: tuple[int, ...] = (1, 2)
     if spec.hides_first_keys and not _branches(spec, config):
-        known = (1,) if by_keys else (1, 3)
+        known = _of_windows(spec, config)
     if loops not in known:
         has = " or ".join(map(str, known))
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
@@ -60,6 +59,14 @@ def grid(
         for trips in _blocks(spec, config, sequence, gpu, loops)
     ]
     return [trips for trips in blocks for _ in range(config.v_parts)]
+
+
+def _of_windows(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
+    """The main loops of a kernel that hides first keys. The textbook's dK and dV mask all tiles."""
+    if spec.direction not in BY_KEYS:
+        return (1, 3)
+    own = spec.direction in SCHEDULES[config.schedule].own_text
+    return (1, 2, 3) if own else (1,)
 
 
 def dealt_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[tuple[int, ...]]:
@@ -202,7 +209,8 @@ def _by_keys(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
     """For dK and dV: one block a tile of keys; the masked tiles of rows, then the unmasked ones, of
-    every query head that shares the keys. Under a window all tiles are masked.
+    every query head that shares the keys. Under a window the textbook masks all tiles; others have
+    those that hide first keys in a loop of their own, the last, or with the masked ones.
     """
     group = problem.heads // max(1, problem.kv_heads)
     tiles = math.ceil(problem.seq_q / config.br)
@@ -218,8 +226,15 @@ def _by_keys(
             right = 0 if spec.causal else TUNED_WINDOW
             first = max(start - shift - right, 0) // config.br
             end = end_of_rows(spec, start + config.bc - 1) - shift
-            end = min(max(end, 0), problem.seq_q)
-            found.append((group * max(math.ceil(end / config.br) - first, 0),))
+            end = max(math.ceil(min(max(end, 0), problem.seq_q) / config.br), first)
+            full = math.ceil(max(start + config.bc - 1 - shift - right, 0) / config.br)
+            full = min(max(full, first), end)
+            hiding = max(end_of_rows(spec, start) - shift, 0) // config.br
+            hiding = min(max(hiding, full), end)
+            trips = [group * n for n in (full - first, hiding - full, end - hiding)]
+            if loops < 3:
+                trips = [trips[0] + trips[2], trips[1]] if loops == 2 else [sum(trips)]
+            found.append(tuple(trips))
             continue
         masked, unmasked = group * (full - first), group * (tiles - full)
         found.append((masked + unmasked,) if loops == 1 else (masked, unmasked))

@@ -165,3 +165,4 @@ hopper, blackwell, ampere, ahead, fa1 = (
     of(HOPPER), of(BLACKWELL), of(AMPERE), of(S_AHEAD), of(FA1),
 )  # fmt: skip
 one_length, tiled = negated(varlen), negated(fa1)
+packed_blocks = both(described, varlen)

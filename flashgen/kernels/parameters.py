@@ -13,8 +13,8 @@ import functools
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
     diagonal, either, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature,
-    of_segments, on_for, one_length, paged, plain, pointer, rotary, runs_ahead, specialized, tiled,
-    varlen,
+    of_segments, on_for, one_length, packed_blocks, paged, plain, pointer, rotary, runs_ahead,
+    specialized, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -60,6 +60,17 @@ def _strides(*tensors: str, of: Condition = pointer) -> tuple[Parameter, ...]:
             ("s", of),
         )
     )
+
+
+def _between(tensor: str, type_: str = "*{element}") -> tuple[Parameter, ...]:
+    """The pointer and the strides of a packed result, beside its descriptor."""
+    name, steps = tensor[:-1] + tensor[-1].upper(), "i32{by_v}" if tensor in _OF_V else "i32{by_k}"
+    return begun((
+        Parameter(f"{tensor}_ptr", type_ + ":16", of=packed_blocks),
+        Parameter(f"stride_{tensor}h", steps, of=packed_blocks),
+        Parameter(f"stride_{tensor}s", steps, f"{name}, whose places between sequences are 0",
+                  of=packed_blocks),
+    ))  # fmt: skip
 
 
 def _lse() -> tuple[Parameter, ...]:
@@ -125,12 +136,6 @@ _SEQUENCES = (
     Parameter("k_ends_ptr", "*i32", "", False, varlen),
     number("sequences", "", varlen),
 )
-_O_BETWEEN = begun((
-    Parameter("o_ptr", "*{out}:16", of=both(described, varlen)),
-    Parameter("stride_oh", "i32{by_v}", of=both(described, varlen)),
-    Parameter("stride_os", "i32{by_v}", "O, whose places between sequences are 0",
-              of=both(described, varlen)),
-))
 _TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=paged)
 _PAGES = (
     number("stride_table", "", paged), number("page_bits", "log2 of the page size", paged),
@@ -157,7 +162,7 @@ _TILE = (
 )
 _TRUE_DIMS = (
     constant("HEAD_DIM", "", both(plain, pointer)),
-    constant("HEAD_DIM_V", "", either(both(plain, pointer), both(described, varlen))),
+    constant("HEAD_DIM_V", "", either(both(plain, pointer), packed_blocks)),
 )
 _PADDED = (constant("HEAD_DIM_PAD"), constant("HEAD_DIM_V_PAD"))
 _IN_PARTS = (
@@ -174,7 +179,7 @@ _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
 _ADDS = constant("ADDS", "bias is added; else masks",
                  both(plain, of_feature("bias")))
 _SWITCHES = (
-    constant("CAUSAL", "", plain),
+    constant("CAUSAL", "", either(plain, both(hopper, negated(fused)))),
     _ADDS,
     constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", plain),
     _ROWS_OF_EIGHT,
@@ -194,7 +199,7 @@ _FORWARD = (
     *_tensors("q", "k", "v", "o", k="*{cached}", v="*{cached}", o="*{out}"),
     *_lse(),
     *_strides("q", "k", "v", "o"),
-    *_O_BETWEEN,
+    *_between("o", "*{out}"),
     _SCALE,
     *_sizes("max_seq_q", "at least 1"),
     *_HEAD_DIMS,
@@ -233,13 +238,14 @@ _DKV = (
     rows("dq", "float32, as many as (batch, heads, whole tiles, padded dim): gets dQ / scale",
           both(fused, negated(plain))),
     *_strides("q", "k", "v", "do", "dk", "dv"),
+    *_between("dk"), *_between("dv"),
     Parameter("scale", "fp32", "of the softmax, positive"),
     Parameter("scale_log2e", "fp32", "scale * log2(e)"),
     *_sizes("max_seq_k"),
     *_HEAD_DIMS,
     *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
-    constant("HEAD_DIM", "", lambda s, c: plain(s, c) and (fused(s, c) or pointer(s, c))),
+    constant("HEAD_DIM", "", either(both(plain, either(fused, pointer)), packed_blocks)),
     _TRUE_DIMS[1],
     *_PADDED, *_SWITCHES,
     constant("NEXT_S", "S of the next tile is issued before dQ of this one leaves", runs_ahead),
@@ -249,12 +255,16 @@ _DQ = (
     *_tensors("q", "k", "v", "do", "dq"),
     *_lse_and_delta(),
     *_strides("q", "k", "v", "do", "dq"),
+    *_between("dq"),
     Parameter("scale", "fp32", "of the softmax, with its sign"),
     Parameter("scale_log2e", "fp32", "its size * log2(e); the sign is in Q"),
     *_sizes("max_seq_q"),
     *_HEAD_DIMS,
     *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
-    *_TILE, *_TRUE_DIMS, *_PADDED,
+    *_TILE,
+    constant("HEAD_DIM", "", either(both(plain, pointer), packed_blocks)),
+    constant("HEAD_DIM_V", "", both(plain, pointer)),
+    *_PADDED,
     constant("ORDER", "of the tiles of dQ: plain or longest_first"),
     *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
 )

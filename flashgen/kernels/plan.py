@@ -113,8 +113,9 @@ class Plan:
                 argument, rows, dim = self._blocks[name]
                 gluon = self.config.specialized
                 arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon, packed=self.packed)
-            if self.packed and "o" in named:
-                arguments.update(strided("o", named["o"]))
+            if self.packed:  # results have pointers, too
+                for name in named.keys() & {"o", "dq", "dk", "dv"}:
+                    arguments.update(strided(name, named[name]))
             return arguments
         for name, x in named.items():
             arguments.update(strided(name, x))

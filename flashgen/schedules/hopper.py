@@ -66,6 +66,10 @@ class HopperFields(CommonFields):
     next_s: bool = field(default=False, metadata=one_of(FLAG, "_nexts"))
 
 
+PAIR: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
+"""The gradients whose sums have an order."""
+
+
 def runs_ahead(spec: AttentionSpec) -> bool:
     """Whether S of a tile may come before dQ of the last one is added: head dims above 128 leave no
     place for both.
@@ -99,7 +103,10 @@ class Hopper(Schedule[HopperFields]):
     name = "hopper"
     gluon = roles = orders = ahead = True
     directions = own_text = AHEAD
-    features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen")}
+    features: ClassVar = {
+        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen"),
+        **dict.fromkeys(PAIR, ("alibi", "window", "chunk", "softcap", "varlen")),
+    }
     in_class = ("forward",)
     mask_first = ("forward",)  # one loop that branches over its mask
     admitted = 4  # each tile of 64 and 128 keys for two and three consumers

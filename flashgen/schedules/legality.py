@@ -294,7 +294,7 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         has = [name for name, each in SCHEDULES.items() if spec.direction in each.directions]
         listed = f"schedules {', '.join(has[:-1])} and {has[-1]}" if has[1:] else "schedule fa2"
         return f"direction {spec.direction} has {listed} alone: got {config.schedule}"
-    packed = spec.varlen and spec.direction != "forward"
+    packed = spec.varlen and spec.direction != "forward" and "varlen" not in own
     lacking = [row for row in features_on(spec) if row.field not in own]
     if any(row.scores for row in lacking) or spec.block_mask or packed:
         words = (row.word for row in lacking if row.word and (packed or row.word != "varlen"))

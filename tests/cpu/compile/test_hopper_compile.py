@@ -359,6 +359,56 @@ COSTS: dict[str, tuple[dict[str, Any], int, int]] = {
 """Features, and the instructions of a tile that no mask and that a mask hides keys of: without any 448 to 452, and 580."""
 
 
+PAIR: dict[str, tuple[AttentionSpec, KernelConfig]] = {
+    "dK and dV": (
+        make_spec("bfloat16", 128, "causal", direction="backward_dkv"),
+        make_config(64, 128, num_warps=8, num_stages=2, schedule="hopper", loads="descriptor"),
+    ),
+    "dQ": (make_spec("bfloat16", 128, "causal", direction="backward_dq"), hopper(128, 128)),
+}
+PAIR_COSTS: dict[tuple[str, str], tuple[int, int]] = {
+    ("dK and dV", "varlen window"): (280, 420),
+    ("dK and dV", "varlen"): (280, 350),
+    ("dK and dV", "window"): (280, 420),
+    ("dK and dV", "chunk"): (280, 420),
+    ("dK and dV", "alibi"): (385, 445),
+    ("dK and dV", "softcap"): (895, 992),
+    ("dQ", "varlen window"): (440, 702),
+    ("dQ", "varlen"): (424, 568),
+    ("dQ", "window"): (440, 702),
+    ("dQ", "chunk"): (440, 704),
+    ("dQ", "softcap"): (1645, 1854),
+}
+"""As COSTS, of the gradients, which have 276 and 445 without features, and 422 and 662."""
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        pytest.param(*way, marks=() if place == 0 else pytest.mark.slow("compiles a kernel each"))
+        for place, way in enumerate(PAIR_COSTS)
+    ],
+)
+def test_what_a_feature_costs_in_a_gradient(build: Build, kernel: str, words: str) -> None:
+    """A tile that a mask hides nothing of takes the cycles of the plain kernel's, and one that it
+    does at most a tenth more, softcap aside.
+    """
+    plain, config = PAIR[kernel]
+    whole, masked = PAIR_COSTS[kernel, words]
+    spec = replace(plain, **dict.fromkeys(words.split(), True))
+    found = build(spec, config)[0].loops
+    assert len(found) in (4, 6), "of each of two consumers a loop without a mask, and one or two"
+    assert sorted(loop.instructions for loop in found)[1] <= whole
+    assert max(loop.instructions for loop in found) <= masked
+    assert not any(loop.spills for loop in found)
+    if words != "softcap":
+        most = max(board(build, plain, config).trip_cycles(1))
+        cycles = board(build, spec, config).trip_cycles(1)
+        assert min(cycles) <= 1.05 * most
+        assert max(cycles) <= 1.1 * most
+
+
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     "name",

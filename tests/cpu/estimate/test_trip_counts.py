@@ -85,6 +85,15 @@ def test_trips_are_the_tiles_that_some_row_sees(
     ):
         tiles = [who[row : row + 32, start : start + 16] for row in range(0, seq_q, 32)]
         assert trips == 2 * sum(bool(tile.any()) for tile in tiles)
+    by_keys, branching = spec.for_direction("backward_dkv"), replace(branching, br=32, bc=16)
+    apart = grid(by_keys, branching, problem, H200, loops=3)
+    for start, trips in zip(range(0, seq_k, 16), apart, strict=True):
+        tiles = [who[row : row + 32, start : start + 16] for row in range(0, seq_q, 32)]
+        assert sum(trips) == 2 * sum(bool(tile.any()) for tile in tiles)
+        if start + 16 <= seq_k:
+            assert trips[1] == 2 * sum(bool(tile.all()) for tile in tiles)
+    both = grid(by_keys, branching, problem, H200, loops=2)
+    assert both == [(first + last, whole) for first, whole, last in apart]
 
 
 @pytest.mark.parametrize("window", [0, 20, 100])

@@ -274,11 +274,11 @@ OF_KEYS = {
     "a lane's rows are another's": ("rows_in_tile & 6", "rows_in_tile & 2"),
     "the consumers' count starts anew with each head": (
         "        dq_ptr += head_size\n", "        dq_ptr += head_size\n        nth = nth * 0\n"),
-    "a masked tile too few": ("gl.maximum(first_key + 63 - diagonal, 0)", "gl.maximum(first_key - 1 - diagonal, 0)"),
+    "a masked tile too few": ("gl.maximum(first_key + 63 - last, 0)", "gl.maximum(first_key - 1 - last, 0)"),
     "rows that see keys are passed over": ("gl.maximum(key_start - diagonal, 0) // BR", "gl.maximum(key_start + BR - diagonal, 0) // BR"),
     "rows that see nothing count": ('lse == float("-inf"), float("inf")', 'lse == float("-inf"), lse'),
     "dK without its scale": ("(dk * scale)", "dk"),
-    "gradients of another consumer": ("first_key, 0], k_smem.index(0).slice(64 * WARPGROUP", "first_key, 0], k_smem.index(0).slice(64 * 0"),
+    "gradients of another consumer": ("dk_desc, key, k_smem.index(0).slice(64 * WARPGROUP", "dk_desc, key, k_smem.index(0).slice(64 * 0"),
 }  # fmt: skip
 
 
@@ -288,10 +288,10 @@ OF_NEXT_S = {
     "the first Q is not awaited": ("mbarrier.wait(q_full.index(0), 0)", "pass"),
     "S of the same tile again": ("following = ((nth + 1) % STAGES)", "following = (nth % STAGES)"),
     "nobody loads the Q after the last": (
-        "        at = [batch, kv_head, seq_q, 0]\n        mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)\n"
-        "        tma_load(q_desc, at, q_full.index(stage), q_smem.index(stage))\n", ""),
+        "        row = [batch, kv_head, seq_q, 0]\n        mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)\n"
+        "        tma_load(q_desc, row, q_full.index(stage), q_smem.index(stage))\n", ""),
     "it is loaded while its place is in use": (
-        "        mbarrier.wait(empty.index(stage), phase ^ 1)\n        at = [batch, kv_head, seq_q", "        at = [batch, kv_head, seq_q"),
+        "        mbarrier.wait(empty.index(stage), phase ^ 1)\n        row = [batch, kv_head, seq_q", "        row = [batch, kv_head, seq_q"),
     "S of the next tile is not finished": (
         "            s_t = warpgroup_mma_wait(0, deps=(s_t,))\n                nth", "            s_t = warpgroup_mma_wait(1, deps=(s_t,))\n                nth"),
     "a place is given back before it is read": (
@@ -325,7 +325,7 @@ OF_SHARED_KEYS = {
     "dO of the next tile is not awaited": ("        mbarrier.wait(do_full.index(following), phase)\n", ""),
     "nobody loads the dO after the last": (
         "\n    mbarrier.expect(do_full.index(stage), do_desc.block_type.nbytes)\n"
-        "    tma_load(do_desc, at, do_full.index(stage), do_smem.index(stage))\n", "\n"),
+        "    tma_load(do_desc, row, do_full.index(stage), do_smem.index(stage))\n", "\n"),
     "a place is given back before it is read": (
         "        dk = warpgroup_mma_wait(2, deps=(dk,))\n        mbarrier.arrive(empty.index(stage), count=1)\n",
         "        mbarrier.arrive(empty.index(stage), count=1)\n        dk = warpgroup_mma_wait(2, deps=(dk,))\n"),
@@ -334,7 +334,7 @@ OF_SHARED_KEYS = {
     "dP is not awaited": ("dp = warpgroup_mma_wait(0, deps=(dp,))", "dp = warpgroup_mma_wait(1, deps=(dp,))"),
     "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
     "the diagonal is not seen": (", 1) >= gl.expand_dims(keys, 0)", ", 1) > gl.expand_dims(keys, 0)"),
-    "a masked tile too few": ("gl.maximum(key_start + BC - 1 - diagonal, 0)", "gl.maximum(key_start - 1 - diagonal, 0)"),
+    "a masked tile too few": ("gl.maximum(key_start + BC - 1 - last, 0)", "gl.maximum(key_start - 1 - last, 0)"),
     "rows of the next head from the first on": ("            row_start = gl.to_tensor(first_row)\n", "            row_start = gl.to_tensor(0)\n"),
     "dQ of the rows above the diagonal": ("            dq_ptr += first_row * HEAD_DIM_PAD\n", ""),
     "dQ of the other half": (" + WARPGROUP * (BR * DIMS)", ""),
@@ -394,7 +394,7 @@ OF_ROWS = {
     "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
     "dQ of another consumer": ("q_tile = q_smem.index(WARPGROUP)", "q_tile = q_smem.index(0)"),
     "the diagonal is not seen": ("<= gl.expand_dims(last_key", "< gl.expand_dims(last_key"),
-    "a masked tile too few": ("first_row + diagonal + 1, 0)", "first_row + diagonal + BC, 0)"),
+    "a masked tile too few": ("first_row + last + 1, 0)", "first_row + last + BC, 0)"),
     "one tile too few": ("gl.cdiv(key_end, BC)", "key_end // BC"),
     "rows that see nothing count": ('lse == float("-inf"), float("inf")', 'lse == float("-inf"), lse'),
     "rows of another head": ("delta_ptr += batch_head.to(gl.int64) * seq_q", "pass"),
