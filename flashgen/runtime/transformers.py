@@ -6,9 +6,9 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashgen")
 
 The mask function is registered with it: without one the library hands the attention no mask, and
-padding is attended to in silence. Sliding windows come in these masks, too. Chunks (Llama 4)
-come as the position of the first one, and packed sequences as their numbers: no mask is made, and
-other chunks and sequences are not read.
+padding is attended to in silence. Chunks (Llama 4) come as the position of the first one, sliding
+windows and packed sequences as the numbers of sequences: no mask is made, and what lies outside is
+not read. Windows of padded batches come in masks.
 """
 
 from __future__ import annotations
@@ -278,7 +278,10 @@ def attention_forward(
     if attention_mask is not None and packing.holds_numbers(attention_mask):
         if (sequences := packing.sequences_of(attention_mask)) is None:
             raise _refused("attention_mask", "changed, of packed sequences")
-        if _packable(sequences, query, key, value, position_bias, sinks):
+        if sequences.whole and _served(sequences, query, key, value, position_bias):
+            o = _windowed(query, key, value, sequences.window, invariant=invariant, **options)
+            return o, None
+        if _served(sequences, query, key, value, position_bias) and not _differentiable(sinks):
             bounds = packing.arguments_of(sequences)
             o = _packed(query, key, value, bounds, causal=True, invariant=invariant, **options)
             return o, None
@@ -344,24 +347,36 @@ def _invariant(
     return found
 
 
-def _packable(
+def _served(
     sequences: packing.Sequences,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     position_bias: Tensor | None,
-    sinks: Tensor | None,
 ) -> bool:
-    """Whether attention_varlen serves a layer with packed sequences. It has no bias, and no
-    gradient of sinks; and a model may have dropped queries.
+    """Whether kernels take these tensors with these sequences. There is no bias in packed ones, and
+    a model may have dropped queries.
     """
     if position_bias is not None or query.shape[2] != key.shape[2]:
         return False
     if (query.shape[0], query.shape[2]) != sequences.rows.shape or torch_modes.transformed():
         return False
-    if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
-        return False
     return why_torch_serves(query, key, value) is None
+
+
+def _differentiable(sinks: Tensor | None) -> bool:
+    """Whether sinks get a gradient, which packed sequences have not."""
+    return sinks is not None and sinks.requires_grad and torch.is_grad_enabled()
+
+
+def _windowed(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, **options: Any
+) -> Tensor:
+    """O (batch, seq, heads, head_dim) of rows that are one sequence each, under a causal mask."""
+    sides = None if window is None else (window - 1, 0)
+    o = folders.current().attention(query, key, value, causal=True, window=sides, **options)
+    found: Tensor = o.transpose(1, 2).contiguous()
+    return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -1,5 +1,5 @@
-"""Rows of packed sequences in transformers, whose position_ids begin anew with each: where they are
-instead of a mask of all their tokens by all, which at 64k tokens takes 4 GiB.
+"""Rows of packed sequences in transformers, whose position_ids begin anew with each, and sliding
+windows: where they are instead of a mask of all tokens by all, which at 64k tokens takes 4 GiB.
 
 The mask function hands the numbers of the sequences to the layers, int64 (batch, 1, 1, 2 + seq): a
 window, or 0; the length seq, by which a layer knows that its model cut nothing off; and the number
@@ -23,31 +23,38 @@ class Sequences(NamedTuple):
 
     bounds: int32 (sequences + 1,); longest: tokens of the longest one; window: keys that a query
     sees, its own included, or None; rows: int64 (batch, seq), the number of each token's sequence.
+    whole: each row is one sequence.
     """
 
     bounds: Tensor
     longest: int
     window: int | None
     rows: Tensor
+    whole: bool
 
 
 def numbers_of(
     mask_function: Any = None,
     attention_mask: Tensor | None = None,
+    batch_size: int = 1,
     q_length: int = 0,
     kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
+    allow_is_causal_skip: bool = True,
+    device: torch.device | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """What the layers are handed, if a mask of transformers is that of packed sequences under a
-    causal mask, with a window or without, and of nothing else; else None.
+    """What the layers are handed, if a mask of transformers is that of packed sequences or of a
+    window under a causal mask, or of both, and of nothing else; else None.
 
     The masks of transformers are closures: the one of packed sequences holds their numbers.
     """
-    if torch.compiler.is_compiling() or attention_mask is not None or q_length != kv_length:
+    if torch.compiler.is_compiling() or q_length != kv_length:
         return None
     if not isinstance(q_offset, int) or q_offset != 0 or kv_offset != 0:
+        return None
+    if attention_mask is not None and not bool(attention_mask.all()):  # padding
         return None
     from transformers.masking_utils import causal_mask_function
 
@@ -62,8 +69,12 @@ def numbers_of(
             window = held["sliding_window"]
         else:
             return None
-    if packed is None or causal_mask_function not in _parts(mask_function):
+    if causal_mask_function not in _parts(mask_function):
         return None
+    if packed is None:
+        if window is None or (allow_is_causal_skip and kv_length <= window):  # all keys are seen
+            return None
+        packed = torch.zeros(batch_size, kv_length, dtype=torch.int64, device=device)
     head = packed.new_tensor([window or 0, packed.shape[1]]).expand(len(packed), HEAD)
     return torch.cat([head, packed.long()], 1)[:, None, None]
 
@@ -114,7 +125,7 @@ def _sequences(mask: Tensor) -> Sequences | None:
     bounds = torch.cat([first, first.new_tensor([batch * seq])])
     return Sequences(
         bounds=bounds.int(), longest=int(bounds.diff().max()),
-        window=int(mask[0, 0, 0, 0]) or None, rows=rows,
+        window=int(mask[0, 0, 0, 0]) or None, rows=rows, whole=len(first) == batch,
     )  # fmt: skip
 
 

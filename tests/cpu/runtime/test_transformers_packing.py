@@ -105,6 +105,31 @@ def test_no_layer_is_handed_a_mask_of_all_tokens(name: str, masks: list[Tensor])
     assert masks == []
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_a_window_is_one_of_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch without padding, whose mask says so or is not given; gradients of sinks too."""
+    windows = []
+    dispatcher = backend.folders.current()
+    attention = dispatcher.attention
+
+    def noted(*tensors: Tensor, **options: Any) -> Any:
+        windows.append((options.get("window"), options.get("bias") is None))
+        return attention(*tensors, **options)
+
+    monkeypatch.setattr(dispatcher, "attention", noted)
+    tokens = torch.randint(0, 60, (2, 18))
+    model = make_model(name, "flashgen")
+    for given in ({}, {"attention_mask": torch.ones_like(tokens)}):
+        windows.clear()
+        model(input_ids=tokens, labels=tokens, **given).loss.backward()
+        assert sorted(windows, key=str) == [((4, 0), True), (None, True)]
+    padded = torch.ones_like(tokens)
+    padded[1, :7] = 0
+    windows.clear()
+    model(input_ids=tokens, attention_mask=padded)
+    assert [window for window, _ in windows] == [None, None]
+
+
 def test_64k_tokens_take_half_a_megabyte() -> None:
     from transformers import masking_utils
 
@@ -170,7 +195,13 @@ def test_what_is_not_packed_alone_has_the_mask_of_transformers() -> None:
     assert numbers_of(causal, packed, window, window) is None
     assert numbers_of(causal, packed, lambda *_: True) is None
     assert numbers_of(theirs.or_masks(causal, window), packed) is None
-    assert numbers_of(causal, packed, attention_mask=torch.ones(1, 4)) is None
+    padded = torch.tensor([[True, True, True, False]])
+    assert numbers_of(causal, packed, attention_mask=padded) is None
+    assert numbers_of(causal, packed, attention_mask=torch.ones(1, 4)) is not None
+    assert numbers_of(causal, window, attention_mask=padded) is None
+    assert numbers_of(causal, window, q_offset=4, kv_length=8) is None
+    assert numbers_of(causal, window, q_length=2, kv_length=2) is None  # it hides nothing
+    assert numbers_of(causal, window) is not None
     assert numbers_of(causal, packed, kv_length=8) is None
     assert numbers_of(causal, packed, q_offset=4, kv_offset=4) is None
 
