@@ -232,10 +232,12 @@ class Place:
             for config in tuple(configs):
                 try:
                     self._rough(replace(item, configs=(config,)))
-                except Exception as error:
-                    self._still_answers(error)
+                except Exception as alone:
+                    self._still_answers(alone)
                     configs.remove(config)
-                    failed[config.label] = str(error)
+                    failed[config.label] = str(alone)
+            if not configs:
+                raise
             found = tasks.measure_round(plain(replace(final, configs=tuple(configs))))
         sdpa_us = found["sdpa"] and found["sdpa"]["median_us"]
         timings = [record_of(Timing, each) for each in found["timings"]]
