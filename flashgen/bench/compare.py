@@ -172,8 +172,9 @@ def _row(case: BenchCase, lines: Sequence[Line]) -> Row:
 
 
 def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
-    """The same by what a table holds: nothing runs. A table has one problem for each bucket: where
-    another one was asked for, the row is of the table's, and its note says so.
+    """The same by what a table holds: nothing runs. The entry is the one that serves under this
+    Triton. A table has one problem for each bucket: where another one was asked for, the row is of
+    the table's, and its note says so.
     """
     for case in cases:
         key = case.spec, bucket_of(case.problem.seq_k)

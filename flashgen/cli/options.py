@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
@@ -15,7 +14,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
-from flashgen.spec.gpu import LONGEST_NAME, TARGETS, product_of, slug_of
+from flashgen.spec.gpu import LONGEST_NAME, TARGETS, did_you_mean, product_of, slug_of
 from flashgen.spec.vocabulary import (
     BACKWARD,
     Direction,
@@ -230,6 +229,5 @@ def named_table(slug: str, out: Path, *, evidence: bool = False) -> Table:
     tables = tables_of(out)
     if slug in TARGETS:
         raise FlashgenError(f"{slug} has no table yet: run flashgen tune --target {slug}")
-    near = difflib.get_close_matches(slug_of(slug), [*tables, *TARGETS], n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]}?" if near else "flashgen targets lists them."
+    hint = did_you_mean(slug, dict.fromkeys((*tables, *TARGETS)))
     raise InvalidArgument(f"there is no table {slug!r}; {hint}")

@@ -10,7 +10,14 @@ import textwrap
 import tokenize
 from dataclasses import dataclass
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, UndefinedError
+from jinja2 import (
+    Environment,
+    FileSystemLoader,
+    StrictUndefined,
+    TemplateNotFound,
+    TemplateSyntaxError,
+    UndefinedError,
+)
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
@@ -137,6 +144,9 @@ def render_text(template: str, /, **values: object) -> str:
     """Render one template with these values, strictly."""
     try:
         return _environment().get_template(template).render(**values)
+    except TemplateSyntaxError as error:
+        where = f"templates/{error.name or template}, line {error.lineno}"
+        raise FlashgenError(f"{where}: {error.message}") from error
     except (UndefinedError, TemplateNotFound) as error:
         raise FlashgenError(f"templates/{template} cannot be rendered: {error}") from error
 

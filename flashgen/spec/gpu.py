@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -254,7 +254,16 @@ def known_target(slug: str) -> Gpu:
         wanted = slug_of(slug)
         if wanted in NAMED:
             raise InvalidArgument(_why_named_alone(NAMED[wanted])) from None
-        near = [known for known in TARGETS if known.startswith(wanted)] if wanted else []
-        near = near or difflib.get_close_matches(wanted, TARGETS, n=1, cutoff=0.3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "flashgen targets lists them."
+        hint = did_you_mean(wanted, TARGETS)
         raise InvalidArgument(f"target must be a known slug: got {slug!r}; {hint}") from None
+
+
+def did_you_mean(name: str, slugs: Iterable[str]) -> str:
+    """The question that names slugs like what was typed, or where they are listed: those that have
+    it as words, as a40 is of nvidia_a40, else that begin so, else the nearest.
+    """
+    wanted, known = slug_of(name), list(slugs)
+    near = [slug for slug in known if wanted and f"_{wanted}_" in f"_{slug}_"]
+    near = near or [slug for slug in known if wanted and slug.startswith(wanted)]
+    near = near or difflib.get_close_matches(wanted, known, n=1, cutoff=0.3)
+    return f"did you mean {' or '.join(near)}?" if near else "flashgen targets lists them."

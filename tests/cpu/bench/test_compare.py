@@ -15,6 +15,7 @@ from flashgen.bench import compare, contenders, race
 from flashgen.bench.case import BenchCase, make_inputs
 from flashgen.bench.compare import Row, cases_of, lines, of_table
 from flashgen.bench.race import Line
+from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, workload
 from tests import programs
@@ -120,6 +121,24 @@ class TestOfATable:
         (found,) = of_table([replace(self.case(), problem=other)], made_table(made_entry()))
         assert "2048 keys, 8 x 16 heads" in found.title
         assert "; the table's problem in place of 1500 keys, 1 x 32/8 heads" in found.note
+
+    def test_the_executed_entry_is_compared_where_it_serves(self) -> None:
+        """With SDPA's time of the measured one's round."""
+        held = made_entry(source="measured")
+        us = held.result.median_us
+        assert us is not None
+        held = replace(held, evidence=replace(held.evidence, high_us=us, sdpa_us=2 * us))
+        here = ".".join(triton_version().split(".")[:2])
+        for triton, ratio in ((here, 4.0), ("0.1", 2.0)):
+            executed = made_entry(median_us=us / 2)
+            executed = replace(executed, tritons=(triton,))
+            (found,) = of_table([self.case()], replace(made_table(held), executed=(executed,)))
+            assert found.ratio == ratio
+
+    def test_gradients_are_not_read_from_a_table(self) -> None:
+        case = replace(self.case(), direction="backward")
+        (found,) = of_table([case], made_table(made_entry()))
+        assert found.note == "a table has its kernels apart: see flashgen show"
 
     def test_what_a_table_lacks(self) -> None:
         (absent,) = of_table([self.case()], replace(made_table(), entries=()))

@@ -441,6 +441,21 @@ def test_a_template_that_renders_no_python_is_refused(
         render._environment.cache_clear()
 
 
+def test_a_template_with_an_error_is_named_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for file in template_files():
+        (tmp_path / file.name).write_text(f"{file.read_text()}{{% endiff %}}\n")
+    lines = (tmp_path / "attention_fwd.py.jinja").read_text().count("\n")
+    monkeypatch.setattr(paths, "templates_dir", lambda: tmp_path)
+    render._environment.cache_clear()
+    try:
+        with pytest.raises(FlashgenError, match=rf"templates/\S+, line {lines}: .*endiff"):
+            render.render_text("attention_fwd.py.jinja")
+    finally:
+        render._environment.cache_clear()
+
+
 def test_names_and_digests_are_distinct() -> None:
     rendered = rendered_variants()
     assert len({r.name for r in rendered}) == len({r.digest for r in rendered}) == len(rendered)

@@ -100,6 +100,10 @@ def test_an_unknown_slug_names_the_nearest() -> None:
         known_target("nvidia_h2000")
     with pytest.raises(InvalidArgument, match="nvidia_a100_sxm4_80gb or nvidia_a100_sxm4_40gb"):
         known_target("nvidia_a100")
+    with pytest.raises(InvalidArgument, match=r"did you mean nvidia_a40\?"):
+        known_target("A40")
+    with pytest.raises(InvalidArgument, match="nvidia_a100_sxm4_80gb or nvidia_a100_sxm4_40gb"):
+        known_target("a100")
     assert known_target("nvidia_h200_nvl").slug == "nvidia_h200"
 
 
