@@ -337,5 +337,30 @@ fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 126
 fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803.24 2868.0
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
+bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 247.59
+bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9
+bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 607.48 1585.4
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 546.13 1571.3
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 447.22 1692.7 5982.2
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1839.7 1839.7
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1652.8 3446.1
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 519.43 1373.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 446.37 1353.9
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 518.21 1607.8
+bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 447.22 1692.7 5982.2
+bwd_dq_bf16_d64_varlen 1 br192_bc64_w12_s2_hopper_tma 191.96
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
+bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 411.59 1084.2
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 410.66 1121.5
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.24 1174.4 4238.1
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1206.4 1206.4
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1105.5 2490.3
+bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 359.75 971.99
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 341.57 979.79
+bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 428.84 1143.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.28 1193.7
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.24 1174.4 4238.1
 """,
 }

@@ -209,7 +209,8 @@ OF_DQ: dict[str, Mutant] = {
     "the walk begins at the first key": (
         "causal", WINDOW, WINDOWS, "(first_tile + i) * BC", "i * BC"),
     "tiles that hide first keys have no mask": (
-        "causal", WINDOW, WINDOWS, "        hiding = gl.minimum(hiding, key_tiles)\n", "        hiding = 0\n"),
+        "causal", WINDOW, WINDOWS, "hiding = gl.minimum(hiding, key_tiles)",
+        "hiding = gl.minimum(hiding, key_tiles) // 1024"),
     "a hiding tile too few": (
         "causal", WINDOW, WINDOWS, "hiding = gl.cdiv(gl.maximum(unseen - first_tile * BC, 0), BC)",
         "hiding = gl.maximum(unseen - first_tile * BC, 0) // BC"),
@@ -248,7 +249,7 @@ OF_WIDE_DKV: dict[str, Mutant] = {
     "a hiding tile too few": (
         "causal", WINDOW, WINDOWS, "| (row_start >= hiding_row)", "| (row_start > hiding_row)"),
     "rows end with the sequence": (
-        "causal", WINDOW, WINDOWS, "if row_start >= row_end:", "if row_start >= seq_q:"),
+        "causal", WINDOW, [case(200, 330, heads=2)] * 4, "if row_start >= row_end:", "if row_start >= seq_q:"),
     "a tile too few": (
         "causal", WINDOW, WINDOWS, "gl.cdiv(gl.maximum(row_end - first_row, 0), BR)",
         "gl.maximum(row_end - first_row, 0) // BR"),
