@@ -12,22 +12,44 @@ ARCH = "gfx950"
 ROWS = {
     "untimed": """
 fwd_bf16_d64 4096 br128_bc64_w4_s3_fa2_ptr -
+fwd_bf16_d64_varlen 1 br128_bc64_w4_s2_fa2_ptr -
 fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_sink_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_sink_varlen_paged 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_window_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_window_sink_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d64_causal_dropout 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d128 4096 br128_bc64_w8_s3_s_ahead_ptr -
 fwd_bf16_d128_causal 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt -
+fwd_bf16_d128_causal_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_chunk 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_chunk_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_window 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_window_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - - -
 fwd_bf16_d256_causal 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d256_causal_varlen 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d256_causal_varlen_paged 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_window 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d256_causal_window_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt -
+fwd_bf16_d256_causal_window_varlen_paged 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc32_w4_s3_fa2_ptr_lpt - - -
 fwd_bf16_d512_causal 4096 br32_bc32_w4_s2_fa2_ptr -
+fwd_bf16_d512_causal_varlen 16384 br32_bc32_w4_s2_fa2_ptr -
+fwd_bf16_d512_causal_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_v2 -
 fwd_fp16_d64 4096 br128_bc64_w4_s3_fa2_ptr -
 fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 fwd_fp16_d128 4096 br128_bc64_w8_s3_s_ahead_ptr -
@@ -35,26 +57,57 @@ fwd_fp16_d128_causal 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt -
 bwd_delta_bf16_d64 4096 br128_bc16_w4_s1_fa2_ptr -
 bwd_delta_bf16_d128 4096 br128_bc16_w8_s1_fa2_ptr -
 bwd_delta_bf16_d256 1024 br128_bc16_w8_s1_fa2_ptr - -
+bwd_delta_bf16_d512 4096 br64_bc16_w8_s1_fa2_ptr -
 bwd_dkv_bf16_d64 4096 br32_bc128_w4_s3_fa2_ptr -
+bwd_dkv_bf16_d64_varlen 1 br16_bc64_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64_causal 4096 br32_bc64_w4_s2_fa2_ptr -
+bwd_dkv_bf16_d64_causal_varlen 4096 br16_bc64_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d64_causal_window 4096 br16_bc64_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br16_bc64_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64_causal_dropout 4096 br32_bc64_w4_s2_fa2_ptr -
 bwd_dkv_bf16_d128_causal 4096 br32_bc32_w4_s2_fa2_ptr -
+bwd_dkv_bf16_d128_causal_varlen 16384 br16_bc32_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d128_causal_chunk 16384 br16_bc32_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br16_bc32_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d128_causal_window 4096 br16_bc32_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br16_bc32_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d192v128_causal 1024 br16_bc32_w8_s2_fa2_ptr - -
 bwd_dkv_bf16_d192v128_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal 4096 br16_bc32_w8_s2_fa2_ptr -
+bwd_dkv_bf16_d256_causal_varlen 4096 br16_bc32_w8_s2_fa2_ptr -
 bwd_dkv_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr - -
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d256_causal_window 4096 br16_bc32_w8_s2_fa2_ptr -
+bwd_dkv_bf16_d256_causal_window_varlen 4096 br16_bc32_w8_s2_fa2_ptr -
 bwd_dkv_bf16_d256_causal_window_softcap 1024 br16_bc32_w8_s2_fa2_ptr - -
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_dkv_bf16_d512_causal 4096 br32_bc16_w4_s3_fa2_ptr -
+bwd_dkv_bf16_d512_causal_varlen 4096 br32_bc16_w4_s3_fa2_ptr -
 bwd_dq_bf16_d64 4096 br128_bc32_w4_s3_fa2_ptr -
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr -
 bwd_dq_bf16_d64_causal 4096 br64_bc64_w4_s2_fa2_ptr -
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d64_causal_window 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d64_causal_dropout 4096 br128_bc64_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d128_causal 4096 br32_bc32_w4_s2_fa2_ptr -
+bwd_dq_bf16_d128_causal_varlen 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_chunk 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_chunk_varlen 16384 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_window 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt -
 bwd_dq_bf16_d192v128_causal 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
 bwd_dq_bf16_d192v128_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal 4096 br32_bc16_w2_s1_fa2_ptr_lpt -
+bwd_dq_bf16_d256_causal_varlen 4096 br32_bc16_w2_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
 bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d256_causal_window 4096 br32_bc16_w2_s1_fa2_ptr_lpt -
+bwd_dq_bf16_d256_causal_window_varlen 4096 br32_bc16_w2_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt - -
+bwd_dq_bf16_d512_causal 4096 br16_bc16_w4_s2_fa2_ptr -
+bwd_dq_bf16_d512_causal_varlen 4096 br16_bc16_w4_s2_fa2_ptr -
 decode_bf16_d64_paged 4096 br16_bc128_w4_s4_fa2_ptr -
 decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr -
 decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr -
