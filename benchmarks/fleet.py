@@ -43,7 +43,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.vocabulary import Direction
 from flashgen.tune import driver
-from flashgen.tune.driver import Job, Line, Stop, drive
+from flashgen.tune.driver import Job, JobQueue, Stop, drive
 from tests.fakes import FakeEvaluator
 
 GPU = TARGETS["nvidia_h200"]
@@ -84,7 +84,7 @@ class Clock:
             with self._lock:
                 self.waiting -= 1
 
-    def run(self, line: Line, counts: dict[str, int], over: threading.Event) -> None:
+    def run(self, line: JobQueue, counts: dict[str, int], over: threading.Event) -> None:
         """The loop of a thread: advance whenever all searches wait and the driver has looked."""
         mine, used = time.thread_time(), time.process_time()
         while not over.wait(0.0002):
@@ -107,7 +107,7 @@ class Clock:
             for future, answer in due:
                 future.set_result(answer)
 
-    def _still(self, line: Line, counts: dict[str, int]) -> bool:
+    def _still(self, line: JobQueue, counts: dict[str, int]) -> bool:
         live = len(line.running) - (counts["ended"] - counts["taken"])
         return bool(self._events) and live > 0 and self.waiting == live
 
@@ -195,13 +195,13 @@ def simulate(workers: int, count: int, at_once: int | None, folder: Path) -> str
     crew = Crew(seats)
     counts = dict.fromkeys(("ended", "taken", "looks", "proposed"), 0)
 
-    class Looking(Line):
+    class Looking(JobQueue):
         @property
         def has_room(self) -> bool:
             counts["looks"] += 1
             if at_once is not None:
                 return len(self.running) < at_once
-            return Line.has_room.fget(self)  # type: ignore[attr-defined,no-any-return]
+            return JobQueue.has_room.fget(self)  # type: ignore[attr-defined,no-any-return]
 
     evaluator = Simulated(
         us=us, gpu=GPU, guess=lambda c: us(c) / 2, clock=clock, crew=crew, spread=0.1

@@ -18,7 +18,7 @@ import pytest
 
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
-from flashgen.evaluate.workers.pool import Limits
+from flashgen.evaluate.workers.pool import TaskLimits
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import KILLERS, Outcome, Stage, Status
@@ -205,7 +205,7 @@ class FaultsContract:
         behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
         monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
         end_what_hangs(monkeypatch, tmp_path / "pids")
-        monkeypatch.setattr(Limits, "seconds", lambda *_, first: 300.0)
+        monkeypatch.setattr(TaskLimits, "seconds", lambda *_, first: 300.0)
         monkeypatch.setattr("flashgen.evaluate.workers.usage.share", lambda children: 256 << 20)
         return tmp_path
 

@@ -16,7 +16,7 @@ from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
 from flashgen.ptx import FaultsFound, execute
 from flashgen.ptx.block import Block
-from flashgen.ptx.findings import CHECKS, Check
+from flashgen.ptx.findings import CHECKS, Sanitizer
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime.eager import attention as eager
@@ -37,7 +37,7 @@ def compiled(
     seed: int = 0,
     old: str = "",
     new: str = "",
-    checks: Collection[Check] = CHECKS,
+    checks: Collection[Sanitizer] = CHECKS,
     arch: str = "",
 ) -> ExecutedKernel:
     """The kernel of `arch`, or of its schedule's own, with `new` for each `old` of its text."""

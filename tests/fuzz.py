@@ -37,7 +37,7 @@ import flashgen
 from benchmarks import recorded
 from flashgen import cli, paths
 from flashgen.bench.case import BenchCase
-from flashgen.bench.race import Line
+from flashgen.bench.race import RaceResult
 from flashgen.bench.record import BenchRecord
 from flashgen.compile.compiler import FACTS, Compiled, cache_file, judge, recall
 from flashgen.errors import MOST_SHOWN, FlashgenError
@@ -47,7 +47,7 @@ from flashgen.estimate.sm import Replay, Usage
 from flashgen.evaluate.quarantine import Quarantine, _record
 from flashgen.files import write_whole
 from flashgen.ptx.execute import Loaded, execute
-from flashgen.ptx.machine import Launch as PtxLaunch
+from flashgen.ptx.machine import LaunchInputs as PtxLaunch
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.text import parse as parse_ptx
 from flashgen.report.html import write_report
@@ -333,7 +333,7 @@ def bench(draw: random.Random, folder: Path) -> None:
     """The times of an earlier run, and its mark; an accepted file is written and read again."""
     run = {"measured": True, "gpu": _plain(H200), "protocol": 2, "torch": "2.13"}
     case = BenchCase(direction="forward", spec=SPEC, problem=OUTCOME.problem)
-    line = Line(
+    line = RaceResult(
         name="sdpa",
         group="sdpa",
         detail="",

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from flashgen.evaluate import executed, sanitize
 from flashgen.ptx import triton_kernel
 from flashgen.ptx.execute import Loaded, execute
-from flashgen.ptx.machine import Launch
+from flashgen.ptx.machine import LaunchInputs
 from flashgen.ptx.text import parse
 from flashgen.reference.cases import CheckCase
 from flashgen.schedules.config import KernelConfig
@@ -55,7 +55,7 @@ class Subject:
     """A program that is right: its text, a launch of it, and what its buffers hold at the end."""
 
     text: str
-    launch: Launch
+    launch: LaunchInputs
     expected: tuple[bytes, ...]
 
     def run(self, loaded: Loaded, seed: int) -> str:
@@ -69,7 +69,7 @@ class Subject:
         return "remark" if report.remarks else ""
 
 
-def copied(launch: Launch) -> Launch:
+def copied(launch: LaunchInputs) -> LaunchInputs:
     """A launch on copies of its buffers."""
     return replace(
         launch, buffers=[replace(each, content=each.content.copy()) for each in launch.buffers]
@@ -79,14 +79,14 @@ def copied(launch: Launch) -> Launch:
 @cache
 def subject(name: str) -> Subject:
     """A program as it is compiled."""
-    seen: list[tuple[str, Launch]] = []
+    seen: list[tuple[str, LaunchInputs]] = []
     texts: list[str] = []
 
     def loaded_text(text: str) -> Loaded:
         texts.append(text)
         return loaded(text)
 
-    def executing(program: Loaded, launch: Launch, **options: object) -> object:
+    def executing(program: Loaded, launch: LaunchInputs, **options: object) -> object:
         seen.append((texts[-1], copied(launch)))
         return execute(program, launch, **options)  # type: ignore[arg-type]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.execute import Loaded, execute
-from flashgen.ptx.findings import CHECKS, Check, Report
-from flashgen.ptx.machine import Launch
+from flashgen.ptx.findings import CHECKS, Report, Sanitizer
+from flashgen.ptx.machine import LaunchInputs
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.text import parse
@@ -71,7 +71,7 @@ def run(
     grid: tuple[int, int, int] = (1, 1, 1),
     shared: int = 4096,
     seed: int = 0,
-    checks: Collection[Check] = CHECKS,
+    checks: Collection[Sanitizer] = CHECKS,
     maps: dict[int, TensorMap] | None = None,
 ) -> tuple[list[Array], Report]:
     """The arrays as a kernel leaves them, and its report; each array is a parameter."""
@@ -80,7 +80,7 @@ def run(
         Buffer(name=f"p{n}", address=0x10000 * (n + 1), content=content, end=array.nbytes)
         for n, (content, array) in enumerate(zip(contents, arrays, strict=True))
     ]
-    launch = Launch(
+    launch = LaunchInputs(
         grid=grid,
         parameters=[buffer.address.to_bytes(8, "little") for buffer in buffers],
         buffers=buffers,

@@ -101,7 +101,7 @@ class Place:
         self.gpu = gpu = device_gpu(0) if self.on_gpu else known_target(SMOKE_TARGET)
         self.device = "cuda:0" if self.on_gpu else "cpu"
         watch = measure.CudaStopwatch(0, gpu.l2_bytes) if self.on_gpu else race.SmokeStopwatch()
-        self.bench = race.Place(gpu=gpu if self.on_gpu else None, index=0, stopwatch=watch)
+        self.bench = race.CaseDevice(gpu=gpu if self.on_gpu else None, index=0, stopwatch=watch)
         self.budgets = {True: measure.BUDGETS["final"]}
         self.budgets[False] = replace(self.budgets[True], warm_s=WARM_S, sample_s=SAMPLE_S)
         vars(measure)["LOAD_US"] = LOAD_US

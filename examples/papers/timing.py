@@ -20,7 +20,7 @@ from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import bucket_of
 
 if TYPE_CHECKING:
-    from flashgen.evaluate.measure import Run, Stopwatch
+    from flashgen.evaluate.measure import LaunchOnce, Stopwatch
 
 BLOCKS = powers(16, 512)
 ROWS = 32
@@ -139,7 +139,7 @@ def measured(gpu: Gpu, device: str, stopwatch: Stopwatch) -> tuple[Figure, Figur
     q, k, v = (torch.randn(HEADS, 1, N, D, device=device, dtype=torch.float16) for _ in range(3))
     call = Forward(q=q, k=k, v=v, scale=D**-0.5, diagonal=None)
     spec = runs.spec_of(D)
-    launches: dict[str, tuple[Run, float]] = {}
+    launches: dict[str, tuple[LaunchOnce, float]] = {}
 
     def add(name: str, config: KernelConfig, moved: int) -> None:
         plan = bind(runs.kernel_of(spec, config), spec, config)

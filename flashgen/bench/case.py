@@ -25,9 +25,9 @@ from flashgen.spec.vocabulary import DType
 
 SEED = 20261121
 
-Direction = Literal["forward", "backward", "both", "decode"]
+TimedPass = Literal["forward", "backward", "both", "decode"]
 
-FORWARDS: dict[Direction, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5, "decode": 1.0}
+FORWARDS: dict[TimedPass, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5, "decode": 1.0}
 """Operations of a direction in those of its forward, as the FlashAttention papers count them,
 whatever a contender recomputes."""
 
@@ -39,7 +39,7 @@ PAGE_SIZES = (16, 256)
 class BenchCase:
     """One spec at one size. The spec's direction is forward, or decode."""
 
-    direction: Direction
+    direction: TimedPass
     spec: AttentionSpec
     problem: Problem
 
@@ -93,7 +93,7 @@ class Sizes:
     only for decode.
     """
 
-    directions: Sequence[Direction]
+    directions: Sequence[TimedPass]
     dtype: DType
     head_dims: Sequence[int]
     seqs: Sequence[int]

@@ -19,7 +19,7 @@ import torch
 from flashgen.bench.case import BenchCase, make_inputs
 from flashgen.bench.contenders import dispatchers, flashgen_and_torch
 from flashgen.bench.peers import peers
-from flashgen.bench.race import Line, run_case
+from flashgen.bench.race import RaceResult, run_case
 from flashgen.bench.run import compiled_backward, on_device, place_of
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.outcome import Timing
@@ -34,17 +34,17 @@ Verdict = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparedCase:
     """One case: the results of flashgen and of the others. note: why something is missing, or which
     kernel serves.
     """
 
     title: str
-    ours: Line | None = None
-    others: tuple[Line, ...] = ()
+    ours: RaceResult | None = None
+    others: tuple[RaceResult, ...] = ()
     note: str = ""
 
-    def best(self, group: str) -> Line | None:
+    def best(self, group: str) -> RaceResult | None:
         """The fastest right one of the others whose group begins so; else one without a time."""
         return _best([line for line in self.others if line.group.startswith(group)])
 
@@ -66,11 +66,11 @@ class Row:
         return "yes" if mine is not None and mine.high_us < best.low_us else "no"
 
 
-def _us(line: Line) -> float:
+def _us(line: RaceResult) -> float:
     return line.timing.median_us if line.timing else math.inf
 
 
-def _best(lines: Sequence[Line]) -> Line | None:
+def _best(lines: Sequence[RaceResult]) -> RaceResult | None:
     """The fastest right one; if none is right, the fastest."""
     right = [line for line in lines if line.status == "ok"]
     return min(right or lines, key=_us, default=None)
@@ -78,16 +78,16 @@ def _best(lines: Sequence[Line]) -> Line | None:
 
 def cases_of(
     work: Iterable[tuple[AttentionSpec, Problem]], *, smoke: bool
-) -> tuple[list[BenchCase], list[Row]]:
+) -> tuple[list[BenchCase], list[ComparedCase]]:
     """The cases of searches, the heaviest first, and rows for what cannot be compared."""
     found: dict[str, BenchCase] = {}
-    left: list[Row] = []
+    left: list[ComparedCase] = []
     for spec, problem in work:
         if spec.direction == "backward_delta":  # it has no mask, and is part of every backward
             continue
         why = _why_not(spec)
         if why:
-            left.append(Row(title=f"{spec.name}, {problem.seq_k} keys", note=why))
+            left.append(ComparedCase(title=f"{spec.name}, {problem.seq_k} keys", note=why))
             continue
         case = _case(spec, problem)
         if smoke:
@@ -138,7 +138,7 @@ def compare(
     index: int,
     seconds: float,
     smoke: bool = False,
-) -> Iterator[Row]:
+) -> Iterator[ComparedCase]:
     """A row for each case as it becomes known, on the CUDA device of this index, or, for a smoke
     run, on the CPU without times. No case starts that would not end within `seconds`, judged by the
     longest before. Raises Spoiled.
@@ -149,7 +149,7 @@ def compare(
         for case in cases:
             spent = time.monotonic() - began
             if spent + longest > seconds:
-                yield Row(title=title_of(case), note="not begun: the time is over")
+                yield ComparedCase(title=title_of(case), note="not begun: the time is over")
                 continue
             say(f"{spent:.0f} s: {title_of(case)}")
             everybody = (*flashgen_and_torch(case, tuned, untuned, smoke=smoke), *peers(case))
@@ -159,7 +159,7 @@ def compare(
             longest = max(longest, time.monotonic() - began - spent)
 
 
-def _row(case: BenchCase, lines: Sequence[Line]) -> Row:
+def _row(case: BenchCase, lines: Sequence[RaceResult]) -> ComparedCase:
     """The best of flashgen's own, of pages and of the whole cache, beside the others."""
     own = [line for line in lines if line.own]
     ours = _best(own)
@@ -168,10 +168,10 @@ def _row(case: BenchCase, lines: Sequence[Line]) -> Row:
     where = [ours.name.removeprefix("flashgen, ")] * (ours.name != "flashgen")
     wrong = [f"{line.name} is {line.status}" for line in own if line.status == "wrong"]
     note = "; ".join(filter(None, (ours.detail, *where, *wrong)))
-    return Row(title=title_of(case), ours=ours, others=others, note=note)
+    return ComparedCase(title=title_of(case), ours=ours, others=others, note=note)
 
 
-def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
+def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[ComparedCase]:
     """The same by what a table holds: nothing runs. The entry is the one that serves under this
     Triton. A table has one problem for each bucket: where another one was asked for, the row is of
     the table's, and its note says so.
@@ -179,14 +179,16 @@ def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
     for case in cases:
         key = case.spec, bucket_of(case.problem.seq_k)
         if case.direction == "backward":
-            yield Row(title=title_of(case), note="a table has its kernels apart: see flashgen show")
+            yield ComparedCase(
+                title=title_of(case), note="a table has its kernels apart: see flashgen show"
+            )
             continue
         held, executed = table.find(*key), table.executed_for(*key)
         serves = executed is not None and executed.serves_under(triton_version())
         entry = executed if serves else held
         us = entry.result.median_us if entry else None
         if entry is None or us is None:
-            yield Row(title=title_of(case), note=f"{table.gpu.slug} has no time of it")
+            yield ComparedCase(title=title_of(case), note=f"{table.gpu.slug} has no time of it")
             continue
         measured = entry.evidence
         sdpa_us = next(
@@ -199,23 +201,23 @@ def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[Row]:
             notes.append(f"the table's problem in place of {_sizes(case.problem)}")
         if measured.batches_us:
             notes.append("the mean of several batches")
-        others: tuple[Line, ...] = ()
+        others: tuple[RaceResult, ...] = ()
         if sdpa_us is None:
             notes.append("no time of SDPA on this GPU is published")
         else:
             others = (_published("SDPA", sdpa_us, sdpa_us, sdpa_us),)
-        yield Row(title=title, ours=ours, others=others, note="; ".join(notes))
+        yield ComparedCase(title=title, ours=ours, others=others, note="; ".join(notes))
 
 
-def _published(name: str, us: float, low_us: float, high_us: float) -> Line:
+def _published(name: str, us: float, low_us: float, high_us: float) -> RaceResult:
     timing = Timing(median_us=us, low_us=low_us, high_us=high_us, samples=1)
-    return Line(name=name, group=name.lower(), detail="", status="ok", timing=timing)
+    return RaceResult(name=name, group=name.lower(), detail="", status="ok", timing=timing)
 
 
 HEADINGS = ("what", "SDPA", "flash_attn", "flashgen", "ratio", "faster")
 
 
-def lines(rows: Sequence[Row]) -> Iterator[str]:
+def lines(rows: Sequence[ComparedCase]) -> Iterator[str]:
     """The table, then what it says together. ratio: the best of the others over flashgen."""
     cells = [HEADINGS, *(_cells(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
@@ -235,13 +237,13 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparedCase) -> tuple[str, ...]:
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f} x"
     sdpa, flash = row.best("sdpa"), row.best("flash-attn")
     return row.title, _cell(sdpa), _cell(flash), _cell(row.ours), ratio, row.faster
 
 
-def _cell(line: Line | None) -> str:
+def _cell(line: RaceResult | None) -> str:
     if line is None:
         return "-"
     backend = line.name.removeprefix("SDPA").removeprefix("flash_attn").strip()

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, Direction
+from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, TimedPass
 from flashgen.errors import FlashgenError
 from flashgen.runtime import Dispatcher, folders
 
-Attention = Callable[..., Tensor]
+AttentionFunction = Callable[..., Tensor]
 """Of q, k and v, O (B, H, Sq, d_v); of decode, whose operands are bound, of nothing."""
 
 BACKWARD_KERNELS = ("backward_delta", "backward_dkv", "backward_dq", "backward_fused")
@@ -35,7 +35,7 @@ class LeftOut(FlashgenError):
 class Made:
     """A contender ready to be called. detail names the kernel, if known."""
 
-    attention: Attention
+    attention: AttentionFunction
     detail: str
 
 
@@ -51,7 +51,7 @@ class Contender:
     own: bool = False
 
 
-SCORES_BYTES: dict[Direction, float] = {"forward": 20e9, "backward": 6e9, "both": 6e9}
+SCORES_BYTES: dict[TimedPass, float] = {"forward": 20e9, "backward": 6e9, "both": 6e9}
 """The largest S that SDPA's math backend may create: the others need memory too."""
 
 SDPA = (
@@ -111,7 +111,7 @@ def _served(dispatcher: Dispatcher, case: BenchCase, x: BenchInputs) -> Made:
     )
 
 
-def served_directions(direction: Direction) -> tuple[Any, ...]:
+def served_directions(direction: TimedPass) -> tuple[Any, ...]:
     """The directions of kernels that a pass may launch."""
     if direction == "forward":
         return ("forward",)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from flashgen.bench.case import BenchCase, BenchInputs
-from flashgen.bench.contenders import Attention, Contender, LeftOut, Made
+from flashgen.bench.contenders import AttentionFunction, Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.inputs import kernel_in
@@ -193,7 +193,7 @@ class LadderSteps:
 
         return Contender(name=f"ladder: {step.name}", group="ladder", make=make, own=True)
 
-    def _attention(self, case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
+    def _attention(self, case: BenchCase, bound: dict[AttentionSpec, Plan]) -> AttentionFunction:
         """Attention by these kernels; in a backward, with the default's forward."""
         pinned = {spec.direction: kernel for spec, kernel in bound.items()}
         call = Call(causal=case.spec.causal, scale=case.scale, deterministic=False)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from flashgen.bench.case import BenchCase
-from flashgen.bench.race import Line
+from flashgen.bench.race import RaceResult
 from flashgen.bench.record import Measured
 
 PEERS = ("SDPA flash", "SDPA cuDNN", "SDPA")
@@ -16,7 +16,7 @@ LONG = 4096
 """Keys from which the goal holds."""
 
 
-def case_lines(case: BenchCase, lines: Iterable[Line]) -> Iterator[str]:
+def case_lines(case: BenchCase, lines: Iterable[RaceResult]) -> Iterator[str]:
     """One table per case."""
     p = case.problem
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
@@ -37,7 +37,7 @@ def case_lines(case: BenchCase, lines: Iterable[Line]) -> Iterator[str]:
         yield f"  {name}{figures}{floors:>14}{wrong}  {line.detail}"
 
 
-def _rate(line: Line) -> str:
+def _rate(line: RaceResult) -> str:
     if line.gbs is not None:
         return f"{line.gbs:.0f} GB/s"
     return "" if line.tflops is None else f"{line.tflops:.1f} TFLOP/s"
@@ -84,11 +84,11 @@ def _title(case: Measured) -> str:
     return f"{case.direction}, {spec['dtype']}, head dim {spec['head_dim']}, {last}"
 
 
-def _of(case: Measured, name: str) -> Line | None:
+def _of(case: Measured, name: str) -> RaceResult | None:
     return next((line for line in case.lines if line.name == name), None)
 
 
-def _cell(line: Line | None) -> str:
+def _cell(line: RaceResult | None) -> str:
     if line is None:
         return "-"
     floors = "" if line.floors is None else f" ({line.floors:.2f})"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Group = tuple[str, str]
+BarGroup = tuple[str, str]
 
 OURS = "flashgen"
 MOST_LINES = 8
@@ -43,7 +43,7 @@ def draw(
     Only correct contenders are drawn. Raises ToolchainError if matplotlib is missing, FlashgenError
     if a file cannot be written.
     """
-    groups: dict[Group, list[Measured]] = {}
+    groups: dict[BarGroup, list[Measured]] = {}
     for case in cases:
         groups.setdefault((case.direction, str(case.spec["mask"])), []).append(case)
     parts = _parts(_names(groups.values()))

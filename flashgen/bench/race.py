@@ -107,7 +107,7 @@ class Spoiled(FlashgenError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class RaceResult:
     """The result of one contender: a time and an error, or why there is none.
 
     status: ok; wrong, by its floors; refused, an impossible time; unavailable, it raised; left out,
@@ -133,7 +133,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CaseDevice:
     """Where a case runs: a GPU by CUDA's index, or, for a smoke run, the CPU.
 
     ceilings of the run, TFLOP/s of cuBLAS and GB/s of a copy; None: unknown.
@@ -161,7 +161,7 @@ class SmokeStopwatch:
     Its times are made up: those of a busy CPU would be refused as unsteady.
     """
 
-    def time(self, run: measure.Run, count: int) -> list[float]:
+    def time(self, run: measure.LaunchOnce, count: int) -> list[float]:
         """20 milliseconds for each of `count` calls: so long that batches are of one."""
         for _ in range(count):
             run()
@@ -180,14 +180,14 @@ def run_case(
     case: BenchCase,
     x: BenchInputs,
     contenders: Sequence[Contender],
-    place: Place,
+    place: CaseDevice,
     *,
     meanwhile: Callable[[str], object] = lambda name: None,
-) -> tuple[tuple[Line, ...], Conditions | None]:
+) -> tuple[tuple[RaceResult, ...], Conditions | None]:
     """Judge every contender, then time them: their lines, and the GPU's conditions while they were
     running. meanwhile(name) is called with the current one. Raises Spoiled.
     """
-    lines: dict[str, Line] = {}
+    lines: dict[str, RaceResult] = {}
     racing: dict[str, Pass] = {}
     for contender in contenders:
         meanwhile(contender.name)
@@ -213,12 +213,12 @@ def run_case(
     return tuple(lines.values()), during
 
 
-def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[Line, Pass | None]:
+def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[RaceResult, Pass | None]:
     """Whether a contender runs here and its distance from float64; and the function to time.
 
     A peer may raise anything and is unavailable then. Raises Spoiled.
     """
-    line = Line(
+    line = RaceResult(
         name=contender.name, group=contender.group, detail="", status="unavailable",
         own=contender.own,
     )  # fmt: skip
@@ -271,7 +271,7 @@ def pass_of(made: Made, case: BenchCase, x: BenchInputs) -> Pass:
     return lambda: torch.autograd.grad(o, leaves, x.do, retain_graph=True)
 
 
-def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], dict[str, str]]:
+def race(racing: Mapping[str, Pass], place: CaseDevice) -> tuple[dict[str, Timing], dict[str, str]]:
     """Time all in alternation: their timings, and sentences for those without one.
 
     Together with the others, a contender that ran by itself may lack memory: it is left out, and
@@ -314,7 +314,7 @@ def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], d
     return {}, refused
 
 
-def timed(line: Line, timing: Timing, case: BenchCase, place: Place) -> Line:
+def timed(line: RaceResult, timing: Timing, case: BenchCase, place: CaseDevice) -> RaceResult:
     """The line with its time, refused if the GPU cannot have done the work. Times of a smoke run
     are dropped: they mean nothing.
     """

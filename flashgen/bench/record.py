@@ -19,7 +19,7 @@ import torch
 import flashgen
 from flashgen import paths
 from flashgen.bench.case import SEED, BenchCase
-from flashgen.bench.race import Line
+from flashgen.bench.race import RaceResult
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import measure
 from flashgen.evaluate.evaluator import triton_version
@@ -77,7 +77,7 @@ class Measured:
     spec: dict[str, Any]
     problem: dict[str, Any]
     run: int
-    lines: tuple[Line, ...]
+    lines: tuple[RaceResult, ...]
     before: dict[str, Any] | None = None
     during: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
@@ -166,7 +166,7 @@ class BenchRecord:
             write_whole(self._mark, json.dumps([case.key, name]))
 
     def add(
-        self, case: BenchCase, lines: Sequence[Line], conditions: Sequence[Conditions | None]
+        self, case: BenchCase, lines: Sequence[RaceResult], conditions: Sequence[Conditions | None]
     ) -> None:
         """Write a case with the conditions before, during and after it."""
         before, during, after = (None if each is None else asdict(each) for each in conditions)

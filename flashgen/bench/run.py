@@ -11,7 +11,7 @@ import functools
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from flashgen.bench.case import SEED, BenchCase, Sizes, cases, left_out, make_in
 from flashgen.bench.contenders import Contender, dispatchers, flashgen_and_torch
 from flashgen.bench.ladder import LadderSteps
 from flashgen.bench.peers import peers
-from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case
+from flashgen.bench.race import CaseDevice, RaceResult, SmokeStopwatch, Spoiled, run_case
 from flashgen.bench.record import BenchRecord, provenance
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.evaluate import measure
@@ -32,12 +32,13 @@ from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.launch import device_gpu
 from flashgen.runtime import Dispatcher
 from flashgen.spec.gpu import known_target
+from flashgen.tune.places import Say
 
 MATMUL_SIZE, SMOKE_MATMUL_SIZE = 8192, 32
 COPY_BYTES, SMOKE_COPY_BYTES = 1 << 30, 1 << 10
 
 
-def matmul_tflops(dtype: str, place: Place) -> float | None:
+def matmul_tflops(dtype: str, place: CaseDevice) -> float | None:
     """TFLOP/s of a product of two square matrices, random normal. Raises Implausible, Unsteady."""
     size = MATMUL_SIZE if place.gpu else SMOKE_MATMUL_SIZE
     generator = torch.Generator(device=place.device).manual_seed(SEED)
@@ -59,7 +60,7 @@ def matmul_tflops(dtype: str, place: Place) -> float | None:
     return timing.tflops(operations) if place.gpu else None
 
 
-def copy_gbs(place: Place) -> float | None:
+def copy_gbs(place: CaseDevice) -> float | None:
     """GB/s of a copy, bytes read and bytes written. Raises Implausible and Unsteady."""
     size = COPY_BYTES if place.gpu else SMOKE_COPY_BYTES
     source = torch.empty(size, dtype=torch.uint8, device=place.device).random_()
@@ -75,8 +76,6 @@ def copy_gbs(place: Place) -> float | None:
 
 SMOKE_TARGET = "nvidia_h200"
 STRUCK = "an earlier run was killed while it was running: it is left out of this case"
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +142,7 @@ class _Site:
     """What every case of a run needs."""
 
     options: BenchOptions
-    place: Place
+    place: CaseDevice
     tuned: Dispatcher
     untuned: Dispatcher
     ladder: LadderSteps
@@ -210,23 +209,23 @@ def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
         say(f"  meanwhile: {during}")
 
 
-def _struck(contender: Contender) -> Line:
-    return Line(
+def _struck(contender: Contender) -> RaceResult:
+    return RaceResult(
         name=contender.name, group=contender.group, own=contender.own, detail=STRUCK,
         status="unavailable",
     )  # fmt: skip
 
 
-def place_of(index: int, *, smoke: bool) -> Place:
+def place_of(index: int, *, smoke: bool) -> CaseDevice:
     """The CUDA device of an index, or, for a smoke run, the CPU."""
     if smoke:
-        return Place(gpu=None, index=0, stopwatch=SmokeStopwatch())
+        return CaseDevice(gpu=None, index=0, stopwatch=SmokeStopwatch())
     gpu = device_gpu(index)
     stopwatch = measure.CudaStopwatch(index, gpu.l2_bytes)
-    return Place(gpu=gpu, index=index, stopwatch=stopwatch)
+    return CaseDevice(gpu=gpu, index=index, stopwatch=stopwatch)
 
 
-def on_device(place: Place) -> contextlib.AbstractContextManager[Any]:
+def on_device(place: CaseDevice) -> contextlib.AbstractContextManager[Any]:
     """Makes the place's device the current one."""
     return contextlib.nullcontext() if place.gpu is None else torch.cuda.device(place.index)
 
@@ -244,7 +243,7 @@ def compiled_backward() -> Iterator[None]:
         config.donated_buffer = before
 
 
-def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
+def _with_ceilings(place: CaseDevice, dtype: str, say: Say) -> CaseDevice:
     """The place with the ceilings reached there; None, with a notice, if a time was refused."""
     found: dict[str, float | None] = {}
     for name, ask in (
@@ -263,7 +262,7 @@ def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
 
 
 @contextlib.contextmanager
-def _ladder(options: BenchOptions, place: Place, tuned: Dispatcher) -> Iterator[LadderSteps]:
+def _ladder(options: BenchOptions, place: CaseDevice, tuned: Dispatcher) -> Iterator[LadderSteps]:
     """Selects the ladder's steps with an evaluator on a GPU, whose children end with the run."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("bench"))

@@ -11,7 +11,7 @@ import typer
 
 from flashgen import paths
 from flashgen.bench import GROUPS
-from flashgen.cli.options import CASES_BUDGET, COMMAND_LINE, Causal, check_least, check_word
+from flashgen.cli.options import CASES_BUDGET, COMMAND_LINE, CausalOption, check_least, check_word
 from flashgen.errors import InvalidArgument, printable
 from flashgen.runtime import registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
@@ -30,7 +30,7 @@ def bench(
     dtype: Annotated[str, typer.Option(help="fp16, bf16 or fp32.")] = "bf16",
     head_dim: Annotated[list[int] | None, typer.Option(help="Repeatable: 64, 128, 256.")] = None,
     seq: Annotated[list[int] | None, typer.Option(help="Keys. Repeatable.")] = None,
-    causal: Causal = None,
+    causal: CausalOption = None,
     batch: Annotated[
         list[int] | None, typer.Option(help="Batch sizes of decode. Repeatable.")
     ] = None,

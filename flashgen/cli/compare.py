@@ -53,12 +53,12 @@ def compare(what: What, on: On) -> None:
     if on.smoke:
         interpret()
     serve_from(on.tuned)
-    from flashgen.bench.compare import Row, cases_of, lines, of_table
+    from flashgen.bench.compare import ComparedCase, cases_of, lines, of_table
     from flashgen.bench.compare import compare as compared
 
     cases, left = cases_of(what.work(print), smoke=on.smoke)
     tunes = "flashgen tune --gpu"
-    rows: list[Row] = []
+    rows: list[ComparedCase] = []
     if on.target is not None:
         table = named_table(on.target, on.tuned or Path(), evidence=True)
         print(f"By the table of {table.gpu.name}; nothing runs.")

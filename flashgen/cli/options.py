@@ -52,7 +52,7 @@ Target = Annotated[
 DTypes = Annotated[
     list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32; bf16 by default. Repeatable.")
 ]
-HeadDims = Annotated[
+HeadDimsOption = Annotated[
     list[str] | None,
     typer.Option(help="64; or 192x128 if that of V differs. 64 and 128 by default. Repeatable."),
 ]
@@ -71,7 +71,7 @@ Kv = Annotated[
     str | None,
     typer.Option("--kv", help=f"For decode, an 8-bit cache: {', '.join(KV_WORDS)}."),
 ]
-Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
+CausalOption = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
 FeatureNames = Annotated[
     list[str] | None,
     typer.Option(

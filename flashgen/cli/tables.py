@@ -10,11 +10,11 @@ import typer
 
 from flashgen import paths
 from flashgen.cli.options import (
-    Causal,
+    CausalOption,
     Directions,
     DTypes,
     FeatureNames,
-    HeadDims,
+    HeadDimsOption,
     NoFeature,
     Out,
     Target,
@@ -71,8 +71,8 @@ def show(
     ] = None,
     direction: Directions = None,
     dtype: DTypes = None,
-    head_dim: HeadDims = None,
-    causal: Causal = None,
+    head_dim: HeadDimsOption = None,
+    causal: CausalOption = None,
     feature: FeatureNames = None,
     no_feature: NoFeature = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs, with runs.")] = False,

@@ -167,7 +167,7 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
     specs = what.specs() if listed and not how_long.from_tables else ()
     from flashgen.table.show import console
     from flashgen.tune.options import DEFAULT_SEQ, TuneOptions
-    from flashgen.tune.places import Wanted
+    from flashgen.tune.places import TargetOptions
     from flashgen.tune.tune import tune as run
 
     screen = console()
@@ -176,7 +176,7 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
         specs=specs,
         seqs=tuple(what.seq or (DEFAULT_SEQ,)),
         pieces=what.of_tables(out) if from_tables else what.pieces(screen.print),
-        where=Wanted(gpu=where.gpu, target=where.target, gpus=where.gpus, jobs=where.jobs),
+        where=TargetOptions(gpu=where.gpu, target=where.target, gpus=where.gpus, jobs=where.jobs),
         cluster=where.cluster,
         shard=_shard(where.shard),
         budget=budget,

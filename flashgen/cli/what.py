@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from flashgen.cli.options import (
-    Causal,
+    CausalOption,
     Directions,
     DTypes,
     FeatureNames,
-    HeadDims,
+    HeadDimsOption,
     Kv,
     NoFeature,
     Paged,
@@ -46,8 +46,8 @@ class What:
     ] = None
     direction: Directions = None
     dtype: DTypes = None
-    head_dim: HeadDims = None
-    causal: Causal = None
+    head_dim: HeadDimsOption = None
+    causal: CausalOption = None
     seq: Annotated[
         list[int] | None,
         typer.Option(help="Sequence length, 4096 by default; its bucket is meant. Repeatable."),

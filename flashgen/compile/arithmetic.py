@@ -24,7 +24,7 @@ _PRODUCTS = {
     "tcgen05.mma": re.compile(r"(\.kind::\w+)"),
 }
 
-Value = tuple[object, ...]
+Term = tuple[object, ...]
 """An operation and its operands, or ("leaf", number)."""
 
 
@@ -80,15 +80,15 @@ class _Walk:
     """The values of registers, as far as floating-point operations made them."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Value] = {}
+        self._values: dict[str, Term] = {}
         self._chains: dict[str, int] = {}
         self._false: set[str] = set()
         self._leaves = 0
         self._products: set[str] = set()
         self._ended: set[int] = set()
-        self._sums: list[Value] = []
+        self._sums: list[Term] = []
         self._partial: set[int] = set()
-        self._powers: list[Value] = []
+        self._powers: list[Term] = []
         self._approximate: set[str] = set()
         self._fusible = 0
 
@@ -133,7 +133,7 @@ class _Walk:
         else:
             self._values[outside[0]] = ("pair", *map(self._value, halves))
 
-    def _noted(self, value: Value) -> Value:
+    def _noted(self, value: Term) -> Term:
         """The value of an operation; what it adds up over lanes, or raises, is noted."""
         opcode = str(value[0])
         if opcode.startswith("add.") and _over_lanes(value):
@@ -173,11 +173,11 @@ class _Walk:
         if length := self._chains.pop(name, 0):
             self._ended.add(length)
 
-    def _leaf(self) -> Value:
+    def _leaf(self) -> Term:
         self._leaves += 1
         return ("leaf", self._leaves)
 
-    def _value(self, operand: str) -> Value:
+    def _value(self, operand: str) -> Term:
         operand = operand.strip()
         if operand.startswith("%"):
             return self._values.setdefault(operand, self._leaf())
@@ -190,7 +190,7 @@ class _Walk:
         self._fusible += _FUSIBLE.match(opcode) is not None
         if opcode.endswith("f32") and word in ("ex2", "lg2", "div", "rcp", "sqrt", "tanh"):
             self._approximate.add(opcode)
-        value: Value
+        value: Term
         if word == "mov" and len(rest) == 1:
             value = self._value(rest[0])
         elif word == "selp":  # of a masked score the other value is -inf
@@ -217,15 +217,15 @@ class _Walk:
         )
 
 
-def _over_lanes(value: Value) -> bool:
+def _over_lanes(value: Term) -> bool:
     """Whether it adds what a shuffle brings from another lane to the lane's own."""
     terms = [x for x in value[1:] if isinstance(x, tuple)]
     return any(x[0] == "shfl" and any(x[1] is y for y in terms) for x in terms)
 
 
-def _digest(value: Value) -> str:
+def _digest(value: Term) -> str:
     """Of an expression, whatever its registers are called: leaves are numbered as they come."""
-    numbers: dict[Value, str] = {}
+    numbers: dict[Term, str] = {}
     parts: list[str] = []
     stack: list[object] = [value]
     while stack:

@@ -19,7 +19,7 @@ from flashgen.spec.attention import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class CompiledPtx:
     """PTX with what a launch needs: the kernel's arguments in order, their types by name, bytes of
     dynamic shared memory, and of each tensor descriptor its box and swizzle.
     """
@@ -38,7 +38,7 @@ def build_ptx(
     arch: str,
     *,
     types: Mapping[str, str] | None = None,
-) -> Built:
+) -> CompiledPtx:
     """The PTX of a kernel for `arch`. types: of arguments that are not those of the signature, such
     as {"o_ptr": "*bf16"}. Raises CompileFailed or ToolchainError.
     """
@@ -51,7 +51,7 @@ def build_ptx(
         source.signature.update(types or {})
         with without_assembler():
             made = compiled_by_triton(source, rendered.name, spec, config, arch)
-    return Built(
+    return CompiledPtx(
         ptx=made.asm["ptx"],
         arg_names=tuple(kernel.arg_names),
         types=dict(source.signature),

@@ -11,8 +11,8 @@ from typing import Any
 from flashgen.compile.loops import Body, Role
 from flashgen.compile.sass import WARP, Instruction, Listing
 from flashgen.errors import NoEstimate
-from flashgen.estimate.machines import SUB_PARTITIONS, Machine
-from flashgen.estimate.mbarriers import PLACE_BYTES, Place, address_of, families, place_of
+from flashgen.estimate.machines import SUB_PARTITIONS, ArchModel
+from flashgen.estimate.mbarriers import PLACE_BYTES, BarrierAddress, address_of, families, place_of
 from flashgen.estimate.register_ports import reads
 
 # estimate/sm_clock.py repeats these numbers: numba's cache does not see changes in another file.
@@ -63,7 +63,7 @@ _LEFT_UNDER_WAY = re.compile(r"(?:gsb0|SB0),\s*0x([0-9a-f]+)")
 
 
 @dataclass(slots=True)
-class Row:
+class InstructionRow:
     """What sm_clock.replay needs of one instruction; the names are those of its arguments."""
 
     pipe: int
@@ -93,10 +93,12 @@ MatrixCycles = Callable[[Instruction], float]
 """How long a warp's matrix instruction occupies its pipe, as machines.matrix_cycles has it."""
 
 
-def row(i: Instruction, machine: Machine, matrix: MatrixCycles, *, spills_to_l2: bool) -> Row:
+def row(
+    i: Instruction, machine: ArchModel, matrix: MatrixCycles, *, spills_to_l2: bool
+) -> InstructionRow:
     """One instruction by itself; link() adds what depends on others. Raises what `matrix` does."""
     pipe = MATRIX if i.is_matrix else PIPE_OF.get(i.base, ALU)
-    made = Row(pipe=pipe)
+    made = InstructionRow(pipe=pipe)
     if i.control is not None:
         made.stall = max(1, i.control.stall)
         made.waits = sum(1 << barrier for barrier in i.control.waits)
@@ -117,7 +119,7 @@ def row(i: Instruction, machine: Machine, matrix: MatrixCycles, *, spills_to_l2:
     return made
 
 
-def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, float]:
+def _arithmetic(i: Instruction, pipe: int, machine: ArchModel) -> tuple[float, float]:
     """Cycles of the pipe, and further cycles until the result if a barrier signals it."""
     if pipe == EXP2:
         return machine.exp2, machine.exp2_late
@@ -130,7 +132,7 @@ def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, flo
     return (machine.fp32 if pipe == FMA else machine.integer), 0.0
 
 
-def _matrix(made: Row, i: Instruction, matrix: MatrixCycles) -> None:
+def _matrix(made: InstructionRow, i: Instruction, matrix: MatrixCycles) -> None:
     """Matrix instructions: HMMA synchronous with its warp, wgmma of a warpgroup asynchronous."""
     made.occupies = matrix(i)
     if i.is_wgmma:
@@ -139,7 +141,9 @@ def _matrix(made: Row, i: Instruction, matrix: MatrixCycles) -> None:
         made.commits = int("gsb0" in i.operands)
 
 
-def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) -> None:
+def _memory(
+    made: InstructionRow, i: Instruction, machine: ArchModel, *, spills_to_l2: bool
+) -> None:
     moved = (16 if ".128" in i.opcode else 8 if ".64" in i.opcode else 4) * WARP
     made.shared = (i.shared_bytes or moved) / machine.shared_bytes
     if i.base == "LDSM":
@@ -165,7 +169,7 @@ def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) 
         made.latency = machine.store_late
 
 
-def _control(made: Row, i: Instruction, machine: Machine) -> None:
+def _control(made: InstructionRow, i: Instruction, machine: ArchModel) -> None:
     allowed = _LEFT_UNDER_WAY.search(i.operands)
     if i.base == "BAR":
         made.kind = BARRIER_ARRIVE if ".ARV" in i.opcode else BARRIER
@@ -229,14 +233,14 @@ def _awaits_hmma(before: Sequence[Instruction], other: Instruction) -> bool:
 
 
 @dataclass(kw_only=True)
-class Program:
+class LoopProgram:
     """The bodies that run together on one SM, each by the warps of its role.
 
     arrivals: the number of warps that complete a phase, by family of mbarriers; 0 if TMA loads do.
     credit: warps that have already arrived, by named barrier.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[InstructionRow] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     warps: list[int] = field(default_factory=list)
@@ -249,17 +253,17 @@ def link(
     listing: Listing,
     roles: Sequence[Role],
     main: Sequence[Body],
-    machine: Machine,
+    machine: ArchModel,
     matrix: MatrixCycles,
     *,
     num_warps: int,
     spills_to_l2: bool,
-) -> Program:
+) -> LoopProgram:
     """The program of the main loops `main`, with the loops of the roles without main loops.
 
     Raises NoEstimate if the code does not show what its barriers are for.
     """
-    made = Program()
+    made = LoopProgram()
     bodies: list[tuple[Role, Body]] = []
     for role in roles:
         body = next((body for body in role.loops if body in main), role.loops[-1])
@@ -276,7 +280,7 @@ def link(
     return made
 
 
-def register_reads(rows: Sequence[Row], body: Body) -> None:
+def register_reads(rows: Sequence[InstructionRow], body: Body) -> None:
     """The registers read by each instruction that needs them at a fixed time.
 
     Memory instructions, exp2 and conversions wait in queues for free ports and are left out. So are
@@ -291,12 +295,12 @@ def register_reads(rows: Sequence[Row], body: Body) -> None:
         each.even, each.odd, each.again_even, each.again_odd = found
 
 
-def _rows(made: Program, number: int) -> list[Row]:
+def _rows(made: LoopProgram, number: int) -> list[InstructionRow]:
     return made.rows[made.start[number] : made.end[number]]
 
 
 def _named_barriers(
-    made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]], num_warps: int
+    made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role, Body]], num_warps: int
 ) -> None:
     """Which warps meet at the barriers of the block, and which have arrived before the loops
     start.
@@ -323,7 +327,7 @@ def _named_barriers(
                 )
 
 
-def _mbarriers(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
+def _mbarriers(made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
     """Families of mbarriers: those of one ring, by the address of the first.
 
     The n-th wait of a ring is for its n-th phase, less those that were started before the loop. A
@@ -331,7 +335,7 @@ def _mbarriers(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Bod
     """
     using = (EXPECT, ARRIVE, AWAIT)
     places = _places_of_mbarriers(listing, [role for role, _ in bodies])
-    named: dict[int, tuple[Place, bool]] = {}
+    named: dict[int, tuple[BarrierAddress, bool]] = {}
     for number, (_, body) in enumerate(bodies):
         rows = _rows(made, number)
         loads = any(each.kind == TMA for each in rows)
@@ -367,7 +371,7 @@ def _begins(i: Instruction) -> bool:
     return i.opcode.startswith("SYNCS.EXCH") and address_of(i) is not None
 
 
-def _places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, Place]:
+def _places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, BarrierAddress]:
     """The place that each instruction names which names an mbarrier, by its address."""
     found = {}
     for number, i in enumerate(listing.instructions):
@@ -377,7 +381,7 @@ def _places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, P
     return found
 
 
-def _bulk_loads(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
+def _bulk_loads(made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
     """Distributes the bytes that each phase expects among the loads that follow."""
     place = {i.address: n for n, i in enumerate(listing.instructions)}
     for number, (_, body) in enumerate(bodies):
@@ -409,12 +413,12 @@ def _immediate(code: Sequence[Instruction], place: int, i: Instruction) -> int:
 
 
 def _lags(
-    made: Program,
+    made: LoopProgram,
     listing: Listing,
     bodies: Sequence[tuple[Role, Body]],
     order: Sequence[int],
     expected: Sequence[bool],
-    places: Mapping[int, Place],
+    places: Mapping[int, BarrierAddress],
 ) -> None:
     """The number of phases by which each wait lags behind."""
     in_loops = {i.address for _, body in bodies for i in body}
@@ -466,7 +470,7 @@ def _runs_before(i: Instruction, body: Body, role: Role) -> bool:
     return max(ends, default=-1) < i.address < body[0].address
 
 
-ROW = [(each.name, {"int": "i8", "float": "f8"}[str(each.type)]) for each in fields(Row)]
+ROW = [(each.name, {"int": "i8", "float": "f8"}[str(each.type)]) for each in fields(InstructionRow)]
 """The type of an instruction in cycles.replay, as numpy takes it."""
 
 PLACE = [(name, "i8") for name in ("block", "sub", "group", "start", "end", "leads", "counts")]
@@ -474,7 +478,7 @@ PLACE = [(name, "i8") for name in ("block", "sub", "group", "start", "end", "lea
 its body, whether it leads its role (1 or 0), and whether its trips count."""
 
 
-def arrays(made: Program, residents: int) -> tuple[Any, Any, Any, Any]:
+def arrays(made: LoopProgram, residents: int) -> tuple[Any, Any, Any, Any]:
     """The arguments of sm_clock.replay: code, places, arrivals and credit, for this number of
     blocks.
     """
@@ -489,7 +493,7 @@ def arrays(made: Program, residents: int) -> tuple[Any, Any, Any, Any]:
     return code, places, np.array(made.arrivals, np.int64), credit
 
 
-def _places(made: Program, residents: int) -> list[tuple[int, ...]]:
+def _places(made: LoopProgram, residents: int) -> list[tuple[int, ...]]:
     """A tuple of PLACE for each warp; the warps of a block go to the sub-partitions in turn."""
     found: list[tuple[int, ...]] = []
     slot = group = 0

@@ -32,7 +32,7 @@ from flashgen.spec.gpu import Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ArchModel:
     """Parameters of one architecture, in cycles unless stated.
 
     fp32 to uniform: how long a warp's instruction occupies its pipe; matrix_at_least: an HMMA of
@@ -78,8 +78,8 @@ class Machine:
 
 KIB = 1024
 
-MACHINES: dict[str, Machine] = {
-    "sm_80": Machine(
+MACHINES: dict[str, ArchModel] = {
+    "sm_80": ArchModel(
         fp32=2.0,  # [guide] 64 a cycle
         l2_bytes=32.0,  # [assumed] two thirds of the 5120 a cycle that [paper] gives 108 SMs
         l2_burst_bytes=32.0,  # [assumed] no more
@@ -88,7 +88,7 @@ MACHINES: dict[str, Machine] = {
         l1_bytes=192 * KIB,  # [paper]
         known=True,
     ),
-    "sm_86": Machine(
+    "sm_86": ArchModel(
         fp32=1.0,  # [guide] 128 a cycle
         half=2.0,  # [guide] 128 halves a cycle
         l2_bytes=16.0,  # [assumed]
@@ -98,7 +98,7 @@ MACHINES: dict[str, Machine] = {
         l1_bytes=128 * KIB,  # [paper]
         known=True,
     ),
-    "sm_89": Machine(
+    "sm_89": ArchModel(
         fp32=1.0,  # [guide] 128 a cycle
         half=2.0,  # [guide] 128 halves a cycle
         l2_bytes=16.0,  # [assumed]
@@ -108,7 +108,7 @@ MACHINES: dict[str, Machine] = {
         l1_bytes=128 * KIB,  # [paper]
         known=False,
     ),
-    "sm_90": Machine(
+    "sm_90": ArchModel(
         fp32=1.0,  # [guide] 128 a cycle
         matrix_at_least=6.0,  # [ptxas] wgmma alone reaches the peak, which would be 4
         l2_bytes=56.0,  # [gemm]
@@ -120,7 +120,7 @@ MACHINES: dict[str, Machine] = {
         matrix_slows=0.3,  # [fa3]
         known=True,
     ),
-    "sm_120": Machine(
+    "sm_120": ArchModel(
         fp32=1.0,  # [paper] 128 a cycle
         integer=1.0,  # arXiv 2507.10789, on an RTX 5080: the same units as float32
         half=2.0,  # [assumed] as sm_89, and so are all to copy_late
@@ -141,7 +141,7 @@ HMMA_FLOPS = 2 * 16 * 8 * 16
 SUB_PARTITIONS = 4
 
 
-def machine_of(gpu: Gpu) -> Machine:
+def machine_of(gpu: Gpu) -> ArchModel:
     """The machine of a target. Raises NoEstimate where its architecture or rates are not known."""
     if gpu.arch not in MACHINES:
         known = ", ".join(sorted(MACHINES, key=lambda arch: (len(arch), arch)))
@@ -151,7 +151,7 @@ def machine_of(gpu: Gpu) -> Machine:
     return MACHINES[gpu.arch]
 
 
-def from_memory(machine: Machine) -> Machine:
+def from_memory(machine: ArchModel) -> ArchModel:
     """The machine as a kernel finds it that reads each byte once, from memory and not from L2: a
     load comes later. Memory's bandwidth is all SMs' together: time_of() has it.
     """
@@ -163,7 +163,7 @@ def from_memory(machine: Machine) -> Machine:
     )
 
 
-def held_clock_mhz(machine: Machine, gpu: Gpu, flops_per_cycle: float) -> float:
+def held_clock_mhz(machine: ArchModel, gpu: Gpu, flops_per_cycle: float) -> float:
     """The clock of a GPU whose SMs together do this many 16-bit matrix operations a cycle: power
     holds it down in proportion.
     """
@@ -243,7 +243,7 @@ def matrix_work(gpu: Gpu, i: Instruction) -> float:
     return i.matrix_flops / rate
 
 
-def matrix_cycles(machine: Machine, gpu: Gpu, i: Instruction) -> float:
+def matrix_cycles(machine: ArchModel, gpu: Gpu, i: Instruction) -> float:
     """How long a matrix instruction of one warp, or its quarter of a warpgroup's, occupies a
     sub-partition's matrix pipe. Raises NoEstimate as matrix_work().
     """
@@ -254,7 +254,7 @@ def matrix_cycles(machine: Machine, gpu: Gpu, i: Instruction) -> float:
     return work / HMMA_FLOPS * hmma_cycles(machine, gpu)
 
 
-def hmma_cycles(machine: Machine, gpu: Gpu) -> float:
+def hmma_cycles(machine: ArchModel, gpu: Gpu) -> float:
     """How long one HMMA of 16x8x16 occupies a sub-partition's matrix pipe on this product.
 
     Products of one architecture differ: GeForce accumulates in float32 at half the rate.

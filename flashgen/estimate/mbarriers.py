@@ -23,17 +23,17 @@ _SHARED_WINDOW = "0x18"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class BarrierAddress:
     """The constant part of an mbarrier's address; fixed: it has no other part."""
 
     offset: int
     fixed: bool
 
-    def __add__(self, other: Place) -> Place:
-        return Place(offset=self.offset + other.offset, fixed=self.fixed and other.fixed)
+    def __add__(self, other: BarrierAddress) -> BarrierAddress:
+        return BarrierAddress(offset=self.offset + other.offset, fixed=self.fixed and other.fixed)
 
 
-NOTHING, UNKNOWN = Place(offset=0, fixed=True), Place(offset=0, fixed=False)
+NOTHING, UNKNOWN = BarrierAddress(offset=0, fixed=True), BarrierAddress(offset=0, fixed=False)
 
 
 def address_of(i: Instruction) -> int | None:
@@ -44,23 +44,23 @@ def address_of(i: Instruction) -> int | None:
     return int(match[2] or "0", 16) if match else None
 
 
-def place_of(code: Sequence[Instruction], number: int, start: int) -> Place:
+def place_of(code: Sequence[Instruction], number: int, start: int) -> BarrierAddress:
     """The place that instruction `number` names, which has an address, with the constants in its
     registers. start: the address where the code of its role begins.
     """
     match = _ADDRESS.search(code[number].operands)
     assert match is not None
-    place = Place(offset=int(match[2] or "0", 16), fixed=True)
+    place = BarrierAddress(offset=int(match[2] or "0", 16), fixed=True)
     for register in match[1].split("+"):
         place += _value(code, number, register, start)
     return place
 
 
-def _value(code: Sequence[Instruction], number: int, name: str, start: int) -> Place:
+def _value(code: Sequence[Instruction], number: int, name: str, start: int) -> BarrierAddress:
     """What an operand adds, by the nearest instruction above that sets it."""
     if _NUMBER.match(name):
         value = int(name, 16)
-        return Place(offset=value - (value >> 31 << 32), fixed=True)
+        return BarrierAddress(offset=value - (value >> 31 << 32), fixed=True)
     if name in ("RZ", "URZ"):
         return NOTHING
     for n in range(number - 1, -1, -1):
@@ -76,7 +76,7 @@ def _value(code: Sequence[Instruction], number: int, name: str, start: int) -> P
 
 def _sum(
     code: Sequence[Instruction], number: int, base: str, sources: Sequence[str], start: int
-) -> Place:
+) -> BarrierAddress:
     """What instruction `number` computes of its sources. Products and what is shifted count places
     of a ring.
     """
@@ -97,7 +97,7 @@ def _sum(
 
 
 def families(
-    named: Mapping[int, tuple[Place, bool]], initialized: frozenset[int]
+    named: Mapping[int, tuple[BarrierAddress, bool]], initialized: frozenset[int]
 ) -> dict[int, int]:
     """The first mbarrier of the ring that each instruction names, by the instruction's address.
 

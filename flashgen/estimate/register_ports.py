@@ -28,7 +28,7 @@ _PREDICATE = re.compile(r"!?U?P[0-9T]")
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class RegisterOperand:
     """Numbers of registers; place is the index of the operand."""
 
     place: int
@@ -47,7 +47,7 @@ class Reads(NamedTuple):
     again_odd: int
 
 
-def operands(i: Instruction) -> tuple[Operand, ...]:
+def operands(i: Instruction) -> tuple[RegisterOperand, ...]:
     """The registers that an instruction without memory operands reads, without RZ."""
     parts = [part.strip() for part in i.operands.split(",")]
     named = [part for part in parts if not _PREDICATE.fullmatch(part)]
@@ -59,7 +59,7 @@ def operands(i: Instruction) -> tuple[Operand, ...]:
         if match := _REGISTER.search(part):
             first = int(match[1])
             registers = range(first, first + _count(i, place))
-            found.append(Operand(place, registers, bool(match[2])))
+            found.append(RegisterOperand(place, registers, bool(match[2])))
     return tuple(found)
 
 

@@ -26,11 +26,11 @@ from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import loop_program
-from flashgen.estimate.loop_program import Program
+from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import (
     MACHINES,
     SUB_PARTITIONS,
-    Machine,
+    ArchModel,
     from_memory,
     hmma_cycles,
     machine_of,
@@ -109,7 +109,7 @@ class Scoreboard:
         if self.residents == 0:
             raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
         self._cycles: dict[tuple[int, bool], tuple[float, ...]] = {}
-        self._programs: dict[tuple[tuple[int, ...], bool, bool], Program] = {}
+        self._programs: dict[tuple[tuple[int, ...], bool, bool], LoopProgram] = {}
         self._trips: dict[tuple[int, int], float] = {}
         self._check_replay()
 
@@ -167,7 +167,7 @@ class Scoreboard:
             memory=busy[MEMORY] * scale,
         )
 
-    def _busy(self, made: Program) -> dict[int, float]:
+    def _busy(self, made: LoopProgram) -> dict[int, float]:
         """Cycles for which a trip of one block occupies each pipe of the SM.
 
         Pipes of the sub-partitions are assumed to be shared evenly. CONTROL stands for issuing
@@ -259,7 +259,7 @@ class Scoreboard:
                         f"a replayed trip took {sm_clock:.0f} cycles, and its stalls alone {stalls}"
                     )
 
-    def _program(self, phase: tuple[int, ...], residents: int, *, far: bool = False) -> Program:
+    def _program(self, phase: tuple[int, ...], residents: int, *, far: bool = False) -> LoopProgram:
         """The program of a phase, built once for each place of its loads and of its stacks."""
         key = (phase, self._spills_to_l2(residents), far)
         if key not in self._programs:
@@ -280,14 +280,14 @@ class Scoreboard:
         left = self.machine.l1_bytes - residents * (self.shared_bytes + 1024)
         return stacks > 0.7 * max(left, 0)
 
-    def _replay(self, made: Program, residents: int) -> float:
+    def _replay(self, made: LoopProgram, residents: int) -> float:
         """Cycles in which all resident blocks do one steady trip."""
         # If a pipe is full, some blocks run ahead of others, which then look as fast.
         # All SMs together get less from L2 than one does while the others compute.
         trip = self._steady(made, residents)
         return max(trip, residents * max(self._busy(made).values()))
 
-    def _steady(self, made: Program, residents: int) -> float:
+    def _steady(self, made: LoopProgram, residents: int) -> float:
         """steady_cycles of one of the board's programs, replayed once."""
         known = (id(made), residents)
         if known not in self._trips:
@@ -295,7 +295,7 @@ class Scoreboard:
         return self._trips[known]
 
 
-def steady_cycles(made: Program, residents: int, machine: Machine) -> float:
+def steady_cycles(made: LoopProgram, residents: int, machine: ArchModel) -> float:
     """Cycles of one steady trip of a program by this number of blocks at once, on an SM alone.
 
     Raises NoEstimate if its warps deadlock, ToolchainError if numba is missing.

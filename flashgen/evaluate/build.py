@@ -20,7 +20,7 @@ from flashgen.estimate.sm import recall_replay
 from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.evaluate.arrivals import Built
 from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.pools import Once
+from flashgen.evaluate.pools import FutureCache
 from flashgen.evaluate.tasks import COMPILE_LIMIT_S, Compile, Tasks, task
 from flashgen.evaluate.workers.answers import (
     Answer,
@@ -123,7 +123,7 @@ def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> BuildResult:
         return BuildResult(status=Status.ILLEGAL, detail=str(error))
 
 
-Key = tuple[str, bool]
+BuildKey = tuple[str, bool]
 """The digest of a kernel, and whether it is compiled as a decode of one split."""
 
 
@@ -140,7 +140,7 @@ class Build:
     rank: int
 
     @property
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[BuildKey, ...]:
         """What is compiled once."""
         return tuple((self.drafted.digest, whole) for whole in self.variants)
 
@@ -160,8 +160,8 @@ class Builder:
         self._cache = cache
         self._tasks = tasks
         self._compilers = compilers
-        self._built: dict[Key, Built] = {}
-        self._answers = Once()
+        self._built: dict[BuildKey, Built] = {}
+        self._answers = FutureCache()
 
     def start(
         self, spec: AttentionSpec, problem: Problem, config: KernelConfig, rank: int = 0
@@ -182,7 +182,7 @@ class Builder:
                 self._answers.start(key, partial(self._submit, build, key))
         return build
 
-    def _recalled(self, key: Key) -> bool:
+    def _recalled(self, key: BuildKey) -> bool:
         """Whether a kernel is built, now or in an earlier run."""
         if key in self._built:
             return True
@@ -198,7 +198,7 @@ class Builder:
         self._built[key] = Built(compiled=compiled, replay=replayed)
         return True
 
-    def _submit(self, build: Build, key: Key) -> Future[Answer]:
+    def _submit(self, build: Build, key: BuildKey) -> Future[Answer]:
         asked = Compile(
             spec=build.spec,
             config=build.config,

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from flashgen.compile.ptx import Built, build_ptx
+from flashgen.compile.ptx import CompiledPtx, build_ptx
 from flashgen.errors import LaunchError
 from flashgen.kernels.render import Rendered
-from flashgen.ptx.arguments import Argument, launch_of
+from flashgen.ptx.arguments import LaunchArgument, launch_of
 from flashgen.ptx.execute import execute
-from flashgen.ptx.findings import CHECKS, Check, Report
+from flashgen.ptx.findings import CHECKS, Report, Sanitizer
 from flashgen.ptx.triton_kernel import loaded_text
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
@@ -40,14 +40,14 @@ class ExecutedKernel:
         arch: str,
         *,
         seed: int = 0,
-        checks: Collection[Check] = CHECKS,
+        checks: Collection[Sanitizer] = CHECKS,
         raises: bool = True,
     ) -> None:
         self.rendered, self.spec, self.config, self.arch = rendered, spec, config, arch
         self.seed, self.checks, self.raises = seed, checks, raises
         self.report = Report()
         self.launches = 0
-        self._built: dict[tuple[tuple[str, str], ...], Built] = {}
+        self._built: dict[tuple[tuple[str, str], ...], CompiledPtx] = {}
         self._plain = build_ptx(rendered, spec, config, arch)
         self.arg_names = self._plain.arg_names
 
@@ -64,7 +64,7 @@ class ExecutedKernel:
                 f"{self.arch} has {most} a block"
             )
         given = [
-            Argument(name=name, type=built.types[name], value=value)
+            LaunchArgument(name=name, type=built.types[name], value=value)
             for name, value in zip(self.arg_names, arguments, strict=True)
             if built.types[name] != "constexpr"
         ]
@@ -77,7 +77,7 @@ class ExecutedKernel:
             report.raise_if_any()
         return report
 
-    def _variant(self, arguments: Sequence[Any]) -> Built:
+    def _variant(self, arguments: Sequence[Any]) -> CompiledPtx:
         """The kernel for the types of this launch's tensors: Triton compiles another one where they
         are not those of the signature, such as an output in float32 or bounds in int64.
         """

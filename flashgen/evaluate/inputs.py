@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import InvalidArgument
-from flashgen.evaluate.measure import Run
+from flashgen.evaluate.measure import LaunchOnce
 from flashgen.files import write_whole
 from flashgen.inputs.block_mask import BlockMask
 from flashgen.inputs.features import Features, Fp8
@@ -304,7 +304,9 @@ def in_pages(cache: Cache, page_size: int, seed: int) -> Cache:
     return replace(cache, k=pool(cache.k), v=pool(cache.v), block_table=table)
 
 
-def run_of(kernel: Any, spec: AttentionSpec, config: KernelConfig, call: Any, folder: Path) -> Run:
+def run_of(
+    kernel: Any, spec: AttentionSpec, config: KernelConfig, call: Any, folder: Path
+) -> LaunchOnce:
     """A launch of a kernel with what make_call() made, ready to repeat; of a decode, with what
     merges its parts.
 

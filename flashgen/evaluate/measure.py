@@ -39,7 +39,7 @@ from flashgen.evaluate.gpu_state import Conditions as Conditions
 from flashgen.evaluate.gpu_state import clocks_and_power as clocks_and_power
 from flashgen.schedules.outcome import LONGEST_US, Timing
 
-Run = Callable[[], object]
+LaunchOnce = Callable[[], object]
 """Launches a kernel once, without waiting for it."""
 
 ASIDE = 0.2
@@ -56,7 +56,7 @@ within ASIDE."""
 class Stopwatch(Protocol):
     """Times launches: CudaStopwatch, or a fake in a test."""
 
-    def time(self, run: Run, count: int) -> list[float]:
+    def time(self, run: LaunchOnce, count: int) -> list[float]:
         """Microseconds of each of `count` launches, every one with a cold L2."""
 
     def now(self) -> float:
@@ -126,7 +126,7 @@ class CudaStopwatch:
         self._enqueue_s = 0.001  # of one launch, as last seen; the first one's is a guess
         self._highest_mhz = 0.0
 
-    def time(self, run: Run, count: int) -> list[float]:
+    def time(self, run: LaunchOnce, count: int) -> list[float]:
         """As Stopwatch says. Raises the errors that torch raises for a failed launch."""
         cuda = self._torch.cuda
         with cuda.device(self._device):
@@ -291,7 +291,7 @@ class Raced:
 
 
 def measure(
-    run: Run, *, effort: Literal["rough", "timed"], stopwatch: Stopwatch, ceiling: Ceiling
+    run: LaunchOnce, *, effort: Literal["rough", "timed"], stopwatch: Stopwatch, ceiling: Ceiling
 ) -> Timing:
     """Time one kernel by itself.
 
@@ -325,7 +325,7 @@ def measure(
 
 
 def interleave(
-    runs: Sequence[Run], *, stopwatch: Stopwatch, ceilings: Sequence[Ceiling]
+    runs: Sequence[LaunchOnce], *, stopwatch: Stopwatch, ceilings: Sequence[Ceiling]
 ) -> list[Raced]:
     """Time several kernels in alternation, with equal numbers of samples.
 
@@ -374,7 +374,7 @@ def _refuse_jump(trace: Sequence[float]) -> None:
         )
 
 
-def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
+def warm_up(run: LaunchOnce, stopwatch: Stopwatch, limit_s: float) -> int:
     """Launch until times are steady or limit_s is over; returns the number of launches per
     batch.
     """
@@ -388,7 +388,7 @@ def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
     return batch
 
 
-def keep_busy(runs: Sequence[Run], timings: Sequence[Timing]) -> None:
+def keep_busy(runs: Sequence[LaunchOnce], timings: Sequence[Timing]) -> None:
     """Queue launches in turn, LOAD_US of them by their timings, without waiting."""
     queued_us = 0.0
     for run, timing in itertools.cycle(zip(runs, timings, strict=True)):

@@ -26,7 +26,7 @@ from flashgen.evaluate.build import (
     outcome_of,
 )
 from flashgen.evaluate.evaluator import BaseEvaluator, Ranks, Request, triton_version
-from flashgen.evaluate.pools import Children, Once, Pools
+from flashgen.evaluate.pools import Children, FutureCache, Pools
 from flashgen.evaluate.tasks import CHECK_LIMIT_S, Check, Tasks, task
 from flashgen.evaluate.workers.answers import (
     Answer,
@@ -73,7 +73,7 @@ class OfflineEvaluator(BaseEvaluator):
         self._closes = pools is None
         self._cpu = pools.cpu if pools else Children(jobs or cpu_count())
         self._builder = Builder(gpu, cache, self._cpu, self._tasks)
-        self._interpreted = Once()
+        self._interpreted = FutureCache()
         self._ranks = Ranks()
 
     def answers(

@@ -132,7 +132,7 @@ class Device:
         self._workers.close()
 
 
-class Once:
+class FutureCache:
     """Futures by key: what is under way for one search is not started again for another."""
 
     def __init__(self) -> None:

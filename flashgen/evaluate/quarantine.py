@@ -31,7 +31,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from flashgen.spec.records import parsed, record_of
 
-Key = tuple[str, str]
+QuarantineKey = tuple[str, str]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class QuarantineRecord:
     created: str  # ISO 8601, UTC
 
     @property
-    def key(self) -> Key:
+    def key(self) -> QuarantineKey:
         """What the record applies to: a kernel, for evaluators of one source or, "", for all."""
         of_compiler = self.stage == "compile" or self.status is Status.COMPILE_CRASH
         return self.digest, "" if of_compiler else self.source
@@ -84,12 +84,12 @@ class Quarantine:
     ) -> None:
         self.path = path
         self._triton = triton
-        self._held: dict[Key, QuarantineRecord] = {}
+        self._held: dict[QuarantineKey, QuarantineRecord] = {}
         self._lock = threading.Lock()  # of those who add and remove
         with disk_errors(path):
             for record in self._read(notice):
                 self._take(record)
-        self._retried = set(self._held) if retry else set[Key]()
+        self._retried = set(self._held) if retry else set[QuarantineKey]()
 
     def __len__(self) -> int:
         """The number of quarantined kernels, without those to be retried."""
@@ -123,7 +123,7 @@ class Quarantine:
                     self._append(record)
 
     def _of(self, digest: str, source: Source) -> list[QuarantineRecord]:
-        keys: list[Key] = [(digest, ""), (digest, source)]
+        keys: list[QuarantineKey] = [(digest, ""), (digest, source)]
         found = map(self._held.get, keys)  # another thread may remove one
         return [record for record in found if record is not None]
 

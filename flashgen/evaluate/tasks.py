@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
-from flashgen.evaluate.workers.answers import Kind, Task
+from flashgen.evaluate.workers.answers import Task, WorkerKind
 from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
@@ -24,7 +24,7 @@ from flashgen.spec.problem import Problem, flops, timed_problems
 from flashgen.spec.records import record_of
 
 if TYPE_CHECKING:
-    from flashgen.evaluate.measure import Ceiling, Conditions, Run, Stopwatch
+    from flashgen.evaluate.measure import Ceiling, Conditions, LaunchOnce, Stopwatch
     from flashgen.schedules.outcome import Timing
 
 # On a slow machine all limits grow, and a child's first task gets more: workers/pool.py.
@@ -166,7 +166,7 @@ def _executed(asked: Asked) -> bool:
 
 def task(function: str, asked: Asked, limit_s: float, rank: int = 0) -> Task:
     """The task for a worker to call this function with what is asked; rank as Task has it."""
-    kind: Kind = "device"
+    kind: WorkerKind = "device"
     if isinstance(asked, Compile | ForArch) or _executed(asked):
         kind = "compile"
     elif isinstance(asked, Check) and asked.device == "cpu":
@@ -322,7 +322,7 @@ def measure_round(payload: Payload) -> Payload:
     }
 
 
-def _sdpa(launches: Launches) -> list[Run]:
+def _sdpa(launches: Launches) -> list[LaunchOnce]:
     """Launches of torch's SDPA, with any backend, on the round's inputs, as _prepared; none if it
     refuses, and for kernels without a counterpart in torch: one part of a backward, pages, queries
     at the end of the keys, or a feature.
@@ -339,7 +339,7 @@ def _sdpa(launches: Launches) -> list[Run]:
         q, k, v = (getattr(_call(launches), name) for name in "qkv")
     else:
         q, k, v = make_inputs(spec, launches.problem, launches.seed, launches.device)
-    runs: list[Run] = []
+    runs: list[LaunchOnce] = []
     for problem in timed_problems(spec, launches.problem):
         first = slice(problem.batch)
         runs.append(
@@ -372,7 +372,7 @@ def ceilings(launches: Launches) -> list[Ceiling]:
     ]
 
 
-def _prepared(launches: Launches, config: KernelConfig) -> list[Run]:
+def _prepared(launches: Launches, config: KernelConfig) -> list[LaunchOnce]:
     """Launches of the kernel on this task's inputs, ready to repeat: one for each of the
     timed_problems.
     """
@@ -407,7 +407,7 @@ def _stopwatch(device: str, l2_bytes: int) -> Stopwatch:
 
 
 def _conditions_under_load(
-    runs: Sequence[Run], timings: Sequence[Timing], device: str
+    runs: Sequence[LaunchOnce], timings: Sequence[Timing], device: str
 ) -> Conditions:
     """Clocks and power read while the kernels of a round are running."""
     import torch

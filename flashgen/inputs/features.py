@@ -237,18 +237,18 @@ def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None
     return None if left == right == UNBOUNDED else (left, right)
 
 
-Limits = tuple[object, ...]
+ScoreLimits = tuple[object, ...]
 """A window and a softcap, each None where it changes nothing; True behind them for invariant."""
-NO_LIMITS: Limits = (None, None)
+NO_LIMITS: ScoreLimits = (None, None)
 
 
 def limits_of(
     window: object, softcap: object, invariant: object = False, *, causal: bool
-) -> Limits:
+) -> ScoreLimits:
     """The limits of a call, as its arguments give them: a drop-in's (-1, -1) and 0.0 are none.
     Raises InvalidArgument.
     """
-    limits: Limits = window_of(window, causal=causal), check_softcap(softcap) or None
+    limits: ScoreLimits = window_of(window, causal=causal), check_softcap(softcap) or None
     return limits if invariant is False else (*limits, check_invariant(invariant))
 
 

@@ -26,9 +26,9 @@ ALIGNED = 15
 """Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
 """
 
-Results = tuple[Tensor | None, ...]
+CallResults = tuple[Tensor | None, ...]
 
-Replay = Callable[..., Any]
+ReplayedCall = Callable[..., Any]
 """Takes the inputs of a call and gives its results; None, with nothing launched, where its
 launches may not be repeated: a tensor is not aligned, or is the negative of its memory, another
 device is current, or something listens to launches."""
@@ -50,8 +50,8 @@ class Binder:
         return found  # type: ignore[no-any-return]
 
     def bound(
-        self, inputs: Sequence[Tensor | None], named: Mapping[str, int], results: Results
-    ) -> Replay | None:
+        self, inputs: Sequence[Tensor | None], named: Mapping[str, int], results: CallResults
+    ) -> ReplayedCall | None:
         """What makes these launches again and gives results like these. None where that is not
         possible: nothing was launched, Triton must launch, or a kernel takes or the call returns
         another tensor than inputs, what launches made, and zeros().
@@ -159,8 +159,8 @@ class _Writer:
         launches: Sequence[NotedLaunch],
         on: Relaunch,
         calls: Sequence[str | None],
-        results: Results,
-    ) -> Replay | None:
+        results: CallResults,
+    ) -> ReplayedCall | None:
         """The function; None if a result is written by none of the launches."""
         numbers = [None if x is None else self._made[x.data_ptr()][0] for x in results]
         for number, x in zip(numbers, results, strict=True):
@@ -196,16 +196,16 @@ class _Writer:
         inputs = ", ".join(f"x{n}" for n in range(len(self._inputs)))
         held = ", ".join(f"v{n}" for n in range(len(self._values)))
         text = f"def holding({held}):\n    def replay({inputs}):\n{body}    return replay\n"
-        made: Replay = _compiled(text)(*self._values)
+        made: ReplayedCall = _compiled(text)(*self._values)
         return made
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(text: str) -> Callable[..., Replay]:
+def _compiled(text: str) -> Callable[..., ReplayedCall]:
     """The function that a text defines. A text has numbers of its own making, and no caller's."""
     namespace: dict[str, Any] = {}
     exec(text, namespace)
-    found: Callable[..., Replay] = namespace["holding"]
+    found: Callable[..., ReplayedCall] = namespace["holding"]
     return found
 
 

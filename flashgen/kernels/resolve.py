@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flashgen.kernels.render import Rendered, in_place, quoted
 
-Known = dict[str, object]
+KnownNames = dict[str, object]
 """What names stand for: a constant, or _GIVEN."""
 
 _UNKNOWN, _GIVEN = object(), object()
@@ -58,7 +58,7 @@ def resolved(text: str) -> str:
             tl.store(x_ptr, x)
     """
     *_, kernel = _functions(ast.parse(text))
-    known: Known = dict.fromkeys((each.arg for each in kernel.args.args), _GIVEN)
+    known: KnownNames = dict.fromkeys((each.arg for each in kernel.args.args), _GIVEN)
     lines = text.splitlines()
     head = _before(lines, kernel.body[0].lineno)
     body = _Kernel(text).written(kernel.body, known, head, 0)
@@ -75,7 +75,7 @@ class _Kernel:
         self._phases: set[str] = set()
 
     def written(
-        self, body: Iterable[ast.stmt], known: Known, after: int, left: int
+        self, body: Iterable[ast.stmt], known: KnownNames, after: int, left: int
     ) -> Iterator[str]:
         """The lines of these statements, the first of which follows line `after`, moved to the left
         by so many columns. known changes as the statements say.
@@ -87,7 +87,7 @@ class _Kernel:
                 yield from _moved(above, left)
                 yield from lines
 
-    def _statement(self, node: ast.stmt, known: Known, left: int) -> Iterator[str]:
+    def _statement(self, node: ast.stmt, known: KnownNames, left: int) -> Iterator[str]:
         if isinstance(node, ast.If):
             yield from self._branches(node, known, left, "if")
         elif isinstance(node, ast.For):
@@ -97,7 +97,7 @@ class _Kernel:
             if not _assign(node, known):
                 yield from _moved(lines, left)
 
-    def _branches(self, node: ast.If, known: Known, left: int, word: str) -> Iterator[str]:
+    def _branches(self, node: ast.If, known: KnownNames, left: int, word: str) -> Iterator[str]:
         """The branch that is taken; both, where a launch decides. word: if, or elif."""
         otherwise = f"{' ' * (node.col_offset - left)}else:"
         test = folded(node.test, known)
@@ -132,7 +132,7 @@ class _Kernel:
             return body[0] if line.lstrip().startswith("elif ") else None
         return None
 
-    def _loop(self, node: ast.For, known: Known, left: int) -> Iterator[str]:
+    def _loop(self, node: ast.For, known: KnownNames, left: int) -> Iterator[str]:
         """A loop; or its phases, one behind the other."""
         after = _before(self._lines, node.body[0].lineno)
         name = ast.unparse(node.target)
@@ -147,7 +147,7 @@ class _Kernel:
             yield from _moved(self._with(node, after, node.iter, known), left)
             yield from self.written(node.body, dict(known), after, left)
 
-    def _with(self, statement: ast.stmt, end: int, node: ast.AST, known: Known) -> list[str]:
+    def _with(self, statement: ast.stmt, end: int, node: ast.AST, known: KnownNames) -> list[str]:
         """The lines of a statement up to line `end`, with the node in it resolved."""
         first, last = self._span(node)
         start, stop = self._starts[statement.lineno - 1], self._starts[end] - 1
@@ -162,7 +162,7 @@ class _Kernel:
             self._starts[node.end_lineno - 1] + node.end_col_offset,  # type: ignore[attr-defined]
         )
 
-    def _expression(self, node: ast.AST, known: Known) -> str:
+    def _expression(self, node: ast.AST, known: KnownNames) -> str:
         simpler = self._simpler(node, known) if isinstance(node, ast.expr) else None
         if simpler is not None:
             return simpler
@@ -175,7 +175,7 @@ class _Kernel:
             at = stop
         return "".join([*pieces, self._text[at:end]])
 
-    def _simpler(self, node: ast.expr, known: Known) -> str | None:
+    def _simpler(self, node: ast.expr, known: KnownNames) -> str | None:
         """An expression that its constants make simpler; None for any other."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return None
@@ -199,7 +199,7 @@ class _Kernel:
             return self._call(node, known)
         return None
 
-    def _product(self, node: ast.BinOp, known: Known) -> str | None:
+    def _product(self, node: ast.BinOp, known: KnownNames) -> str | None:
         """A sum, a product or the like without an operand that changes nothing."""
         neutral = _NEUTRAL.get(type(node.op))
         left, right = folded(node.left, known), folded(node.right, known)
@@ -214,7 +214,7 @@ class _Kernel:
         text = self._expression(kept, known)
         return f"({text})" if bracketed else text
 
-    def _call(self, node: ast.Call, known: Known) -> str | None:
+    def _call(self, node: ast.Call, known: KnownNames) -> str | None:
         """A call without a mask that is True, and without what is None; of two functions, that
         which is called.
         """
@@ -228,7 +228,7 @@ class _Kernel:
         return f"{self._expression(node.func, known)}({given})"
 
 
-def folded(node: ast.expr, known: Known) -> object:
+def folded(node: ast.expr, known: KnownNames) -> object:
     """The value of an expression, where constants decide it; _UNKNOWN where a launch does."""
     if isinstance(node, ast.Constant):
         return node.value
@@ -277,7 +277,7 @@ def _applied(how: ast.AST, *operands: object) -> object:
     return _OPERATORS[type(how)](*operands)
 
 
-def _assign(node: ast.stmt, known: Known) -> bool:
+def _assign(node: ast.stmt, known: KnownNames) -> bool:
     """Put into known what this statement says; whether all that read it have it in place."""
     value = _UNKNOWN
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -289,7 +289,7 @@ def _assign(node: ast.stmt, known: Known) -> bool:
     return isinstance(value, _SWITCH)
 
 
-def _phases(node: ast.For, known: Known) -> Sequence[int]:
+def _phases(node: ast.For, known: KnownNames) -> Sequence[int]:
     """The turns of a static_range that branches tell apart, or its only one; none of any other
     loop.
     """

@@ -12,16 +12,16 @@ import numpy as np
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
 from flashgen.ptx.memory import BadAddress, Buffer
 from flashgen.ptx.shadow import Conflict
-from flashgen.ptx.types import Array, Mask
+from flashgen.ptx.types import Array, LaneMask
 from flashgen.ptx.warp import LANES, Warp, lanes_of
 
 
-def active(values: Array, mask: Mask) -> Array:
+def active(values: Array, mask: LaneMask) -> Array:
     """The values of the active lanes."""
     return values if mask is None else values[mask]
 
 
-def spread(values: Array, mask: Mask) -> Array:
+def spread(values: Array, mask: LaneMask) -> Array:
     """One row for each of 32 lanes: those of the active ones, zeros for the others."""
     if mask is None:
         return values
@@ -30,7 +30,7 @@ def spread(values: Array, mask: Mask) -> Array:
     return found
 
 
-def _bad_lane(warp: Warp, mask: Mask, error: BadAddress, doing: str) -> Exception:
+def _bad_lane(warp: Warp, mask: LaneMask, error: BadAddress, doing: str) -> Exception:
     lane = None if error.lane is None else int(lanes_of(mask)[error.lane])
     return warp.fault("memcheck", f"it {doing} {error.message}", lane)
 
@@ -38,7 +38,7 @@ def _bad_lane(warp: Warp, mask: Mask, error: BadAddress, doing: str) -> Exceptio
 # Shared memory
 
 
-def shared_offsets(warp: Warp, addresses: Array, size: int, mask: Mask, doing: str) -> Array:
+def shared_offsets(warp: Warp, addresses: Array, size: int, mask: LaneMask, doing: str) -> Array:
     """Where an access to shared memory lies; raises a Fault if outside or misaligned."""
     try:
         return warp.block.shared.offsets(addresses, size)
@@ -47,7 +47,7 @@ def shared_offsets(warp: Warp, addresses: Array, size: int, mask: Mask, doing: s
 
 
 def read_shared(
-    warp: Warp, addresses: Array, unit: int, count: int, mask: Mask, used: Sequence[int] = ()
+    warp: Warp, addresses: Array, unit: int, count: int, mask: LaneMask, used: Sequence[int] = ()
 ) -> Array:
     """`count` integers of `unit` bytes per active lane. used: the integers that matter, where a
     vector has some that nobody uses.
@@ -64,7 +64,7 @@ def read_shared(
     return found
 
 
-def write_shared(warp: Warp, addresses: Array, values: Array, mask: Mask) -> None:
+def write_shared(warp: Warp, addresses: Array, values: Array, mask: LaneMask) -> None:
     """Store a row of integers per active lane."""
     unit, count = values.dtype.itemsize, values.shape[1]
     at = shared_offsets(warp, addresses, unit * count, mask, "writes")
@@ -151,7 +151,9 @@ def report_conflict(warp: Warp, conflict: Conflict, doing: str) -> None:
 # Global memory
 
 
-def find_global(warp: Warp, addresses: Array, size: int, mask: Mask, doing: str) -> Buffer | None:
+def find_global(
+    warp: Warp, addresses: Array, size: int, mask: LaneMask, doing: str
+) -> Buffer | None:
     """The buffer of an access by the active lanes; None if they are in several."""
     try:
         return warp.block.machine.memory.find(addresses, size)
@@ -161,7 +163,7 @@ def find_global(warp: Warp, addresses: Array, size: int, mask: Mask, doing: str)
         return None
 
 
-def read_global(warp: Warp, addresses: Array, unit: int, count: int, mask: Mask) -> Array:
+def read_global(warp: Warp, addresses: Array, unit: int, count: int, mask: LaneMask) -> Array:
     """`count` integers of `unit` bytes per active lane."""
     buffer = find_global(warp, addresses, unit * count, mask, "reads")
     if buffer is None:
@@ -179,7 +181,7 @@ def read_global(warp: Warp, addresses: Array, unit: int, count: int, mask: Mask)
     return found
 
 
-def write_global(warp: Warp, addresses: Array, values: Array, mask: Mask) -> None:
+def write_global(warp: Warp, addresses: Array, values: Array, mask: LaneMask) -> None:
     """Store a row of integers per active lane."""
     unit, count = values.dtype.itemsize, values.shape[1]
     buffer = find_global(warp, addresses, unit * count, mask, "writes")
@@ -197,7 +199,7 @@ def write_global(warp: Warp, addresses: Array, values: Array, mask: Mask) -> Non
     words[places] = values
 
 
-def _one(mask: Mask, which: int) -> Array:
+def _one(mask: LaneMask, which: int) -> Array:
     chosen = np.zeros(32, bool)
     chosen[lanes_of(mask)[which]] = True
     return chosen

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.errors import InvalidArgument
-from flashgen.ptx.machine import Grid, Launch
+from flashgen.ptx.machine import Grid, LaunchInputs
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 
@@ -27,7 +27,7 @@ _FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d", "f64": "<d", "fp16": "<e", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Argument:
+class LaunchArgument:
     """An argument that is no constant: its name, its Triton type ("*bf16", "i32") and its value."""
 
     name: str
@@ -36,12 +36,12 @@ class Argument:
 
 
 def launch_of(
-    arguments: Iterable[Argument],
+    arguments: Iterable[LaunchArgument],
     grid: Grid,
     shared_bytes: int,
     descriptors: Sequence[Mapping[str, Any]] = (),
     scratch_bytes: int = 0,
-) -> Launch:
+) -> LaunchInputs:
     """The launch of a kernel that Triton compiled. descriptors: metadata.tensordesc_meta, one item
     a tensor descriptor; empty where the kernel does not use the TMA unit. scratch_bytes: of global
     scratch memory for all blocks. Raises InvalidArgument for a value that does not fit.
@@ -75,7 +75,7 @@ def launch_of(
             Buffer(name="global scratch", address=address + begin, content=content[begin:])
         )
         parameters.append(struct.pack("<Q", address + begin))
-    return Launch(
+    return LaunchInputs(
         grid=grid,
         parameters=parameters,
         buffers=buffers,
@@ -134,7 +134,7 @@ def tensor_map_of(name: str, descriptor: Any, meta: Mapping[str, Any]) -> Tensor
     )
 
 
-def _packed(argument: Argument) -> bytes:
+def _packed(argument: LaunchArgument) -> bytes:
     """A number as its parameter."""
     kind, value = argument.type, argument.value
     if kind.startswith("*"):

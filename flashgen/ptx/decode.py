@@ -19,7 +19,6 @@ from flashgen.ptx.program import (
     FOREIGN,
     Address,
     Group,
-    Instruction,
     InvalidPtx,
     Name,
     Negated,
@@ -27,15 +26,16 @@ from flashgen.ptx.program import (
     Operand,
     Pair,
     Program,
+    PtxInstruction,
     Register,
     Targets,
 )
-from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, Format, Mask, Step, same
+from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, DecodedStep, Format, LaneMask, same
 from flashgen.ptx.warp import Warp
 
-Source = Callable[[Warp], Array]
-Store = Callable[[Warp, Array, Mask], None]
-Semantics = Callable[["Form"], Step]
+OperandReader = Callable[[Warp], Array]
+Store = Callable[[Warp, Array, LaneMask], None]
+Semantics = Callable[["Form"], DecodedStep]
 
 TABLE: dict[str, Semantics] = {}
 """Semantics by opcode, as far as it says what is done: "add", "wgmma.fence"."""
@@ -62,7 +62,7 @@ def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
     return register
 
 
-def decode(program: Program, item: Instruction, symbols: dict[str, int]) -> Step:
+def decode(program: Program, item: PtxInstruction, symbols: dict[str, int]) -> DecodedStep:
     """The step of an instruction. symbols: addresses of variables. Raises InvalidPtx."""
     try:
         return _decoded(Form(program, item, symbols))
@@ -72,7 +72,7 @@ def decode(program: Program, item: Instruction, symbols: dict[str, int]) -> Step
         raise InvalidPtx(f"operands that do not fit ({one_line(error)}): {item}") from error
 
 
-def _decoded(form: Form) -> Step:
+def _decoded(form: Form) -> DecodedStep:
     item = form.item
     words = item.opcode.split(".")
     for count in range(len(words), 1, -1):
@@ -90,7 +90,7 @@ def _decoded(form: Form) -> Step:
 class Form:
     """An instruction while it is decoded. modifiers: those that nobody has taken yet."""
 
-    def __init__(self, program: Program, item: Instruction, symbols: dict[str, int]) -> None:
+    def __init__(self, program: Program, item: PtxInstruction, symbols: dict[str, int]) -> None:
         self.program, self.item, self.symbols = program, item, symbols
         self.opcode, *self.modifiers = item.opcode.split(".")
         self.operands = item.operands
@@ -190,11 +190,11 @@ class Form:
             self.wrong(f"operand {at} must be an integer")
         return int(operand.text, 0)
 
-    def number(self, at: int, kind: str) -> Source:
+    def number(self, at: int, kind: str) -> OperandReader:
         """An operand as numbers of a type."""
         return self.numbers(self.operands[at], FORMATS[kind])
 
-    def numbers(self, operand: Operand, kind: Format) -> Source:
+    def numbers(self, operand: Operand, kind: Format) -> OperandReader:
         """An operand as numbers of a format."""
         bits, load = self.bits(operand, kind.size, kind), kind.load
         if load is same:
@@ -212,7 +212,7 @@ class Form:
                 return read
         return lambda warp: load(bits(warp))
 
-    def bits(self, operand: Operand, size: int, kind: Format | None = None) -> Source:
+    def bits(self, operand: Operand, size: int, kind: Format | None = None) -> OperandReader:
         """An operand as raw bits of `size` bytes; of a larger register the lower ones."""
         raw = RAW[size]
         if isinstance(operand, Register):
@@ -236,7 +236,7 @@ class Form:
             self.wrong("an operand that has no value")
         return lambda warp: constant
 
-    def predicate(self, operand: Operand) -> Source:
+    def predicate(self, operand: Operand) -> OperandReader:
         """A predicate operand as booleans."""
         if isinstance(operand, Negated):
             inner = self.predicate(operand.register)
@@ -255,7 +255,7 @@ class Form:
 
         return read
 
-    def address(self, at: int, size: int) -> Source:
+    def address(self, at: int, size: int) -> OperandReader:
         """An operand in square brackets as unsigned addresses of `size` bytes."""
         operand = self.operands[at]
         if not isinstance(operand, Address):
@@ -295,7 +295,7 @@ class Form:
             self.wrong("a destination must be a register")
         index = operand.index
 
-        def write(warp: Warp, bits: Array, mask: Mask) -> None:
+        def write(warp: Warp, bits: Array, mask: LaneMask) -> None:
             if mask is not None:
                 held = warp.registers[index]
                 bits = np.where(mask, bits, bits.dtype.type(0) if held is None else held)
@@ -332,7 +332,7 @@ def _immediate(text: str, size: int, kind: Format | None) -> int:
 
 def elementwise(
     form: Form, function: Callable[..., Array], result: Format, sources: Sequence[Format]
-) -> Step:
+) -> DecodedStep:
     """The step of a function of up to three operands of these formats, behind the destination."""
     write = form.result(result)
     reads = [form.numbers(form.operands[n], kind) for n, kind in enumerate(sources, 1)]

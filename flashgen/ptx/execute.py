@@ -16,18 +16,18 @@ from flashgen.errors import InvalidArgument, cut, one_line
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
-from flashgen.ptx.findings import CHECKS, Check, Fault, Report
+from flashgen.ptx.findings import CHECKS, Fault, Report, Sanitizer
 from flashgen.ptx.instructions import load_all
-from flashgen.ptx.machine import Decoded, Launch, Machine
+from flashgen.ptx.machine import Decoded, LaunchInputs, Machine
 from flashgen.ptx.memory import constants, shared_layout
 from flashgen.ptx.program import (
     FOREIGN,
     Group,
-    Instruction,
     InvalidPtx,
     Number,
     Operand,
     Program,
+    PtxInstruction,
     Register,
 )
 from flashgen.ptx.schedule import MOST_STEPS, run_block
@@ -68,10 +68,10 @@ MOST_BLOCKS = 1 << 24
 
 def execute(
     loaded: Loaded,
-    launch: Launch,
+    launch: LaunchInputs,
     *,
     seed: int = 0,
-    checks: Collection[Check] = CHECKS,
+    checks: Collection[Sanitizer] = CHECKS,
     most_steps: int = MOST_STEPS,
 ) -> Report:
     """Run every block of the grid. The same seed gives the same order of everything. A finding that
@@ -133,7 +133,7 @@ def _engines(program: Program) -> frozenset[Engine]:
     return frozenset(found)
 
 
-def _parts(item: Instruction) -> tuple[Operand, ...]:
+def _parts(item: PtxInstruction) -> tuple[Operand, ...]:
     """The first operand of an instruction, or the items of it."""
     first = item.operands[0]
     return first.items if isinstance(first, Group) else (first,)

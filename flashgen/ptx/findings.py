@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flashgen.errors import FlashgenError
-from flashgen.ptx.program import Instruction
+from flashgen.ptx.program import PtxInstruction
 
-Check = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
+Sanitizer = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 """The checks, named as compute-sanitizer names its tools."""
 
-CHECKS: frozenset[Check] = frozenset(("memcheck", "racecheck", "initcheck", "synccheck"))
+CHECKS: frozenset[Sanitizer] = frozenset(("memcheck", "racecheck", "initcheck", "synccheck"))
 
 MOST_FINDINGS = 50
 """Findings that a report holds; further ones are counted."""
@@ -39,9 +39,9 @@ class Finding:
         synccheck: it waits for warp 3 (block 1, warp 2; PTX line 1: bar.sync 0)
     """
 
-    check: Check
+    check: Sanitizer
     message: str
-    instruction: Instruction
+    instruction: PtxInstruction
     block: tuple[int, int, int]
     warp: int
     lane: int | None = None
@@ -104,7 +104,7 @@ class Report:
     count: int = 0
     blocks: int = 0
     steps: int = 0
-    _seen: set[tuple[str, Instruction, str]] = field(default_factory=set, init=False)
+    _seen: set[tuple[str, PtxInstruction, str]] = field(default_factory=set, init=False)
 
     def add(self, finding: Finding, about: str = "") -> None:
         """Record a finding, unless the same check found the same at this instruction before."""
@@ -132,7 +132,7 @@ class Report:
         self.blocks += other.blocks
         self.steps += other.steps
 
-    def checks(self) -> frozenset[Check]:
+    def checks(self) -> frozenset[Sanitizer]:
         """The checks that found something."""
         return frozenset(finding.check for finding in self.findings)
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from flashgen.errors import InvalidArgument
 from flashgen.ptx.clocks import Engine
-from flashgen.ptx.findings import Check, Report
+from flashgen.ptx.findings import Report, Sanitizer
 from flashgen.ptx.memory import Buffer, GlobalMemory, shared_layout
 from flashgen.ptx.program import Program
 from flashgen.ptx.shadow import GlobalShadow
 from flashgen.ptx.tensor_map import TensorMap
-from flashgen.ptx.types import Step
+from flashgen.ptx.types import DecodedStep
 
 Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchInputs:
     """What a launch gives to a program. parameters: the bytes of each, shorter lists are padded
     with zeros; tensor_maps by number of the parameter. shared_bytes: of dynamic shared memory.
     """
@@ -35,7 +35,7 @@ class Decoded:
 
     program: Program
     constants: Sequence[Buffer]
-    steps: tuple[Step, ...]
+    steps: tuple[DecodedStep, ...]
     guards: tuple[tuple[int, bool] | None, ...]
     guarded: frozenset[int]
     engines: frozenset[Engine]
@@ -47,7 +47,7 @@ class Machine:
     """One launch while it runs: what the blocks share."""
 
     def __init__(
-        self, loaded: Decoded, launch: Launch, checks: Collection[Check], most_steps: int
+        self, loaded: Decoded, launch: LaunchInputs, checks: Collection[Sanitizer], most_steps: int
     ) -> None:
         program = loaded.program
         self.loaded, self.program = loaded, program

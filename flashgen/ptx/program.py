@@ -104,7 +104,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instruction:
+class PtxInstruction:
     """One instruction. predicate: its guard; negated: the guard has a "!". line: of the PTX text,
     counted from 1. source: the line of the kernel's source, if the PTX has line information.
     """
@@ -122,7 +122,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class PtxParameter:
     """A parameter of the kernel: its name and its size in bytes."""
 
     name: str
@@ -155,13 +155,13 @@ class Program:
 
     name: str
     target: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[PtxParameter, ...]
     threads: int
     max_registers: int | None
     registers: tuple[str, ...]
     names: tuple[str, ...]
     variables: tuple[Variable, ...]
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[PtxInstruction, ...]
 
     @property
     def warps(self) -> int:

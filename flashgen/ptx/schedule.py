@@ -15,7 +15,7 @@ from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import Uninitialised
 from flashgen.ptx.program import FOREIGN, InvalidPtx
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, Mask
+from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, LaneMask
 from flashgen.ptx.warp import ALL, Warp
 
 TURNS = (20, 200, 2000)
@@ -64,7 +64,7 @@ def run_warp(warp: Warp, most: int) -> int:
             warp.position = len(steps) - 1
             raise warp.fault("memcheck", "it runs past the last instruction")
         guard, active = guards[position], warp.active
-        mask: Mask = None if active is ALL else active
+        mask: LaneMask = None if active is ALL else active
         done += 1
         if guard is not None:
             held = registers[guard[0]]

@@ -14,15 +14,15 @@ from flashgen.ptx.program import (
     Address,
     Box,
     Group,
-    Instruction,
     InvalidPtx,
     Name,
     Negated,
     Number,
     Operand,
     Pair,
-    Parameter,
     Program,
+    PtxInstruction,
+    PtxParameter,
     Register,
     SourceLine,
     Targets,
@@ -106,13 +106,13 @@ def _parsed(text: str) -> Program:
     )
 
 
-def _parameters(text: str) -> Iterator[Parameter]:
+def _parameters(text: str) -> Iterator[PtxParameter]:
     for part in filter(None, map(str.strip, text.split(","))):
         found = _PARAMETER.match(part)
         if found is None:
             raise InvalidPtx(f"a parameter that cannot be read: {cut(part)}")
         kind, name, count = found.groups()
-        yield Parameter(name=name, size=_bytes_of(kind, count, name))
+        yield PtxParameter(name=name, size=_bytes_of(kind, count, name))
 
 
 def _bytes_of(kind: str, count: str | None, name: str) -> int:
@@ -205,7 +205,7 @@ class _Body:
             else:
                 raise InvalidPtx("the PTX text ends inside of an instruction: it is truncated")
 
-    def instructions(self) -> Iterator[Instruction]:
+    def instructions(self) -> Iterator[PtxInstruction]:
         """The instructions; all labels are known by now."""
         for statement in self._statements:
             yield _instruction(statement)
@@ -248,7 +248,7 @@ class _Body:
                 self.names.append(one)
 
 
-def _instruction(statement: _Statement) -> Instruction:
+def _instruction(statement: _Statement) -> PtxInstruction:
     text, negated = statement.text, False
     predicate: Register | None = None
     if guard := _GUARD.match(text):
@@ -264,7 +264,7 @@ def _instruction(statement: _Statement) -> Instruction:
             f"an instruction that cannot be read, PTX line {statement.line}: {cut(text)}"
         )
     operands = [_operand(part, statement) for part in split(text[opcode.end() :])]
-    return Instruction(
+    return PtxInstruction(
         opcode=opcode[0],
         operands=tuple(operands),
         predicate=predicate,

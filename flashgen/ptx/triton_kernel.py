@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from flashgen.errors import InvalidArgument
-from flashgen.ptx.arguments import Argument, launch_of
+from flashgen.ptx.arguments import LaunchArgument, launch_of
 from flashgen.ptx.execute import Loaded, execute
-from flashgen.ptx.findings import CHECKS, Check, Report
+from flashgen.ptx.findings import CHECKS, Report, Sanitizer
 from flashgen.ptx.text import parse
 from flashgen.spec.gpu import known_target
 
@@ -33,7 +33,7 @@ def launch(
     *args: Any,
     target: str = "nvidia_h200",
     seed: int = 0,
-    checks: Collection[Check] = CHECKS,
+    checks: Collection[Sanitizer] = CHECKS,
     **options: Any,
 ) -> Report:
     """Compile a kernel for a GPU, and execute its PTX on CPU tensors; no GPU is needed.
@@ -81,7 +81,7 @@ def run(
     *args: Any,
     target: str = "nvidia_h200",
     seed: int = 0,
-    checks: Collection[Check] = CHECKS,
+    checks: Collection[Sanitizer] = CHECKS,
     **options: Any,
 ) -> Report:
     """launch() that returns what its checks found instead of raising it.
@@ -126,7 +126,7 @@ def run(
     types, constants, attributes = _signature(kernel, values)
     built = _compiled(kernel, types, constants, attributes, _architecture(target), settings)
     arguments = [
-        Argument(name=name, type=kind, value=values[name])
+        LaunchArgument(name=name, type=kind, value=values[name])
         for name, kind in types.items()
         if kind != "constexpr"
     ]

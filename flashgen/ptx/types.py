@@ -15,10 +15,10 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-Mask = Array | None
+LaneMask = Array | None
 """The active lanes of a step, of which there is at least one; None for all 32."""
 
-Step = Callable[[Any, Mask], int | None]
+DecodedStep = Callable[[Any, LaneMask], int | None]
 """An instruction, decoded: it changes the warp and returns the position of the next instruction, or
 None for the one below.
 """

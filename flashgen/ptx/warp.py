@@ -9,9 +9,9 @@ import numpy as np
 
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
-from flashgen.ptx.findings import Check, Fault, Finding
+from flashgen.ptx.findings import Fault, Finding, Sanitizer
 from flashgen.ptx.queue import Queue
-from flashgen.ptx.types import Array, Mask
+from flashgen.ptx.types import Array, LaneMask
 
 LANES = np.arange(32)
 ALL = np.ones(32, bool)
@@ -114,7 +114,7 @@ class Warp:
         self.others = [path for path in paths if path[0] != self.position]
         self.active = ALL if active.all() else active
 
-    def finding(self, check: Check, message: str, lane: int | None = None) -> Finding:
+    def finding(self, check: Sanitizer, message: str, lane: int | None = None) -> Finding:
         """A finding at the instruction that this warp runs."""
         machine = self.block.machine
         return Finding(
@@ -126,17 +126,19 @@ class Warp:
             lane=lane,
         )
 
-    def report(self, check: Check, message: str, lane: int | None = None, about: str = "") -> None:
+    def report(
+        self, check: Sanitizer, message: str, lane: int | None = None, about: str = ""
+    ) -> None:
         """Record a finding after which the warp goes on, if its check is on."""
         if check in self.block.machine.checks:
             self.block.machine.report.add(self.finding(check, message, lane), about)
 
-    def remark(self, check: Check, message: str) -> None:
+    def remark(self, check: Sanitizer, message: str) -> None:
         """Record what is no fault, if its check is on."""
         if check in self.block.machine.checks:
             self.block.machine.report.remark(self.finding(check, message))
 
-    def fault(self, check: Check, message: str, lane: int | None = None) -> Fault:
+    def fault(self, check: Sanitizer, message: str, lane: int | None = None) -> Fault:
         """A finding after which the warp cannot go on, to be raised."""
         return Fault(self.finding(check, message, lane))
 
@@ -147,12 +149,12 @@ def _where(view: Array, agents: Array | slice) -> Array:
     return found
 
 
-def lanes_of(mask: Mask) -> Array:
+def lanes_of(mask: LaneMask) -> Array:
     """The numbers of the active lanes."""
     return LANES if mask is None else LANES[mask]
 
 
-def only_lane(warp: Warp, mask: Mask) -> int:
+def only_lane(warp: Warp, mask: LaneMask) -> int:
     """The one active lane of an instruction that must be issued by one thread."""
     lanes = lanes_of(mask)
     if len(lanes) != 1:
@@ -162,7 +164,7 @@ def only_lane(warp: Warp, mask: Mask) -> int:
     return int(lanes[0])
 
 
-def whole_warp(warp: Warp, mask: Mask) -> None:
+def whole_warp(warp: Warp, mask: LaneMask) -> None:
     """Raise unless all 32 lanes are active, as .aligned instructions demand."""
     if mask is not None and np.count_nonzero(mask) < 32:
         raise warp.fault(

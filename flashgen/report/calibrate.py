@@ -39,7 +39,7 @@ def family_of(direction: Direction, schedule: str, loads: Loads) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class MeasuredEstimate:
     """The outcome of one kernel that was measured, its estimate and its measurement."""
 
     outcome: Outcome
@@ -73,8 +73,8 @@ class Pair:
 class Miss:
     """The first pick of one search, and its best config, both as measured."""
 
-    first: Pair
-    best: Pair
+    first: MeasuredEstimate
+    best: MeasuredEstimate
 
     @property
     def regret(self) -> float:
@@ -107,7 +107,7 @@ class Calibration:
     in_band: float
 
 
-def pairs_of(outcomes: Iterable[Outcome]) -> tuple[list[Pair], int]:
+def pairs_of(outcomes: Iterable[Outcome]) -> tuple[list[MeasuredEstimate], int]:
     """The configs that were measured and estimated, one Pair each; and the number that were only
     measured.
 
@@ -123,14 +123,18 @@ def pairs_of(outcomes: Iterable[Outcome]) -> tuple[list[Pair], int]:
         if held is None or TRUST[outcome.stage] >= TRUST[held.stage]:
             chosen[key] = outcome
     pairs = [
-        Pair(outcome=outcome, estimate=outcome.estimate, measured_us=outcome.timing.median_us)
+        MeasuredEstimate(
+            outcome=outcome, estimate=outcome.estimate, measured_us=outcome.timing.median_us
+        )
         for outcome in chosen.values()
         if outcome.estimate and outcome.timing
     ]
     return pairs, len(chosen) - len(pairs)
 
 
-def read_pairs(logs: Sequence[Path], say: Callable[[str], None]) -> dict[str, list[Pair]]:
+def read_pairs(
+    logs: Sequence[Path], say: Callable[[str], None]
+) -> dict[str, list[MeasuredEstimate]]:
     """The pairs of these logs, by the slug of their GPU. Notices say what is left out.
 
     Raises InvalidArgument for a log that does not exist, FlashgenError for one that cannot be read,
@@ -154,24 +158,24 @@ def read_pairs(logs: Sequence[Path], say: Callable[[str], None]) -> dict[str, li
     return by_gpu(pairs)
 
 
-def by_gpu(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+def by_gpu(pairs: Iterable[MeasuredEstimate]) -> dict[str, list[MeasuredEstimate]]:
     """The pairs of each GPU, by slug."""
-    found: dict[str, list[Pair]] = defaultdict(list)
+    found: dict[str, list[MeasuredEstimate]] = defaultdict(list)
     for pair in pairs:
         found[pair.outcome.gpu].append(pair)
     return dict(sorted(found.items()))
 
 
-def calibrations(pairs: Sequence[Pair]) -> list[Calibration]:
+def calibrations(pairs: Sequence[MeasuredEstimate]) -> list[Calibration]:
     """For the pairs of one GPU: the Calibration of all, then those of the families, by name."""
     families = sorted({pair.family for pair in pairs})
     each = [calibration([p for p in pairs if p.family == family], family) for family in families]
     return [calibration(pairs), *each]
 
 
-def calibration(pairs: Sequence[Pair], family: str | None = None) -> Calibration:
+def calibration(pairs: Sequence[MeasuredEstimate], family: str | None = None) -> Calibration:
     """The statistics of these pairs, at least one, all of one GPU."""
-    searches: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
+    searches: dict[tuple[object, ...], list[MeasuredEstimate]] = defaultdict(list)
     for pair in pairs:
         searches[pair.search].append(pair)
     large = [search for search in searches.values() if len(search) >= LEAST_CONFIGS]
@@ -195,20 +199,20 @@ def calibration(pairs: Sequence[Pair], family: str | None = None) -> Calibration
     )
 
 
-def _rank(search: Sequence[Pair]) -> float | None:
+def _rank(search: Sequence[MeasuredEstimate]) -> float | None:
     return spearman(
         [pair.estimate.median_us for pair in search], [pair.measured_us for pair in search]
     )
 
 
-def _miss(search: Sequence[Pair]) -> Miss:
+def _miss(search: Sequence[MeasuredEstimate]) -> Miss:
     return Miss(
         first=min(search, key=lambda pair: pair.estimate.median_us),
         best=min(search, key=lambda pair: pair.measured_us),
     )
 
 
-def _regret_of_three(search: Sequence[Pair]) -> float:
+def _regret_of_three(search: Sequence[MeasuredEstimate]) -> float:
     picks = sorted(search, key=lambda pair: pair.estimate.median_us)[:PICKS]
     best = min(pair.measured_us for pair in search)
     return min(pair.measured_us for pair in picks) / best - 1

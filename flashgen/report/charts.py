@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.paths import install_command
-from flashgen.report.calibrate import Pair, family_of
+from flashgen.report.calibrate import MeasuredEstimate, family_of
 from flashgen.report.history import SearchHistory
 from flashgen.schedules.base import Loads
 from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
@@ -119,7 +119,7 @@ def history(
     return svg(draw, label, (WIDTH, HEIGHT))
 
 
-def scatter(pairs: Sequence[Pair], label: str) -> Markup:
+def scatter(pairs: Sequence[MeasuredEstimate], label: str) -> Markup:
     """The SVG of measured over estimated times. There is at least one pair."""
     families = len({pair.family for pair in pairs})
     return svg(
@@ -138,7 +138,7 @@ def check_file(path: Path) -> None:
         raise InvalidArgument(f"--plot must name a .png file: got {path}")
 
 
-def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
+def draw(pairs: Mapping[str, Sequence[MeasuredEstimate]], path: Path) -> None:
     """Draw one panel per GPU and write them to `path`, a PNG. Raises the errors of panels() and
     save().
     """
@@ -258,7 +258,7 @@ def draw_limit(
     )  # fmt: skip
 
 
-def _panel(axes: Axes, pairs: Sequence[Pair]) -> None:
+def _panel(axes: Axes, pairs: Sequence[MeasuredEstimate]) -> None:
     """Measured over estimated times: the bands of the estimates, the line of equality, and a mark
     of each pair.
     """
@@ -288,7 +288,7 @@ def _panel(axes: Axes, pairs: Sequence[Pair]) -> None:
     plain_numbers((axes.xaxis, axes.yaxis), (1, 2, 5) if ends[1] > 10 * ends[0] else range(1, 10))
 
 
-def _bands(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
+def _bands(pairs: Iterable[MeasuredEstimate]) -> list[tuple[float, float]]:
     """The two most common bands of the estimates, as factors of the time; the wide one first.
 
     There are two by design; those that the peak has cut are rare.

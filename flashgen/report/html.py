@@ -21,7 +21,7 @@ import flashgen
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.files import write_whole
 from flashgen.report import charts
-from flashgen.report.calibrate import Pair, calibrations, pairs_of
+from flashgen.report.calibrate import MeasuredEstimate, calibrations, pairs_of
 from flashgen.report.charts import Limit
 from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.importance import fastest_share, importances
@@ -218,7 +218,7 @@ def _gains(speedups: Iterable[float | None]) -> Gains | None:
     )
 
 
-def _thinned(pairs: Sequence[Pair]) -> Sequence[Pair]:
+def _thinned(pairs: Sequence[MeasuredEstimate]) -> Sequence[MeasuredEstimate]:
     """At most MOST_MARKS of these pairs, evenly spaced."""
     return pairs[:: math.ceil(len(pairs) / MOST_MARKS)] if pairs else pairs
 

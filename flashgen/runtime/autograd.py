@@ -20,8 +20,16 @@ from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.inputs.features import BIAS, SINKS, TENSORS, numbers_of
 from flashgen.inputs.packed import OF_PLACES
 from flashgen.runtime import torch_modes
-from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, Wanted
-from flashgen.runtime.call_cache import Apply, CallCache, KeptCall, Key, Run, holds, key_of
+from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, WantedGradients
+from flashgen.runtime.call_cache import (
+    Apply,
+    CallCache,
+    CallKey,
+    KeptCall,
+    LaunchRunner,
+    holds,
+    key_of,
+)
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
 from flashgen.spec.vocabulary import Direction, why_no_gradient
@@ -92,7 +100,7 @@ class _WithoutBackward(torch.autograd.Function):
         )
 
 
-Asked = tuple[TwoPasses, Call]
+TwoPassCall = tuple[TwoPasses, Call]
 
 
 class _OnlyBackward(torch.autograd.Function):
@@ -110,7 +118,12 @@ class _Attention(_OnlyBackward):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
+        ctx: FunctionCtx,
+        asked: TwoPassCall,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         (forward, _), call = asked
         o, lse = forward(call, q, k, v, tensors)
@@ -127,7 +140,9 @@ class _Attention(_OnlyBackward):
         if do is None and dlse is None:
             return None, None, None, None, *gradients
         bias, sinks = (others[BIAS], others[SINKS]) if others else (False, False)
-        found = _backward(ctx.asked, Wanted(q, k, v, bias, sinks), do, dlse, ctx.saved_tensors)
+        found = _backward(
+            ctx.asked, WantedGradients(q, k, v, bias, sinks), do, dlse, ctx.saved_tensors
+        )
         dq, dk, dv, dbias, dsinks = found
         if others:
             gradients[BIAS], gradients[SINKS] = dbias, dsinks
@@ -140,7 +155,7 @@ class _Transformed(_OnlyBackward):
     """
 
     @staticmethod
-    def forward(asked: Asked, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
+    def forward(asked: TwoPassCall, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
         (forward, _), call = asked
         return forward(call, q, k, v, tensors)
 
@@ -171,8 +186,8 @@ class _Gradients(_OnlyBackward):
 
 
 def _backward(
-    asked: Asked,
-    wanted: Wanted,
+    asked: TwoPassCall,
+    wanted: WantedGradients,
     do: Tensor | None,
     dlse: Tensor | None,
     saved: tuple[Any, ...],
@@ -187,7 +202,7 @@ def _backward(
 
 
 def _gradients(
-    asked: Asked, wanted: Wanted, do: Tensor, dlse: Tensor | None, *saved: Any
+    asked: TwoPassCall, wanted: WantedGradients, do: Tensor, dlse: Tensor | None, *saved: Any
 ) -> Gradients:
     (_, backward), call = asked
     q, k, v, o, lse, *tensors = saved
@@ -215,7 +230,7 @@ class Passes:
         return launcher(forward_of(call, *self._resolver.all_addressed(q, k, v), tensors))
 
     def backward(
-        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: WantedGradients
     ) -> Gradients:
         """The gradients that are wanted, dq, dk and dv laid out in memory as q, k and v are.
 
@@ -244,7 +259,7 @@ class Passes:
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 
     def _launched(
-        self, call: Call, wanted: Wanted, key: Key | None, given: tuple[Any, ...]
+        self, call: Call, wanted: WantedGradients, key: CallKey | None, given: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """The gradients of q, k, v and the bias, and delta, of a call that is kept from now on
         where a key may hold it.
@@ -268,8 +283,8 @@ class Passes:
     def _launches(
         self,
         call: Call,
-        wanted: Wanted,
-        run: Run,
+        wanted: WantedGradients,
+        run: LaunchRunner,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -314,7 +329,9 @@ def named(*tensors: str) -> dict[str, int]:
 _NAMED = named("o", "lse", "do", "dlse")
 
 
-def _key(call: Call, wanted: Wanted, saved: Saved, do: Tensor, dlse: Tensor | None) -> Key | None:
+def _key(
+    call: Call, wanted: WantedGradients, saved: Saved, do: Tensor, dlse: Tensor | None
+) -> CallKey | None:
     """The key of a backward; None where a torch mode is on, or no key can hold the call."""
     q, k, v, o, lse, tensors = saved
     features = call.features

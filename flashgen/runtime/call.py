@@ -78,7 +78,7 @@ class Saved(NamedTuple):
     tensors: Tensors = ()
 
 
-class Wanted(NamedTuple):
+class WantedGradients(NamedTuple):
     """The requested gradients."""
 
     q: bool
@@ -94,7 +94,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Te
 
 TwoPasses = tuple[
     Callable[[Call, Tensor, Tensor, Tensor, Tensors], tuple[Tensor, Tensor]],
-    Callable[[Call, Saved, Tensor, Tensor | None, Wanted], Gradients],
+    Callable[[Call, Saved, Tensor, Tensor | None, WantedGradients], Gradients],
 ]
 """The forward and the backward pass: those of autograd.Passes, or others like them."""
 

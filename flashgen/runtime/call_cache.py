@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
-from flashgen.kernels.bound_call import Binder, Replay
+from flashgen.kernels.bound_call import Binder, ReplayedCall
 from flashgen.runtime.launcher import Launcher
 
 MOST = 2048
 """Entries in each half of the cache."""
 
-Key = tuple[object, ...]
+CallKey = tuple[object, ...]
 
 Given = tuple[Tensor | None, ...]
 """The tensors of a call, in an order that its path fixes; None for what is left out."""
@@ -36,8 +36,8 @@ class CallCache:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._old: dict[Key, Any] = {}
-        self.young: dict[Key, Any] = {}
+        self._old: dict[CallKey, Any] = {}
+        self.young: dict[CallKey, Any] = {}
 
     def __len__(self) -> int:
         return len(self.young) + len(self._old)
@@ -46,7 +46,7 @@ class CallCache:
         """Remove all entries."""
         self.young, self._old = {}, {}
 
-    def find(self, key: Key | None) -> Any:
+    def find(self, key: CallKey | None) -> Any:
         """What is kept under a key; None if there is nothing, or if no key can hold the call."""
         if key is None:
             return None
@@ -58,17 +58,17 @@ class CallCache:
             return None
         return found
 
-    def keep(self, key: Key, kept: Any) -> None:
+    def keep(self, key: CallKey, kept: Any) -> None:
         """Make this the entry of a call."""
         if len(self.young) >= self._most:
             self._old, self.young = self.young, {}
         self.young[key] = kept
 
 
-Run = Callable[[Launcher, Any], Any]
+LaunchRunner = Callable[[Launcher, Any], Any]
 """Has a launcher launch a KernelCall; the result is the call's."""
 
-Launches = Callable[..., tuple[Any, ...]]
+LaunchMaker = Callable[..., tuple[Any, ...]]
 """Makes the launches of a call, from Run and Given; gives its results."""
 
 Apply = Callable[..., Any]
@@ -88,7 +88,7 @@ class KeptCall:
 
     def __init__(
         self,
-        launches: Launches,
+        launches: LaunchMaker,
         named: Mapping[str, int],
         autograd: Callable[[], Apply] | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class KeptCall:
         self._tries = 0
         self._autograd = autograd
         self._apply: Apply | None = None
-        self.replay: Replay = self._bind
+        self.replay: ReplayedCall = self._bind
 
     def call(
         self, deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None
@@ -155,7 +155,7 @@ def key_of(
     precision: object,
     limits: object,
     *options: object,
-) -> Key | None:
+) -> CallKey | None:
     """The key of a call of the function `name`, which takes these tensors and options; None for
     what is no tensor, or has no strides. What all calls have is written out, because a loop takes
     longer, and devices are compared with that of q, because their hashes do. torch_modes.special()

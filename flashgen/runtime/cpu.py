@@ -16,7 +16,7 @@ from flashgen.inputs.features import FLOAT32_MAX, PLAIN, Features
 from flashgen.inputs.packed import Sequences
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import torch_modes
-from flashgen.runtime.call import Call, Gradients, Saved, Tensors, Wanted
+from flashgen.runtime.call import Call, Gradients, Saved, Tensors, WantedGradients
 from flashgen.runtime.eager import attention as eager
 from flashgen.runtime.eager import gradients
 from flashgen.runtime.eager.cache import sequence
@@ -114,7 +114,7 @@ def forward_by_torch(
 
 
 def backward_by_torch(
-    call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+    call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: WantedGradients
 ) -> Gradients:
     """The gradients by their formulas, laid out in memory as the kernels do."""
     inputs = gradients.GradientInputs(

@@ -19,7 +19,7 @@ from flashgen.inputs.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_second_derivative
-from flashgen.runtime.call import Call, Saved, Tensors, Wanted
+from flashgen.runtime.call import Call, Saved, Tensors, WantedGradients
 
 _ARGUMENTS = ", ".join(
     (
@@ -71,7 +71,7 @@ def attention_backward(
     """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
     q, k, v, call, tensors, package = _read(arguments)
     passes, saved = registry.dispatcher_of(package).passes, Saved(q, k, v, o, lse, tensors)
-    found = passes.backward(call, saved, do, dlse, Wanted(*wanted))
+    found = passes.backward(call, saved, do, dlse, WantedGradients(*wanted))
     dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
     return dq, dk, dv, dbias, dsinks
 

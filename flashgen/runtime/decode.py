@@ -19,7 +19,7 @@ from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import (
     PLAIN,
     Features,
-    Limits,
+    ScoreLimits,
     check_for_keys,
     fields_of,
     named_tensors,
@@ -30,7 +30,7 @@ from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime import kept_calls, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.call_cache import CallCache, Key, holds, key_of, requires_grad
+from flashgen.runtime.call_cache import CallCache, CallKey, holds, key_of, requires_grad
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
@@ -102,8 +102,8 @@ class Decoder:
         self._calls = calls
 
     def again(
-        self, given: tuple[Any, ...], options: tuple[Causal, float | None, str], limits: Limits
-    ) -> tuple[Key | None, tuple[Tensor, Tensor] | None]:
+        self, given: tuple[Any, ...], options: tuple[Causal, float | None, str], limits: ScoreLimits
+    ) -> tuple[CallKey | None, tuple[Tensor, Tensor] | None]:
         """Where to keep a call of q, k, v, lengths, block table and numbers of heads, with causal,
         scale and precision: None where no key can hold it, or a torch mode is on. And O and LSE by
         an earlier one, None, with nothing launched, where none can be used.
@@ -124,7 +124,7 @@ class Decoder:
         v: Tensor,
         arguments: CacheArguments,
         *,
-        key: Key | None = None,
+        key: CallKey | None = None,
         splits: int | None = None,
         names: Names = NAMES,
     ) -> tuple[Tensor, Tensor]:

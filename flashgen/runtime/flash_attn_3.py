@@ -31,7 +31,7 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-Results = Tensor | tuple[Tensor, Tensor]
+MaybeWithLse = Tensor | tuple[Tensor, Tensor]
 
 
 def flash_attn_func(
@@ -55,7 +55,7 @@ def flash_attn_func(
     *,
     s_aux: Tensor | None = None,
     invariant: bool = False,
-) -> Results:
+) -> MaybeWithLse:
     """Attention of (batch, seq, heads, d) tensors, as of flash_attn_interface.
 
     Differentiable with respect to q, k, v and s_aux; not with q in 8 bits.
@@ -143,7 +143,7 @@ def flash_attn_varlen_func(
     *,
     s_aux: Tensor | None = None,
     invariant: bool = False,
-) -> Results:
+) -> MaybeWithLse:
     """Attention of packed sequences, as of flash_attn_interface.
 
     Differentiable with respect to q, k and v.
@@ -213,7 +213,7 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
-) -> Results:
+) -> MaybeWithLse:
     """flash_attn_func of queries, keys and values in one tensor.
 
     Args:
@@ -295,7 +295,7 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Tensor | None = None,
     invariant: bool = False,
-) -> Results:
+) -> MaybeWithLse:
     """Attention over a cache, as of flash_attn_interface. There is no gradient.
 
     With cu_seqlens_q queries are packed, of several lengths, over pages; their keys are in the

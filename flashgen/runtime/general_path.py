@@ -34,7 +34,7 @@ from flashgen.runtime.call import (
     check_tensors,
     refuse_scale_gradient,
 )
-from flashgen.runtime.call_cache import CallCache, Key, holds, requires_grad
+from flashgen.runtime.call_cache import CallCache, CallKey, holds, requires_grad
 from flashgen.runtime.kept_calls import Packed, attention
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of, spec_of_call
@@ -56,7 +56,7 @@ class GeneralPath:
         k: Tensor,
         v: Tensor,
         *,
-        key: Key | None = None,
+        key: CallKey | None = None,
         return_lse: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE, as Dispatcher.attention describes them. The features of the call have their
@@ -81,7 +81,7 @@ class GeneralPath:
         k: Tensor,
         v: Tensor,
         *,
-        key: Key | None = None,
+        key: CallKey | None = None,
         return_lse: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         """serve() of plain tensors, which is not traced."""
@@ -100,7 +100,7 @@ class GeneralPath:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key: Key | None,
+        key: CallKey | None,
         return_lse: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE of checked tensors, by a launcher, or None where it is not found yet."""

@@ -18,8 +18,8 @@ from flashgen.kernels.bound_call import zeros
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime.autograd import Passes, by_autograd, named
-from flashgen.runtime.call import Call, Gradients, Saved, Wanted
-from flashgen.runtime.call_cache import Apply, Given, KeptCall, Key, Run
+from flashgen.runtime.call import Call, Gradients, Saved, WantedGradients
+from flashgen.runtime.call_cache import Apply, CallKey, Given, KeptCall, LaunchRunner
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import PER_HEAD
 from flashgen.spec.problem import bucket_of
@@ -33,7 +33,9 @@ def attention(launcher: Launcher, passes: Passes, call: Call, first: Forward) ->
     """The kept call of attention, from q, k, v and numbers of heads; first: the one made first."""
     scale, diagonal = first.scale, first.diagonal
 
-    def launches(run: Run, q: Tensor, k: Tensor, v: Tensor, *heads: Any) -> tuple[Tensor, Tensor]:
+    def launches(
+        run: LaunchRunner, q: Tensor, k: Tensor, v: Tensor, *heads: Any
+    ) -> tuple[Tensor, Tensor]:
         features = call.features
         if heads:
             features = features.with_tensors(tensors_of_heads(heads))
@@ -76,7 +78,7 @@ def kind_of_packed(
     causal: object,
     scale: object,
     *options: object,
-) -> Key | None:
+) -> CallKey | None:
     """The key of packed calls that are resolved alike, whatever differs from step to step of a
     program: how many places and sequences there are, but that the arguments agree on them, and the
     longest lengths, but for their bucket. None where none can hold the call.
@@ -142,7 +144,7 @@ class Packed:
         assert k is not None
         longest, paged = _bounded(longest, q, k, table), table is not None
 
-        def launches(run: Run, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
+        def launches(run: LaunchRunner, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
             bounds, heads = others[: len(BOUNDS)], others[len(BOUNDS) :]
             tensors = *tensors_of_heads(heads), *places_of(*bounds, zeros=zeros)
             return self._launches(longest, run, *heads_first(q, k, v, paged=paged), tensors)
@@ -156,7 +158,7 @@ class Packed:
         return KeptCall(launches, named, autograd if differentiable else None)
 
     def _launches(
-        self, longest: Longest, run: Run, q: Tensor, k: Tensor, v: Tensor, tensors: Given
+        self, longest: Longest, run: LaunchRunner, q: Tensor, k: Tensor, v: Tensor, tensors: Given
     ) -> tuple[Tensor, Tensor]:
         """O and LSE, packed, of tensors as kernels take them."""
         forward = Forward(
@@ -171,7 +173,7 @@ class Packed:
         seqused may change before the backward.
         """
 
-        def launches(run: Run, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
+        def launches(run: LaunchRunner, q: Tensor, k: Tensor, v: Tensor, *tensors: Any) -> Any:
             return self._launches(longest, run, *heads_first(q, k, v, paged=False), tensors)
 
         def forward(_: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Given) -> Any:
@@ -190,7 +192,12 @@ class Packed:
 
 
 def _backward(
-    passes: Passes, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted
+    passes: Passes,
+    call: Call,
+    saved: Saved,
+    do: Tensor,
+    dlse: Tensor | None,
+    wanted: WantedGradients,
 ) -> Gradients:
     """The backward pass of packed tensors, of which none but q, k and v has a gradient."""
     q, k, v = heads_first(*saved[:3], paged=False)
@@ -228,7 +235,7 @@ def decode(
     whole = numbers["splits"] == 1
 
     def launches(
-        run: Run,
+        run: LaunchRunner,
         q: Tensor,
         k: Tensor,
         v: Tensor,

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flashgen.inputs.features import NO_LIMITS, Limits, Window, heads_given, limits_of
+from flashgen.inputs.features import NO_LIMITS, ScoreLimits, Window, heads_given, limits_of
 from flashgen.runtime import folders
 from flashgen.runtime.call import Call
 from flashgen.runtime.decode import CacheArguments, rows_together
@@ -90,7 +90,7 @@ def paged_decode(
         lengths=seq_lens, block_table=block_table, k_scale=_per_head(k_scale),
         v_scale=_per_head(v_scale),
     )  # fmt: skip
-    limits: Limits = NO_LIMITS
+    limits: ScoreLimits = NO_LIMITS
     sides, key, found = _sides(window, causal), None, None
     if sides is not None or softcap or invariant:
         limits = limits_of(sides, softcap, invariant, causal=causal)

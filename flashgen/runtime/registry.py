@@ -28,12 +28,12 @@ SHIPPED = "flashgen._generated"
 _SCHEMA_LINE = re.compile(r"^SCHEMA = (\d+)$", re.MULTILINE)
 
 
-Dispatcher = Any
+AnyDispatcher = Any
 """A runtime.dispatcher.Dispatcher. That module imports the operators, which look it up here."""
 
-_dispatchers: dict[str, Dispatcher] = {}
+_dispatchers: dict[str, AnyDispatcher] = {}
 _folders: dict[str, Path] = {}
-_current: Dispatcher | None = None
+_current: AnyDispatcher | None = None
 """What folders.current() gives; None before its first call."""
 
 
@@ -63,7 +63,7 @@ def nameable(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def dispatcher_of(package: str) -> Dispatcher:
+def dispatcher_of(package: str) -> AnyDispatcher:
     """The dispatcher that a graph names; the current one where this process has none of that name,
     as after torch.export elsewhere. Raises GeneratedError where nothing serves yet.
     """
@@ -73,14 +73,14 @@ def dispatcher_of(package: str) -> Dispatcher:
     return found
 
 
-def add(package: str, dispatcher: Dispatcher, folder: Path | None = None) -> None:
+def add(package: str, dispatcher: AnyDispatcher, folder: Path | None = None) -> None:
     """Let graphs find the dispatcher of a package, and explanations its folder."""
     _dispatchers[package] = dispatcher
     if folder is not None:
         _folders[package] = folder
 
 
-def serve_by(dispatcher: Dispatcher) -> None:
+def serve_by(dispatcher: AnyDispatcher) -> None:
     """Make this the current dispatcher."""
     global _current
     _current = dispatcher

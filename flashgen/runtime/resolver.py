@@ -41,7 +41,7 @@ _QUIET = ("backward_delta", "backward_dbias")
 """Directions too cheap to advise on."""
 
 
-Key = tuple[object, ...]
+ResolverKey = tuple[object, ...]
 
 
 class Resolver:
@@ -50,7 +50,7 @@ class Resolver:
     def __init__(self, package: str, served: Served) -> None:
         self.package = package
         self.served = served
-        self.launchers: dict[Key, Launcher | None] = {}
+        self.launchers: dict[ResolverKey, Launcher | None] = {}
         """The cache of launchers by device, spec and bucket. None: the fused backward is slower."""
         self._gpus: dict[torch.device, Gpu] = {}
         self._said: set[tuple[object, ...]] = set()
@@ -215,7 +215,7 @@ def spec_of_call(
     return from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
 
 
-def key(call: Call, q: Tensor, v: Tensor, direction: Direction = "forward") -> Key:
+def key(call: Call, q: Tensor, v: Tensor, direction: Direction = "forward") -> ResolverKey:
     """Cache key of a launcher: its device, its spec, and its bucket as the number of bounds at or
     below seq_k. Packed sequences have the bucket of the longest.
     """

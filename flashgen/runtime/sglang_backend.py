@@ -22,7 +22,7 @@ from flashgen.runtime.paged import PagedBatch, PagedLayer, prompts_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FlashgenMetadata:
+class SglangMetadata:
     """One batch: for layers with all keys; and where a model keeps the keys of sliding windows in a
     pool of their own, for those, and the slots of the new keys there.
     """
@@ -79,9 +79,7 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
             prompts = tuple(replace(x, table=self._windowed(x.table)) for x in batch.prompts)
             windowed = replace(batch, table=table, prompts=prompts)
             slots = self._slots(forward_batch)
-        self.forward_metadata = FlashgenMetadata(
-            full=batch, windowed=windowed, windowed_slots=slots
-        )
+        self.forward_metadata = SglangMetadata(full=batch, windowed=windowed, windowed_slots=slots)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Tensors that captured decodes read, for as many sequences as a graph may have."""
@@ -121,7 +119,7 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
             new = self._slots(forward_batch)
             slots = self._graph_slots[: len(new)]
             slots.copy_(new)
-        self.forward_metadata = FlashgenMetadata(full=full, windowed=windowed, windowed_slots=slots)
+        self.forward_metadata = SglangMetadata(full=full, windowed=windowed, windowed_slots=slots)
 
     def _decodes(self, forward_batch: Any) -> PagedBatch:
         lengths, count = forward_batch.seq_lens.int(), forward_batch.batch_size
@@ -175,7 +173,7 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
         """
         self._check(layer)
         metadata, pool = self.forward_metadata, self.token_to_kv_pool
-        assert isinstance(metadata, FlashgenMetadata)
+        assert isinstance(metadata, SglangMetadata)
         scales = self._scales(layer)
         if save_kv_cache and k is not None and v is not None:
             where = KVWriteLoc.for_batch(forward_batch, swa_loc=metadata.windowed_slots)

@@ -28,13 +28,13 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import PLAIN, Window, check_invariant, features_of
 from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import folders, torch_modes
-from flashgen.runtime.call import Call, Saved, Wanted
+from flashgen.runtime.call import Call, Saved, WantedGradients
 from flashgen.runtime.flash_attn import in_steps, window_within
 
 NAME = "flashgen"
 """The name of the implementation."""
 
-_ALL = Wanted(q=True, k=True, v=True, bias=False, sinks=False)
+_ALL = WantedGradients(q=True, k=True, v=True, bias=False, sinks=False)
 
 
 def register(*, invariant: bool = False) -> None:

@@ -348,7 +348,7 @@ def _invariant(
 
 
 def _served(
-    sequences: packing.Sequences,
+    sequences: packing.PackedRows,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -513,7 +513,7 @@ def _chunk_of_mask(
     return possible[0]
 
 
-def _bounded(sequences: packing.Sequences | None, cu: Tensor) -> bool:
+def _bounded(sequences: packing.PackedRows | None, cu: Tensor) -> bool:
     """Whether sequences lie where these bounds say, among which there may be empty ones."""
     if sequences is None:
         return False

@@ -18,7 +18,7 @@ HEAD = 2
 """What stands before the numbers of sequences."""
 
 
-class Sequences(NamedTuple):
+class PackedRows(NamedTuple):
     """Where sequences lie among the tokens of a batch, row by row.
 
     bounds: int32 (sequences + 1,); longest: tokens of the longest one; window: keys that a query
@@ -101,20 +101,20 @@ def holds_numbers(mask: Tensor | None) -> bool:
     return mask is not None and mask.dtype is torch.int64 and mask.shape[1:3] == (1, 1)
 
 
-def sequences_of(mask: Tensor) -> Sequences | None:
+def sequences_of(mask: Tensor) -> PackedRows | None:
     """Where the sequences are; None where a model changed what numbers_of() gave. It is read once
     for all layers of a step.
     """
     if mask not in _read:
         _read[mask] = _sequences(mask)
-    found: Sequences | None = _read[mask]
+    found: PackedRows | None = _read[mask]
     return found
 
 
 _read: Any = WeakTensorKeyDictionary()
 
 
-def _sequences(mask: Tensor) -> Sequences | None:
+def _sequences(mask: Tensor) -> PackedRows | None:
     batch, seq = mask.shape[0], mask.shape[3] - HEAD
     if seq < 1 or int(mask[0, 0, 0, 1]) != seq:
         return None
@@ -123,13 +123,13 @@ def _sequences(mask: Tensor) -> Sequences | None:
     begins[:, 1:] = rows[:, 1:] != rows[:, :-1]
     first = begins.flatten().nonzero().flatten()
     bounds = torch.cat([first, first.new_tensor([batch * seq])])
-    return Sequences(
+    return PackedRows(
         bounds=bounds.int(), longest=int(bounds.diff().max()),
         window=int(mask[0, 0, 0, 0]) or None, rows=rows, whole=len(first) == batch,
     )  # fmt: skip
 
 
-def arguments_of(sequences: Sequences) -> dict[str, Any]:
+def arguments_of(sequences: PackedRows) -> dict[str, Any]:
     """The same as the arguments by which a program says where the sequences of a batch are."""
     bounds, longest = sequences.bounds, sequences.longest
     return {
@@ -138,7 +138,7 @@ def arguments_of(sequences: Sequences) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mask_of(sequences: Sequences) -> Tensor:
+def mask_of(sequences: PackedRows) -> Tensor:
     """The mask itself, bool (batch, 1, seq, seq), True where a query may attend."""
     rows = sequences.rows
     places = torch.arange(rows.shape[1], device=rows.device)

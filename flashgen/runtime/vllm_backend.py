@@ -129,7 +129,7 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
 
 
 @dataclass(kw_only=True)
-class FlashgenMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
+class VllmMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
     """One batch."""
 
 
@@ -159,7 +159,7 @@ class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
-    ) -> FlashgenMetadata:
+    ) -> VllmMetadata:
         """Raises InvalidArgument for a common prefix, and where some sequences of a batch are
         causal and others are not.
         """
@@ -185,7 +185,7 @@ class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         if self._narrow and prefills:
             on_host = common.query_start_loc_cpu[decodes:].tolist()
             prompts = prompts_of(on_host, decodes, common.seq_lens, common.block_table_tensor)
-        return FlashgenMetadata(
+        return VllmMetadata(
             tokens=common.num_actual_tokens,
             decodes=decodes,
             queries=queries,
@@ -240,7 +240,7 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        attn_metadata: FlashgenMetadata | None,
+        attn_metadata: VllmMetadata | None,
         output: Tensor,
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,

@@ -50,9 +50,9 @@ BY_KEYS: tuple[Direction, ...] = ("backward_dkv", "backward_fused")
 AHEAD: tuple[Direction, ...] = ("forward", "backward_dq", *BY_KEYS)
 """Directions that have several schedules."""
 
-Tile = tuple[int, int, int, int]
+TileShape = tuple[int, int, int, int]
 """br, bc, num_warps, num_stages."""
-Choice = Mapping[str, Any]
+FieldChoice = Mapping[str, Any]
 """Fields of a config that are chosen together."""
 
 
@@ -148,9 +148,9 @@ class Schedule(Generic[Fields]):
     least_overlap: ClassVar[Mapping[Direction, float]] = {}
     """The share of exp2 that it is made to issue under wgmma on sm_90, by direction."""
     loads: Loads = "descriptor"  # those of its own tiles
-    tiles: ClassVar[Mapping[Direction, tuple[Tile, ...]]] = {}
+    tiles: ClassVar[Mapping[Direction, tuple[TileShape, ...]]] = {}
     """The likely ones, the likeliest first."""
-    ways: ClassVar[Mapping[Direction, tuple[Choice, ...]]] = {}
+    ways: ClassVar[Mapping[Direction, tuple[FieldChoice, ...]]] = {}
     """The choices of its own fields, with each tile; the first with every order."""
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """What fields may be, where that differs from CommonFields."""
@@ -282,7 +282,9 @@ def wide(spec: AttentionSpec) -> bool:
     return max(padded(spec.head_dim), padded(spec.head_dim_v)) > 128
 
 
-def specialized_twin(spec: AttentionSpec, config: Fields, smaller: Choice, own: Choice) -> Fields:
+def specialized_twin(
+    spec: AttentionSpec, config: Fields, smaller: FieldChoice, own: FieldChoice
+) -> Fields:
     """The pointer twin of a schedule in Gluon whose warps have roles: plain Triton's tile of 128
     rows, or keys, and 8 warps; above head dim 128 with `smaller`, as it has all that it walks in
     two places, where Gluon has one ring, or one place of V. Larger tiles do not fit, or spill.

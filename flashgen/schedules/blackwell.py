@@ -16,10 +16,10 @@ from flashgen.schedules.base import (
     TENSOR_ROWS,
     WARPGROUP,
     Bytes,
-    Choice,
     CommonFields,
+    FieldChoice,
     Schedule,
-    Tile,
+    TileShape,
     one_of,
     specialized_twin,
     wide,
@@ -50,7 +50,7 @@ WIDE_SPLIT = (192, 96)
 FUSED_SPLIT = (152, 64)
 """The same of its fused backward, where the warps that add dQ to memory take what is left."""
 
-BLACKWELL_TILES: dict[Direction, tuple[Tile, ...]] = {
+BLACKWELL_TILES: dict[Direction, tuple[TileShape, ...]] = {
     # Compiled as those of schedule hopper; none was measured.
     "forward": (
         (256, 128, 8, 4), (256, 128, 8, 3), (256, 128, 8, 2), (128, 128, 4, 2), (128, 64, 4, 4),
@@ -66,7 +66,7 @@ BLACKWELL_TILES: dict[Direction, tuple[Tile, ...]] = {
 }  # fmt: skip
 
 
-def _ways(*pairs: tuple[int, int]) -> tuple[Choice, ...]:
+def _ways(*pairs: tuple[int, int]) -> tuple[FieldChoice, ...]:
     return tuple({"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in pairs)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flashgen.schedules.base import Choice, CommonFields, Tile, one_of
+from flashgen.schedules.base import CommonFields, FieldChoice, TileShape, one_of
 from flashgen.schedules.textbook import FA2
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import DECODING
@@ -28,7 +28,7 @@ BC = (64, 128, 32, 16, 256)
 NUM_WARPS = (4, 8, 2, 1)
 NUM_STAGES = (3, 2, 4, 5, 1)
 
-SEEDS: tuple[Tile, ...] = (
+SEEDS: tuple[TileShape, ...] = (
     # br, bc, num_warps, num_stages: tiles of 16 to 64 KiB on their way at a time, at head dim 128.
     # Chosen by that alone; none was timed.
     (16, 64, 4, 3),
@@ -56,7 +56,7 @@ class DecodeFields(CommonFields):
     blocks_per_sm: int = field(default=1, metadata=one_of(BLOCKS_PER_SM, "_x{}", 2))
 
 
-def tiles(spec: AttentionSpec) -> Iterable[Tile]:
+def tiles(spec: AttentionSpec) -> Iterable[TileShape]:
     """All tiles of a direction, legal or not, the likely ones first."""
     if spec.direction == "combine":
         return itertools.product((16,), (32, 16, 64, 128), (4, 2, 1, 8), (1,))
@@ -67,7 +67,7 @@ def tiles(spec: AttentionSpec) -> Iterable[Tile]:
     return itertools.product(br, BC, NUM_WARPS, NUM_STAGES)
 
 
-def seeds(spec: AttentionSpec) -> tuple[Tile, ...]:
+def seeds(spec: AttentionSpec) -> tuple[TileShape, ...]:
     """Those that a search tries first, legal or not."""
     if spec.direction != "decode":
         return ()
@@ -75,7 +75,7 @@ def seeds(spec: AttentionSpec) -> tuple[Tile, ...]:
     return tuple((br, bc, warps, stages + spec.paged) for br, bc, warps, stages in SEEDS)
 
 
-def ways(spec: AttentionSpec) -> tuple[Choice, ...]:
+def ways(spec: AttentionSpec) -> tuple[FieldChoice, ...]:
     """By the GPU's own instruction, where it has one, then by bits."""
     widens = spec.direction == "decode" and spec.kv_dtype == "float8_e4m3"
     return ({"widening": "native"}, {}) if widens else ({},)

@@ -18,7 +18,7 @@ from flashgen.schedules.base import (
     Bytes,
     CommonFields,
     Schedule,
-    Tile,
+    TileShape,
     one_of,
     specialized_twin,
     wide,
@@ -36,7 +36,7 @@ REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
 HOPPER_OVERLAP = 0.90
 """The share of exp2 that every consumer issues under wgmma: it is made for nothing else."""
 
-HOPPER_TILES: dict[Direction, tuple[Tile, ...]] = {
+HOPPER_TILES: dict[Direction, tuple[TileShape, ...]] = {
     # Compiled with Triton 3.7.1 for sm_90a, each is without spills in a main loop for some head dim
     # of 64 to 256; none was measured.
     "forward": (

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from flashgen.schedules import decode, textbook
-from flashgen.schedules.base import BY_KEYS, MAXNREG, MMA_SYNC, Choice, Order, Schedule, Tile
+from flashgen.schedules.base import (
+    BY_KEYS,
+    MAXNREG,
+    MMA_SYNC,
+    FieldChoice,
+    Order,
+    Schedule,
+    TileShape,
+)
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.defaults import default_configs, default_spec
 from flashgen.schedules.legality import why_illegal
@@ -36,7 +44,9 @@ FIRST_OF_ROLES = 4
 first."""
 
 
-def _configs(tiles: Iterable[Tile], *choices: Iterable[Choice]) -> tuple[KernelConfig, ...]:
+def _configs(
+    tiles: Iterable[TileShape], *choices: Iterable[FieldChoice]
+) -> tuple[KernelConfig, ...]:
     """Each tile (br, bc, num_warps, num_stages) with each choice; the last varies fastest."""
     found = []
     for (br, bc, warps, stages), chosen in itertools.product(tiles, itertools.product(*choices)):
@@ -106,11 +116,11 @@ def _rows_of_a_warp(spec: AttentionSpec) -> int:
     return 2 if wide else 8
 
 
-def _ordered(orders: Iterable[Order]) -> list[Choice]:
+def _ordered(orders: Iterable[Order]) -> list[FieldChoice]:
     return [{"order": order} for order in orders]
 
 
-_GPU_ORDERS: list[Choice] = [
+_GPU_ORDERS: list[FieldChoice] = [
     {"order": order, "persistent": persistent} for order, persistent in GPU_ORDERS
 ]
 
@@ -153,7 +163,7 @@ def _own_grid(schedule: Schedule[Any], direction: Direction) -> tuple[KernelConf
     first a tile a program, then the others.
     """
     tiles, ways = schedule.tiles.get(direction, ()), schedule.ways.get(direction, ({},))
-    own: list[Choice] = [{"schedule": schedule.name, "loads": schedule.loads}]
+    own: list[FieldChoice] = [{"schedule": schedule.name, "loads": schedule.loads}]
     found = _configs(tiles, own, ways, _ordered(reversed(ORDERS)))
     return (*found, *_configs(tiles, own, ways[:1], _GPU_ORDERS)) if schedule.orders else found
 

@@ -15,10 +15,10 @@ from flashgen.schedules.base import (
     BY_KEYS,
     TENSOR_MEMORY,
     Bytes,
-    Choice,
     CommonFields,
+    FieldChoice,
     Schedule,
-    Tile,
+    TileShape,
 )
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
@@ -37,7 +37,7 @@ BR = (128, 64, 256, 32, 16)
 BC = (64, 128, 32, 16, 256)
 NUM_WARPS = (4, 8, 2)
 NUM_STAGES = (2, 3, 1, 4)
-WAYS: tuple[Choice, ...] = (
+WAYS: tuple[FieldChoice, ...] = (
     {"schedule": "fa2", "loads": "pointer"},
     {"schedule": "fa2", "loads": "descriptor"},
     {"schedule": "s_ahead", "loads": "descriptor"},
@@ -45,7 +45,7 @@ WAYS: tuple[Choice, ...] = (
 )
 """fa1 is left out."""
 
-KNOWN_GOOD: tuple[Tile, ...] = (
+KNOWN_GOOD: tuple[TileShape, ...] = (
     # br, bc, num_warps, num_stages: after what others publish for some GPU or head dim (PyTorch
     # FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates), and the same
     # with fewer stages or rows, for GPUs with less shared memory.
@@ -64,7 +64,7 @@ KNOWN_GOOD: tuple[Tile, ...] = (
 )
 """Where programs own keys and walk the rows (BY_KEYS), br and bc change places here and above."""
 
-MEASURED_TILES: Mapping[str, Mapping[int, Tile]] = {
+MEASURED_TILES: Mapping[str, Mapping[int, TileShape]] = {
     "sm_90": {64: (128, 64, 4, 3), 128: (64, 64, 4, 3)},
 }
 """By architecture and padded head dim, the fastest tile of schedule fa2 in the forward that a GPU
@@ -81,16 +81,16 @@ IN_WHOLE_ROWS = ((128, 32, 8, 3), (128, 16, 8, 3), (128, 64, 8, 2), (64, 16, 4, 
 and sm_89, they spill at most 1 % of a main loop's instructions; none was measured."""
 
 
-def turned(tiles: Iterable[Tile], direction: Direction) -> tuple[Tile, ...]:
+def turned(tiles: Iterable[TileShape], direction: Direction) -> tuple[TileShape, ...]:
     """Tiles whose br and bc change places where programs own keys and walk the rows."""
     if direction not in BY_KEYS:
         return tuple(tiles)
     return tuple((walked, owned, warps, stages) for owned, walked, warps, stages in tiles)
 
 
-_TILES: Mapping[Direction, tuple[Tile, ...]] = dict.fromkeys(get_args(Direction), KNOWN_GOOD) | {
-    direction: turned(KNOWN_GOOD, direction) for direction in BY_KEYS
-}
+_TILES: Mapping[Direction, tuple[TileShape, ...]] = dict.fromkeys(
+    get_args(Direction), KNOWN_GOOD
+) | {direction: turned(KNOWN_GOOD, direction) for direction in BY_KEYS}
 
 
 class Fa2(Schedule[CommonFields]):

@@ -25,7 +25,7 @@ from flashgen.search.history import outcome_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 
-Key = tuple[object, ...]
+LogKey = tuple[object, ...]
 Notice = Callable[[str], None]
 
 _logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Log:
         self.path = path
         self.clock_mhz: float | None = None
         self._triton = triton
-        self._known: dict[Key, tuple[int, Outcome]] = {}
+        self._known: dict[LogKey, tuple[int, Outcome]] = {}
         self._count = 0
         self._waiting: deque[tuple[Outcome, ...]] = deque()
         self._writing = threading.Lock()
@@ -164,13 +164,13 @@ def _key(
     config: KernelConfig,
     digest: str,
     source: Source,
-) -> Key:
+) -> LogKey:
     """The key of an outcome within one GPU, Triton and protocol. Compilers are all one source."""
     kind = "estimated" if source == "untimed" else source
     return stage, spec, config, digest, None if stage == "compile" else kind, problem
 
 
-def _shared(key: Key) -> Key:
+def _shared(key: LogKey) -> LogKey:
     """The key of an outcome that holds for other problems too; otherwise `key`."""
     return key[:-1] if key[0] in ("compile", "check") else key
 

@@ -36,7 +36,7 @@ LISTED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class SpaceParameter:
     """A parameter that varies over a space. ordered: its values are ascending numbers, which count
     by rank: 16, 32 and 256 are equally far apart; others are names.
     """
@@ -51,7 +51,7 @@ class Space(ABC):
     every number below it is a point's.
     """
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[SpaceParameter, ...]
     size: int
 
     @abstractmethod
@@ -284,16 +284,16 @@ def _check_value(name: str, value: object, where: str) -> None:
         raise InvalidArgument(f"a number must be finite: got {number} for {name} of {where}")
 
 
-def parameters_of(points: Sequence[Point]) -> tuple[Parameter, ...]:
+def parameters_of(points: Sequence[Point]) -> tuple[SpaceParameter, ...]:
     """The parameters that vary, in the order of the first point."""
     values = {name: _values_of(points, name) for name in points[0]}
     return tuple(_parameter(name, some) for name, some in values.items() if len(some) > 1)
 
 
-def _parameter(name: str, values: tuple[Value, ...]) -> Parameter:
+def _parameter(name: str, values: tuple[Value, ...]) -> SpaceParameter:
     ordered = not any(isinstance(value, bool | str) for value in values)
     values = tuple(sorted(values, key=float)) if ordered else values
-    return Parameter(name=name, values=values, ordered=ordered)
+    return SpaceParameter(name=name, values=values, ordered=ordered)
 
 
 def _distinct(numbers: Numbers, count: int) -> Numbers:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from scipy.special import erfcx, ndtr
 
-from flashgen.search.points import Codes, Parameter
+from flashgen.search.points import Codes, SpaceParameter
 
 Floats = NDArray[np.floating[Any]]
 
@@ -106,7 +106,7 @@ class Expectation:
 class Process:
     """A process over the space of these parameters. names_only: no parameter counts as ordered."""
 
-    def __init__(self, parameters: Sequence[Parameter], *, names_only: bool = False) -> None:
+    def __init__(self, parameters: Sequence[SpaceParameter], *, names_only: bool = False) -> None:
         self._counts = [len(each.values) for each in parameters]
         self._ordered = [each.ordered and not names_only for each in parameters]
 

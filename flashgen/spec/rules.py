@@ -24,7 +24,7 @@ from flashgen.spec.vocabulary import (
     why_no_gradient,
 )
 
-AttentionSpec = Any
+AnySpec = Any
 """A spec.attention.AttentionSpec, whose module asks these rules when one is made."""
 
 _VALUES: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
 _FLAGS = tuple(field for field, off in OFF.items() if off is False)
 
 
-def why_no_spec(spec: AttentionSpec) -> str | None:
+def why_no_spec(spec: AnySpec) -> str | None:
     """Why these fields make no spec, in one sentence that names the field; None where they do."""
     for rule in _RULES:
         if (reason := rule(spec)) is not None:
@@ -48,14 +48,14 @@ def why_no_spec(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _values(spec: AttentionSpec) -> str | None:
+def _values(spec: AnySpec) -> str | None:
     for field, values in _VALUES.items():
         if getattr(spec, field) not in values:
             return f"{field} must be one of {', '.join(values)}: got {getattr(spec, field)!r}"
     return None
 
 
-def _head_dims(spec: AttentionSpec) -> str | None:
+def _head_dims(spec: AnySpec) -> str | None:
     for field in ("head_dim", "head_dim_v"):
         try:
             check_head_dim(getattr(spec, field), field)
@@ -64,20 +64,20 @@ def _head_dims(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _precision(spec: AttentionSpec) -> str | None:
+def _precision(spec: AnySpec) -> str | None:
     if spec.precision == "tf32" and spec.dtype != "float32":
         return f"precision tf32 needs dtype float32: got {spec.dtype}"
     return None
 
 
-def _flags(spec: AttentionSpec) -> str | None:
+def _flags(spec: AnySpec) -> str | None:
     for field in _FLAGS:
         if not isinstance(getattr(spec, field), bool):
             return f"{field} must be true or false: got {getattr(spec, field)!r}"
     return None
 
 
-def _gradients(spec: AttentionSpec) -> str | None:
+def _gradients(spec: AnySpec) -> str | None:
     """What backward kernels there are, and what they know."""
     widest = max(spec.head_dim, spec.head_dim_v)
     if spec.direction not in ("forward", *DECODING) and (
@@ -89,7 +89,7 @@ def _gradients(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _features(spec: AttentionSpec) -> str | None:
+def _features(spec: AnySpec) -> str | None:
     """What each feature needs and excludes, as its row says."""
     for row in features_on(spec):
         if row.directions and spec.direction not in row.directions:
@@ -110,7 +110,7 @@ def _listed(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _delta(spec: AttentionSpec) -> str | None:
+def _delta(spec: AnySpec) -> str | None:
     if spec.direction != "backward_delta":
         return None
     other_dims = spec.head_dim != spec.head_dim_v
@@ -124,13 +124,13 @@ def _delta(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _pages(spec: AttentionSpec) -> str | None:
+def _pages(spec: AnySpec) -> str | None:
     if spec.paged and spec.direction == "forward" and not spec.varlen:
         return "paged needs direction decode or append, or forward with varlen: got none"
     return None
 
 
-def _scales(spec: AttentionSpec) -> str | None:
+def _scales(spec: AnySpec) -> str | None:
     if spec.kv_scales == "page" and not (spec.paged and spec.kv_dtype != "same"):
         return (
             "kv_scales page needs paged and an 8-bit kv_dtype: "
@@ -139,7 +139,7 @@ def _scales(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _scoreless(spec: AttentionSpec) -> str | None:
+def _scoreless(spec: AnySpec) -> str | None:
     """What the kernels of a cache that have no scores need."""
     if spec.direction not in DECODING or spec.direction == "decode":
         return None

@@ -28,10 +28,10 @@ from flashgen.table.entry import NO_EVIDENCE, Entry, Run
 from flashgen.table.evidence import missing
 from flashgen.table.table import Table, figure
 
-Kind = Literal["config", "weakened", "figures", "added", "removed"]
+ChangeKind = Literal["config", "weakened", "figures", "added", "removed"]
 """What became of an entry: another config; a weaker source; the same config with other figures."""
 
-_HEADINGS: dict[Kind, str] = {
+_HEADINGS: dict[ChangeKind, str] = {
     "weakened": "Weaker source than before",
     "removed": "Removed",
     "config": "Another config",
@@ -52,7 +52,7 @@ class Change:
     compare."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ChangeKind:
         """The heading of the change."""
         if self.before is None:
             return "added"
@@ -80,7 +80,7 @@ class Diff:
     unchanged: int
     facts: tuple[str, ...]
 
-    def of(self, kind: Kind) -> tuple[Change, ...]:
+    def of(self, kind: ChangeKind) -> tuple[Change, ...]:
         """The changes under one heading, in the order of tables."""
         return tuple(change for change in self.changes if change.kind == kind)
 

@@ -26,7 +26,7 @@ from flashgen.table.entry import NO_EVIDENCE, Entry, EntryEvidence, Run, RunnerU
 from flashgen.table.yaml import text_of
 
 
-class Table(Protocol):
+class EvidencedTable(Protocol):
     """What evidence belongs to: a table.table.Table, whose module reads evidence by this one."""
 
     @property
@@ -50,7 +50,7 @@ def evidence_file(table: Path) -> Path:
     return table.parent / "evidence" / f"{table.stem}.jsonl"
 
 
-def with_evidence(table: Table, path: Path) -> tuple[Entry, ...]:
+def with_evidence(table: EvidencedTable, path: Path) -> tuple[Entry, ...]:
     """The entries of a table with their evidence of a file; an entry without a line there keeps its
     own. Raises TableError that names file and line.
     """
@@ -63,7 +63,7 @@ def with_evidence(table: Table, path: Path) -> tuple[Entry, ...]:
     return with_lines(table, text, path)
 
 
-def with_lines(table: Table, text: str, path: Path) -> tuple[Entry, ...]:
+def with_lines(table: EvidencedTable, text: str, path: Path) -> tuple[Entry, ...]:
     """As with_evidence, of a text; `path` stands in errors."""
     found = {_key(_identity(entry)): entry for entry in table.everything}
     runs = {None, *(run.id for run in table.runs)}

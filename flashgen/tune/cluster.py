@@ -37,12 +37,12 @@ from flashgen.evaluate.workers.answers import (
     why_wrong,
 )
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.evaluate.workers.pool import Limits
+from flashgen.evaluate.workers.pool import TaskLimits
 from flashgen.files import write_whole
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
 from flashgen.spec.records import shown, value_of
 from flashgen.tune import devices
-from flashgen.tune.places import Place, Say, Wanted, offline_targets, warn
+from flashgen.tune.places import Say, TargetOptions, TuningTarget, offline_targets, warn
 from flashgen.tune.worker import Worker, versions
 
 LOCAL = "local"
@@ -81,7 +81,9 @@ class Seat:
 
     size = 1
 
-    def __init__(self, ray: Any, actor: Any, where: str, limits: Limits, answers: Executor) -> None:
+    def __init__(
+        self, ray: Any, actor: Any, where: str, limits: TaskLimits, answers: Executor
+    ) -> None:
         self.where = where
         self._answers = answers
         self._ray = ray
@@ -224,7 +226,7 @@ class Cluster:
         self.cpu = self._crew()
         self._slots: list[_Slot] = []
         self._seen: set[str] = set()
-        self._limits = Limits()
+        self._limits = TaskLimits()
         self._answers = ThreadPoolExecutor(1)
         self._alone: dict[Crew, float] = {}
         self._told: set[str] = set()
@@ -397,7 +399,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def opened(address: str, wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
+def opened(address: str, wanted: TargetOptions, say: Say) -> Iterator[tuple[TuningTarget, ...]]:
     """The places of a cluster: each GPU product, or all targets of `wanted`, offline.
 
     Raises NoGpuError if it has no GPU and no target is named, ToolchainError and FlashgenError.
@@ -413,7 +415,7 @@ def opened(address: str, wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]
             cluster.close()
 
 
-def _places(cluster: Cluster, targets: Sequence[Gpu], say: Say) -> tuple[Place, ...]:
+def _places(cluster: Cluster, targets: Sequence[Gpu], say: Say) -> tuple[TuningTarget, ...]:
     if not cluster.cpu.size:
         raise FlashgenError(
             f"no worker of the cluster has answered within {START_S:.0f} s: see `ray status`, and "
@@ -421,7 +423,7 @@ def _places(cluster: Cluster, targets: Sequence[Gpu], say: Say) -> tuple[Place, 
         )
     if targets:
         say(f"{cluster.cpu.size} workers of the cluster compile and check.")
-        return tuple(Place(gpu=gpu, pools=Pools(cpu=cluster.cpu)) for gpu in targets)
+        return tuple(TuningTarget(gpu=gpu, pools=Pools(cpu=cluster.cpu)) for gpu in targets)
     if not cluster.products:
         raise NoGpuError(
             f"the cluster has no GPU: without one, add --target {OFFLINE_TARGET}, or all"
@@ -430,7 +432,7 @@ def _places(cluster: Cluster, targets: Sequence[Gpu], say: Say) -> tuple[Place, 
         say(f"Tuning for {gpu.name} ({gpu.slug}), measuring on {crew.size} of the cluster.")
         warn(gpu, say)
     return tuple(
-        Place(gpu=gpu, pools=Pools(cpu=cluster.cpu, device=crew))
+        TuningTarget(gpu=gpu, pools=Pools(cpu=cluster.cpu, device=crew))
         for gpu, crew in cluster.products.values()
     )
 

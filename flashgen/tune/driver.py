@@ -107,7 +107,7 @@ class Interruptible(WrappingEvaluator):
         """As Evaluator.close: `inner` is of all jobs, and stays open."""
 
 
-class Line:
+class JobQueue:
     """Jobs that share `pools`: some run, the others wait."""
 
     def __init__(self, jobs: Sequence[Job], pools: Pools) -> None:
@@ -126,7 +126,7 @@ class Line:
         return len(self.running) < most and idle > 0
 
 
-def drive(lines: Sequence[Line], stop: Stop) -> None:
+def drive(lines: Sequence[JobQueue], stop: Stop) -> None:
     """Run all jobs of all lines. Call it in the main thread.
 
     After the first Ctrl-C no job begins, and those under way end with what they have; then, and at
@@ -147,7 +147,7 @@ def drive(lines: Sequence[Line], stop: Stop) -> None:
         raise KeyboardInterrupt
 
 
-def _take(line: Line, ended: Future[Any], stop: Stop) -> None:
+def _take(line: JobQueue, ended: Future[Any], stop: Stop) -> None:
     """Take in the end of a job."""
     job, error = line.running.pop(ended), ended.exception()
     if isinstance(error, FlashgenError):

@@ -13,12 +13,12 @@ from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
 from flashgen.search.log import Log
 from flashgen.tune.options import TuneOptions
-from flashgen.tune.places import Place
+from flashgen.tune.places import TuningTarget
 
 
 @contextlib.contextmanager
 def opened(
-    place: Place, options: TuneOptions, notice: Callable[[str], None]
+    place: TuningTarget, options: TuneOptions, notice: Callable[[str], None]
 ) -> Iterator[tuple[Log, Evaluator]]:
     """The log of a product and its evaluator, closed at the end. Raises FlashgenError."""
     slug, out = place.gpu.slug, options.out
@@ -34,7 +34,7 @@ def opened(
 
 
 def make_evaluator(
-    place: Place, out: Path, log: Log
+    place: TuningTarget, out: Path, log: Log
 ) -> contextlib.AbstractContextManager[Evaluator]:
     """The evaluator: on GPUs, at the clock that the log recorded, or offline."""
     gpu, pools, state = place.gpu, place.pools, paths.state_dir(out)

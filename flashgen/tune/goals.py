@@ -16,7 +16,7 @@ from flashgen.table.entry import must_have_run
 from flashgen.table.table import Table
 from flashgen.tune.donors import DEFAULT, Donors
 from flashgen.tune.options import Piece, TuneOptions
-from flashgen.tune.transfer import Key, measured_for, measured_on_chip, neighbours
+from flashgen.tune.transfer import EntryKey, measured_for, measured_on_chip, neighbours
 
 
 class Goals:
@@ -103,7 +103,7 @@ class Goals:
         lent = self.donors.chosen(piece[0], bucket_of(piece[1].seq_k), on_gpu=False)
         return lent.get(config.kernel, DEFAULT)
 
-    def measured(self, key: Key) -> KernelConfig | None:
+    def measured(self, key: EntryKey) -> KernelConfig | None:
         """What the same chip, or else a like one, was measured with for a spec and bucket; None
         where this run measures.
         """

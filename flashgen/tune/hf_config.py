@@ -25,7 +25,7 @@ from flashgen.spec.vocabulary import parse_dtype
 from flashgen.tune.hf_fields import Fields, completed
 from flashgen.tune.hf_kinds import Unread
 from flashgen.tune.hf_layers import Attention, NoAttention, attentions, is_main, sides
-from flashgen.tune.workloads import Piece, Workload, kernels_of, problem_of
+from flashgen.tune.workloads import WeightedPiece, Workload, kernels_of, problem_of
 
 _DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "dropout_rate")
 _NAMED = tuple(
@@ -61,7 +61,7 @@ def from_hf_config(
     root = completed(_read(path))
     name = root.type or "of no model_type"
     training = any("backward" in word for word in directions)
-    pieces: list[Piece] = []
+    pieces: list[WeightedPiece] = []
     notes: list[str] = []
     without: list[str] = []
     for where, part in parts_of(root):
@@ -159,11 +159,13 @@ def _dtype_of(root: Fields, part: Fields) -> str | None:
     return None
 
 
-def _pieces(spec: AttentionSpec, attention: Attention, layers: int) -> Iterator[Piece]:
+def _pieces(spec: AttentionSpec, attention: Attention, layers: int) -> Iterator[WeightedPiece]:
     """One piece for each bucket that the sequences of these layers fall into."""
     group = attention.heads // attention.kv_heads
     for seq in _lengths(attention):
-        yield Piece(spec=spec, problem=problem_of(spec, seq, group), weight=float(layers * seq))
+        yield WeightedPiece(
+            spec=spec, problem=problem_of(spec, seq, group), weight=float(layers * seq)
+        )
 
 
 def _lengths(attention: Attention) -> list[int]:

@@ -12,11 +12,11 @@ from flashgen.spec.records import shown
 from flashgen.tune.hf_fields import Fields
 
 Side = Literal["encoder", "decoder"]
-Kind = Literal["full", "sliding", "chunked", "none"]
+LayerKind = Literal["full", "sliding", "chunked", "none"]
 
 _EVERY_OTHER = ("gemma2", "gpt_oss")
 """Models whose layers have the window and the full mask in turn, where no list says so."""
-_KINDS: dict[Any, Kind] = {
+_KINDS: dict[Any, LayerKind] = {
     **dict.fromkeys(("full_attention", "attention", "global", "hybrid", "*", "full", "G"), "full"),
     **dict.fromkeys(("sliding_attention", "local", "sliding", "hybrid_sliding", "L"), "sliding"),
     "chunked_attention": "chunked",
@@ -25,7 +25,7 @@ _KINDS: dict[Any, Kind] = {
         "none",
     ),
 }
-_LISTS: dict[str, dict[Any, Kind]] = {
+_LISTS: dict[str, dict[Any, LayerKind]] = {
     "layer_types": _KINDS,
     "layers_block_type": _KINDS,
     "hybrid_override_pattern": _KINDS,
@@ -41,7 +41,7 @@ class Unread(Exception):
     """A field decides and cannot be read; the message says which."""
 
 
-def kinds_of(fields: Fields, side: Side | None) -> Sequence[Kind]:
+def kinds_of(fields: Fields, side: Side | None) -> Sequence[LayerKind]:
     """The kind of each layer. Raises InvalidArgument, Unread."""
     layers = fields.number("layers", side=side)
     for name, words in _LISTS.items():
@@ -81,8 +81,8 @@ def _repeated(types: list[Any], layers: int) -> list[Any]:
 
 
 def _words(
-    name: str, listed: Sequence[Any], words: Mapping[Any, Kind], layers: int | None
-) -> list[Kind]:
+    name: str, listed: Sequence[Any], words: Mapping[Any, LayerKind], layers: int | None
+) -> list[LayerKind]:
     if layers is not None and len(listed) < layers:
         raise Unread(f"{name} lists {len(listed)} of {layers} layers")
     for word in listed:
@@ -91,7 +91,7 @@ def _words(
     return [words[word] for word in listed[:layers]]
 
 
-def _in_turn(fields: Fields, layers: int) -> Sequence[Kind]:
+def _in_turn(fields: Fields, layers: int) -> Sequence[LayerKind]:
     """The kinds where a number says which layers differ."""
     span = range(layers)
     every = _step(fields, "attn_layer_period")  # of Jamba
@@ -114,7 +114,7 @@ def _in_turn(fields: Fields, layers: int) -> Sequence[Kind]:
     return ["full"] * layers
 
 
-def _windowed(fields: Fields, layers: int) -> Sequence[Kind]:
+def _windowed(fields: Fields, layers: int) -> Sequence[LayerKind]:
     """The kinds of a model with a window."""
     span = range(layers)
     pattern = fields.get("sliding_window_pattern")

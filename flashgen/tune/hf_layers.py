@@ -16,7 +16,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.records import shown
 from flashgen.spec.vocabulary import Mask
 from flashgen.tune.hf_fields import ALIASES, LARGEST, Fields
-from flashgen.tune.hf_kinds import Kind, Side, Unread, kinds_of
+from flashgen.tune.hf_kinds import LayerKind, Side, Unread, kinds_of
 from flashgen.tune.hf_masks import mask_of
 
 
@@ -186,7 +186,7 @@ class _Layer:
     def number(self, what: str) -> int | None:
         return self.fields.number(what, side=self.side, layer=self.layer)
 
-    def attention(self, kind: Kind) -> Attention:
+    def attention(self, kind: LayerKind) -> Attention:
         """Its attention. Raises as attentions."""
         self._of_kind(kind)
         heads = self.number("heads") or 1
@@ -217,7 +217,7 @@ class _Layer:
             fixed=self.is_vision,
         )
 
-    def _of_kind(self, kind: Kind) -> None:
+    def _of_kind(self, kind: LayerKind) -> None:
         """Takes the fields that only layers of this kind have."""
         fields, get = self.fields, self.fields.get
         more: dict[str, Any] = {}
@@ -327,7 +327,7 @@ class _Layer:
     def softcap(self) -> bool:
         return any(bool(self.fields.get(name)) for name in ALIASES["softcap"])
 
-    def sink(self, kind: Kind) -> bool:
+    def sink(self, kind: LayerKind) -> bool:
         flag = (
             "add_swa_attention_sink_bias" if kind == "sliding" else "add_full_attention_sink_bias"
         )

@@ -17,7 +17,7 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import Direction, padded
 from flashgen.table.table import Table
 
-Kernel = tuple[AttentionSpec, KernelConfig]
+ProvenKernel = tuple[AttentionSpec, KernelConfig]
 HEAD_DIMS = (64, 128, 256)
 """Of the classes that are compared beside those of a table: bfloat16, causal."""
 DEPTH_BYTES = 32
@@ -49,7 +49,7 @@ def compare_classes(table: Table) -> Iterator[ClassProof]:
     """
     plain = [_causal(dim) for dim in HEAD_DIMS]
     own = [entry for entry in table.everything if entry.spec.invariant]
-    classes: dict[tuple[object, ...], dict[Kernel, None]] = {}
+    classes: dict[tuple[object, ...], dict[ProvenKernel, None]] = {}
     for spec in (*plain, *(entry.spec for entry in own)):
         for kernel in _defaults(spec, table.gpu):
             classes.setdefault(_class(kernel[0]), {})[kernel] = None
@@ -61,7 +61,7 @@ def compare_classes(table: Table) -> Iterator[ClassProof]:
         yield compare(kernels, table.gpu)
 
 
-def compare(kernels: Iterable[Kernel], gpu: Gpu) -> ClassProof:
+def compare(kernels: Iterable[ProvenKernel], gpu: Gpu) -> ClassProof:
     """Whether kernels of one class compute in one way: as the first of them."""
     found = [(kernel, _arithmetic(*kernel, gpu.arch)) for kernel in kernels]
     (spec, _), first = found[0]
@@ -99,7 +99,7 @@ def _class(spec: AttentionSpec) -> tuple[object, ...]:
     return (written, spec.dtype, spec.precision, dims, spec.softcap, spec.alibi)
 
 
-def _defaults(spec: AttentionSpec, gpu: Gpu) -> Iterator[Kernel]:
+def _defaults(spec: AttentionSpec, gpu: Gpu) -> Iterator[ProvenKernel]:
     """The default kernels of prefill, packed and over pages, of decode, and of the gradients."""
     forward = replace(
         spec, direction="forward", varlen=False, paged=False, leftpad=False, indexed=False

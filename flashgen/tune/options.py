@@ -9,7 +9,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.search.goal import Budget, Method
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem, bucket_of, workload
-from flashgen.tune.places import Wanted
+from flashgen.tune.places import TargetOptions
 from flashgen.tune.share_kernels import MAX_REGRET
 
 Piece = tuple[AttentionSpec, Problem]
@@ -29,7 +29,7 @@ class TuneOptions:
 
     specs: tuple[AttentionSpec, ...] = ()
     seqs: tuple[int, ...] = (DEFAULT_SEQ,)
-    where: Wanted = field(default_factory=Wanted)
+    where: TargetOptions = field(default_factory=TargetOptions)
     cluster: str | None = None
     budget: Budget = field(default_factory=Budget)
     method: Method = field(default_factory=lambda: Method(likely_first=True))

@@ -24,7 +24,7 @@ Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TuningTarget:
     """A GPU product to tune for, and who evaluates: without pools.device, offline."""
 
     gpu: Gpu
@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TargetOptions:
     """Where to tune. gpu: require a GPU; target: a slug, or ALL, to tune for offline; gpus: as
     devices.chosen has it; none of them: a GPU if there is one. jobs: child processes that compile
     and interpret; None: one a core.
@@ -45,7 +45,7 @@ class Wanted:
 
 
 @contextlib.contextmanager
-def opened(wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
+def opened(wanted: TargetOptions, say: Say) -> Iterator[tuple[TuningTarget, ...]]:
     """The places of this host, closed at the end; says which, and why nothing is measured.
 
     Raises NoGpuError, InvalidArgument and ToolchainError.
@@ -55,15 +55,15 @@ def opened(wanted: Wanted, say: Say) -> Iterator[tuple[Place, ...]]:
         jobs = jobs_of(wanted, found)
         cpu = crew([Children(jobs)] * jobs, say)
         stack.callback(cpu.close)
-        there = [Place(gpu=gpu, pools=Pools(cpu=cpu)) for gpu in targets]
+        there = [TuningTarget(gpu=gpu, pools=Pools(cpu=cpu)) for gpu in targets]
         for gpu, indices in by_product(found).items():
             gpus = crew([pools.Device(index) for index in indices], say)
             stack.callback(gpus.close)
-            there.append(Place(gpu=gpu, pools=Pools(cpu=cpu, device=gpus)))
+            there.append(TuningTarget(gpu=gpu, pools=Pools(cpu=cpu, device=gpus)))
         yield tuple(there)
 
 
-def jobs_of(wanted: Wanted, found: Mapping[int, Gpu]) -> int:
+def jobs_of(wanted: TargetOptions, found: Mapping[int, Gpu]) -> int:
     """How many child processes compile and interpret beside these devices. A core is for each child
     that launches: a late launch would show in short kernels' times.
     """
@@ -86,7 +86,7 @@ def crew(seats: Sequence[Pool], say: Say) -> Crew:
     return made
 
 
-def choose(wanted: Wanted, say: Say) -> tuple[tuple[Gpu, ...], dict[int, Gpu]]:
+def choose(wanted: TargetOptions, say: Say) -> tuple[tuple[Gpu, ...], dict[int, Gpu]]:
     """What `wanted` names on this host: targets to tune for offline, and devices by their index.
     Says which, and why nothing is measured.
     """

@@ -44,7 +44,7 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 
-Pair = tuple[AttentionSpec, KernelConfig]
+SpecConfig = tuple[AttentionSpec, KernelConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def kernels_to_build(
     defaults: bool,
     features: Sequence[str] = (),
     head_dims: Sequence[int] = (),
-) -> tuple[Pair, ...]:
+) -> tuple[SpecConfig, ...]:
     """What calls on `gpu` launch first, by the ladder that serves them from `table`: of each spec
     with an entry at every length; with `defaults` also in the other 16-bit type, and the default
     kernels of specs without features; of `head_dims`, those without features; with `features`,
@@ -107,7 +107,7 @@ def _with(spec: AttentionSpec, features: Sequence[str]) -> AttentionSpec | None:
         return None
 
 
-def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[Pair]:
+def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[SpecConfig]:
     """The kernels that calls of a spec launch first, at any length and with any rows."""
     for bucket in BUCKETS:
         try:
@@ -132,7 +132,7 @@ def choice_of(entry: Entry) -> Choice:
 
 
 def precompile(
-    pairs: Iterable[Pair], gpu: Gpu, *, cache: Path | None = None, jobs: int | None = None
+    pairs: Iterable[SpecConfig], gpu: Gpu, *, cache: Path | None = None, jobs: int | None = None
 ) -> Iterator[Precompiled]:
     """Compile kernels for `gpu` in parallel in child processes; yields each when it is done.
 
@@ -162,7 +162,7 @@ def precompile(
 
 def package(
     table: Table,
-    pairs: Iterable[Pair],
+    pairs: Iterable[SpecConfig],
     out: Path,
     *,
     jobs: int | None = None,

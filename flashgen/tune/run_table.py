@@ -13,7 +13,7 @@ from flashgen.table.entry import Entry, Run
 from flashgen.table.table import Table, save
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.run_files import Session, held_table, request_of, run_now, text_of_entry
-from flashgen.tune.transfer import Key
+from flashgen.tune.transfer import EntryKey
 
 
 class RunTable:
@@ -48,9 +48,9 @@ class RunTable:
         # What a round before the kill told of clocks and power stands in the table it wrote.
         written = {run.id: run for run in self.table.runs}
         self.run = written.get(session.run.id, session.run)
-        self.found: dict[Key, Entry] = {}
-        self._written: set[Key] = set()
-        self._undecided: dict[Key, bool] = {}
+        self.found: dict[EntryKey, Entry] = {}
+        self._written: set[EntryKey] = set()
+        self._undecided: dict[EntryKey, bool] = {}
 
     @property
     def undecided(self) -> int:

@@ -16,7 +16,7 @@ from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 
-Key = tuple[AttentionSpec, Bucket]
+EntryKey = tuple[AttentionSpec, Bucket]
 
 
 def neighbours(
@@ -48,7 +48,7 @@ def neighbours(
     return tuple(found)
 
 
-def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfig]:
+def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[EntryKey, KernelConfig]:
     """What GPUs with the chip of `gpu`, itself too, were measured with, by spec and bucket."""
     return {
         entry.key: entry.config
@@ -60,7 +60,7 @@ def measured_on_chip(gpu: Gpu, tables: Iterable[Table]) -> dict[Key, KernelConfi
 
 
 def measured_for(
-    measured: Mapping[Key, KernelConfig], spec: AttentionSpec, bucket: Bucket
+    measured: Mapping[EntryKey, KernelConfig], spec: AttentionSpec, bucket: Bucket
 ) -> KernelConfig | None:
     """What the chip was measured with for this spec and bucket, if not for those then for the other
     16-bit type, if not in this bucket then in the nearest; None if nothing like it was measured.

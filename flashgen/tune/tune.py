@@ -14,11 +14,11 @@ from flashgen.table import emit as generate
 from flashgen.table.table import Table
 from flashgen.tune import evaluators, places
 from flashgen.tune.alone import alone_in
-from flashgen.tune.driver import Line, Stop, drive
+from flashgen.tune.driver import JobQueue, Stop, drive
 from flashgen.tune.ending import report, report_interrupted
 from flashgen.tune.gpu_run import GpuRun
 from flashgen.tune.options import TuneOptions
-from flashgen.tune.places import Place
+from flashgen.tune.places import TuningTarget
 from flashgen.tune.progress import Screen
 
 WINDING_DOWN = (
@@ -53,7 +53,7 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
         try:
             with screen:
                 pairs = zip(runs, found, strict=True)
-                drive([Line(run.jobs(), place.pools) for run, place in pairs], stop)
+                drive([JobQueue(run.jobs(), place.pools) for run, place in pairs], stop)
         except (KeyboardInterrupt, FlashgenError) as error:
             generated = _emit_what_there_is(runs, options, console)
             if isinstance(error, KeyboardInterrupt):
@@ -75,7 +75,7 @@ def tune(options: TuneOptions, console: Console) -> tuple[Table, ...]:
 
 def _places(
     options: TuneOptions, console: Console
-) -> contextlib.AbstractContextManager[tuple[Place, ...]]:
+) -> contextlib.AbstractContextManager[tuple[TuningTarget, ...]]:
     """The GPU products to tune for, of this host or of a cluster."""
     if options.cluster is None:
         return places.opened(options.where, console.print)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class WeightedPiece:
     """One search of a workload. weight: its relative weight, above 0."""
 
     spec: AttentionSpec
@@ -56,15 +56,15 @@ class Workload:
     """
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WeightedPiece, ...]
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, pieces: Iterable[Piece], notes: Iterable[str] = ()) -> Workload:
+    def of(cls, name: str, pieces: Iterable[WeightedPiece], notes: Iterable[str] = ()) -> Workload:
         """The workload of these pieces. Of one spec and bucket the heaviest piece stays:
         backward_delta, for one, has no mask and serves several specs.
         """
-        found: dict[tuple[AttentionSpec, Bucket], Piece] = {}
+        found: dict[tuple[AttentionSpec, Bucket], WeightedPiece] = {}
         for piece in pieces:
             held = found.setdefault(piece.key, piece)
             if piece.weight > held.weight:
@@ -217,7 +217,7 @@ def parse(text: str, path: Path) -> Workload:
     nodes = Nodes(path, InvalidArgument)
     parts = nodes.keys(nodes.root(text), ("name", "specs"))
     name = nodes.value(parts["name"], str, "name")
-    pieces: list[Piece] = []
+    pieces: list[WeightedPiece] = []
     lines: dict[tuple[AttentionSpec, Bucket], int] = {}
     for node in nodes.items(parts["specs"], "specs"):
         for piece, mark in _pieces(nodes, node):
@@ -287,14 +287,17 @@ _Request: Any = make_dataclass(
 """A spec of a file with its features, each a key that a table has too."""
 
 
-def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
+def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[WeightedPiece, yaml.Mark]]:
     """The pieces of one spec of a file: for each length all directions, with the length's line."""
     request = nodes.record(node, _Request, beside=("seqs",))
     for seq, weight, mark in _weights(nodes, nodes.keys(node, None)["seqs"]):
         for spec in request.kernels():
             try:
                 problem = problem_of(spec, seq, request.group)
-                yield Piece(spec=spec, problem=problem, weight=weight * request.weight), mark
+                yield (
+                    WeightedPiece(spec=spec, problem=problem, weight=weight * request.weight),
+                    mark,
+                )
             except InvalidArgument as error:
                 nodes.fail(mark, f"{error}; correct it")
 

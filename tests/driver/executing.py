@@ -15,7 +15,7 @@ from triton.compiler.compiler import CompiledKernel
 
 from flashgen.ptx.execute import execute
 from flashgen.ptx.findings import Report
-from flashgen.ptx.machine import Launch
+from flashgen.ptx.machine import LaunchInputs
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.triton_kernel import loaded_text
@@ -93,7 +93,7 @@ class Executing:
                 (address,) = struct.unpack("<Q", content)
             if address is not None and (found := self._buffer(f"parameter {number}", address)):
                 buffers[found.address] = found
-        made = Launch(
+        made = LaunchInputs(
             grid=(grid[0], grid[1], grid[2]),
             parameters=parameters,
             buffers=list(buffers.values()),

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from flashgen.errors import FlashgenError, ToolKilled
 
-Kind = Literal["compile", "interpret", "device"]
+WorkerKind = Literal["compile", "interpret", "device"]
 """What a task needs: Triton's compiler, Triton's interpreter, or a GPU."""
 
 
@@ -34,7 +34,7 @@ class Task:
     function: str
     payload: dict[str, Any]
     limit_s: float
-    kind: Kind = "compile"
+    kind: WorkerKind = "compile"
     rank: int = 0
     judge: str = ""
 

@@ -44,7 +44,7 @@ HANGS = 10.0
 with ten times as many processes as cores is slower by that."""
 
 
-class Limits:
+class TaskLimits:
     """The limits of a pool's tasks, learnt per task function. Threads may share it. They are of CPU
     time, and for hang_s of wall-clock time.
 
@@ -141,7 +141,7 @@ class Workers:
         self._env = child_environment(env or {})
         self._memory_bytes = memory_bytes or usage.share(count)
         self._turns = turns
-        self._limits = Limits()
+        self._limits = TaskLimits()
         self._tasks: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
         self._children: set[Child] = set()
         self._lock = threading.Lock()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import DTYPES, FORMATS, Array, Format, Step, flush
+from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, flush
 
 Function = Callable[..., Array]
 
 
 @instruction("add", "sub", "mul", "mad", "fma")
-def arithmetic(form: Form) -> Step:
+def arithmetic(form: Form) -> DecodedStep:
     """9.7.1.1 to 9.7.1.4, 9.7.3.3 to 9.7.3.7, 9.7.4.1, 9.7.4.4 and 9.7.5.1 to 9.7.5.3; .f32x2 and
     .bf16x2 lane by lane. mad of floats is fma; .lo, .hi and .wide are of products of integers.
     """
@@ -35,7 +35,7 @@ def _narrow_type(form: Form) -> str:
     return form.choice("f16", "bf16") if "f32" in form.modifiers else ""
 
 
-def _mixed(form: Form, function: Function, narrow: str) -> Step:
+def _mixed(form: Form, function: Function, narrow: str) -> DecodedStep:
     """Mixed precision (9.7.5): the operands but for the last are of 16 bits, the others float32."""
     kind = form.format()
     first = [FORMATS[narrow]] * (len(form.operands) - 2)
@@ -53,7 +53,7 @@ def fused(a: Array, b: Array, c: Array) -> Array:
 
 
 @instruction("min", "max")
-def extreme(form: Form) -> Step:
+def extreme(form: Form) -> DecodedStep:
     """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN. Three inputs
     are of sm_100 and later.
     """
@@ -67,7 +67,7 @@ def extreme(form: Form) -> Step:
 
 
 @instruction("neg", "abs")
-def sign(form: Form) -> Step:
+def sign(form: Form) -> DecodedStep:
     """9.7.1.9, 9.7.1.10, 9.7.3.9 and 9.7.3.10."""
     function: Function = np.negative if form.opcode == "neg" else np.abs
     kind = form.format()
@@ -75,7 +75,7 @@ def sign(form: Form) -> Step:
 
 
 @instruction("div")
-def divide(form: Form) -> Step:
+def divide(form: Form) -> DecodedStep:
     """9.7.1.7 and 9.7.3.8; .approx and .full are correctly rounded here."""
     kind = form.format()
     if not kind.floating:
@@ -85,7 +85,7 @@ def divide(form: Form) -> Step:
 
 
 @instruction("rem")
-def remainder(form: Form) -> Step:
+def remainder(form: Form) -> DecodedStep:
     """9.7.1.8: it has the sign of the dividend."""
     kind = form.format()
     return elementwise(form, lambda a, b: a - truncated_quotient(a, b) * b, kind, [kind] * 2)
@@ -102,7 +102,7 @@ def truncated_quotient(a: Array, b: Array) -> Array:
 
 
 @instruction("dp4a")
-def dot_of_bytes(form: Form) -> Step:
+def dot_of_bytes(form: Form) -> DecodedStep:
     """9.7.1.23: the sum of four products of bytes, added to c."""
     left, right = form.types()
     result = FORMATS["s32" if "s32" in (left, right) else "u32"]
@@ -182,7 +182,7 @@ def _flushed(form: Form, function: Function) -> Function:
     return lambda *values: flush(function(*map(flush, values)))
 
 
-def _integer_product(form: Form, kind: Format, *, summed: bool) -> Step:
+def _integer_product(form: Form, kind: Format, *, summed: bool) -> DecodedStep:
     """The lower or upper half of a product of integers, or all of it, and a sum."""
     part, result = form.choice("lo", "hi", "wide"), kind
     function: Function = np.multiply if part == "lo" else _upper_half(kind)

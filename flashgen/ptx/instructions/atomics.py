@@ -11,7 +11,7 @@ from flashgen.ptx.access import active, find_global, shared_offsets, spread
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.instructions.move import CACHING, ORDERS, vector_length
 from flashgen.ptx.memory import Words
-from flashgen.ptx.types import FORMATS, Array, Mask, Step
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -25,7 +25,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 @instruction("atom", "red")
-def atomic(form: Form) -> Step:
+def atomic(form: Form) -> DecodedStep:
     """Read, combine, write, for one lane after another; the order of lanes is theirs."""
     space = form.choice("global", "shared", "shared::cta")
     form.hint(*CACHING, *ORDERS, "acq_rel", "noftz")
@@ -53,7 +53,7 @@ def atomic(form: Form) -> Step:
         words[at] = kind.store(new).reshape(old.shape)
         return old
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         values = [np.concatenate([r(warp).reshape(32, -1) for r in group], 1) for group in sources]
         values = [active(value, mask) for value in values]
         words, offsets = _place(warp, active(address(warp), mask), kind.size * count, mask, shared)
@@ -72,7 +72,7 @@ def atomic(form: Form) -> Step:
 
 
 def _place(
-    warp: Warp, addresses: Array, size: int, mask: Mask, shared: bool
+    warp: Warp, addresses: Array, size: int, mask: LaneMask, shared: bool
 ) -> tuple[Words, Array]:
     """The memory of the active lanes' operands, and their offsets in it."""
     if shared:

@@ -8,7 +8,7 @@ import numpy as np
 
 from flashgen.ptx.block import NamedBarrier
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.types import Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Wait, Warp, whole_warp
 
 REGISTERS_PER_SM = 65536
@@ -16,7 +16,7 @@ REGISTERS_PER_SM = 65536
 
 
 @instruction("bar", "barrier")
-def barrier(form: Form) -> Step:
+def barrier(form: Form) -> DecodedStep:
     """9.7.13.1: .sync waits, .arrive does not, .red also votes. bar.warp.sync is of one warp, whose
     lanes run together here.
     """
@@ -30,7 +30,7 @@ def barrier(form: Form) -> Step:
     name = form.number(0, "u32")
     threads = form.number(1, "u32") if len(form.operands) > 1 else None
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         count = warp.block.machine.program.threads if threads is None else int(threads(warp)[0])
         arrive(warp, int(name(warp)[0]), count, waits=kind == "sync")
@@ -88,7 +88,7 @@ def arrive(
         del named[name]
 
 
-def _barrier_with_vote(form: Form) -> Step:
+def _barrier_with_vote(form: Form) -> DecodedStep:
     """bar.red: how many threads vote for it, or whether all or any do."""
     mode, kind = form.choice("popc", "and", "or"), form.type()
     write = form.store(form.operands[0])
@@ -96,7 +96,7 @@ def _barrier_with_vote(form: Form) -> Step:
     threads = form.number(2, "u32") if len(form.operands) > 3 else None
     condition = form.predicate(form.operands[-1])
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         count = warp.block.machine.program.threads if threads is None else int(threads(warp)[0])
 
@@ -111,7 +111,7 @@ def _barrier_with_vote(form: Form) -> Step:
 
 
 @instruction("fence", "membar")
-def fence(form: Form) -> Step:
+def fence(form: Form) -> DecodedStep:
     """9.7.13.5. Warps see each other's accesses at once; a fence orders them around relaxed
     arrivals and waits, that between the proxies for the asynchronous one.
     """
@@ -125,7 +125,7 @@ def fence(form: Form) -> Step:
 
 
 @instruction("setmaxnreg")
-def set_registers(form: Form) -> Step:
+def set_registers(form: Form) -> DecodedStep:
     """9.7.19.5: .dec gives registers back to the block's pool, .inc waits until it has enough."""
     form.hint("sync", "aligned")
     increase = form.choice("inc", "dec") == "inc"
@@ -134,7 +134,7 @@ def set_registers(form: Form) -> Step:
     if not 24 <= count <= 256 or count % 8:
         form.wrong("setmaxnreg takes a multiple of 8 from 24 to 256")
 
-    def step(warp: Warp, mask: Mask) -> int | None:
+    def step(warp: Warp, mask: LaneMask) -> int | None:
         whole_warp(warp, mask)
         block, more = warp.block, 32 * (count - warp.register_limit)
         program = block.machine.program

@@ -8,7 +8,7 @@ import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
 from flashgen.ptx.program import Number
-from flashgen.ptx.types import DTYPES, FORMATS, RAW, Array, Step
+from flashgen.ptx.types import DTYPES, FORMATS, RAW, Array, DecodedStep
 from flashgen.ptx.warp import LANES
 
 U32 = FORMATS["u32"]
@@ -18,7 +18,7 @@ _LOGIC: dict[str, Callable[..., Array]] = {
 
 
 @instruction("and", "or", "xor", "not")
-def logic(form: Form) -> Step:
+def logic(form: Form) -> DecodedStep:
     """9.7.8.1 to 9.7.8.4, of predicates too."""
     function, kind = _LOGIC[form.opcode], form.type()
     if kind != "pred":
@@ -34,7 +34,7 @@ def logic(form: Form) -> Step:
 
 
 @instruction("shl", "shr")
-def shift(form: Form) -> Step:
+def shift(form: Form) -> DecodedStep:
     """9.7.8.7 and 9.7.8.8: amounts above the width count as the width."""
     kind = form.format()
     width = 8 * kind.size
@@ -57,7 +57,7 @@ def shift(form: Form) -> Step:
 
 
 @instruction("shf")
-def funnel_shift(form: Form) -> Step:
+def funnel_shift(form: Form) -> DecodedStep:
     """9.7.8.6: 32 bits out of 64, shifted."""
     left = form.choice("l", "r") == "l"
     wrap = form.choice("wrap", "clamp") == "wrap"
@@ -74,7 +74,7 @@ def funnel_shift(form: Form) -> Step:
 
 
 @instruction("bfe")
-def extract_field(form: Form) -> Step:
+def extract_field(form: Form) -> DecodedStep:
     """9.7.1.17: length bits from a position, sign-extended if signed."""
     kind = form.format()
     width = 8 * kind.size
@@ -94,7 +94,7 @@ def extract_field(form: Form) -> Step:
 
 
 @instruction("bfi")
-def insert_field(form: Form) -> Step:
+def insert_field(form: Form) -> DecodedStep:
     """9.7.1.18: the lower bits of a, placed in b."""
     kind = form.format()
     width = 8 * kind.size
@@ -116,7 +116,7 @@ def insert_field(form: Form) -> Step:
 
 
 @instruction("popc", "clz", "brev", "bfind")
-def count_bits(form: Form) -> Step:
+def count_bits(form: Form) -> DecodedStep:
     """9.7.1.13 to 9.7.1.16, but for signed bfind."""
     name = form.type()
     if name[0] == "s":
@@ -144,7 +144,7 @@ def count_bits(form: Form) -> Step:
 
 
 @instruction("prmt")
-def permute(form: Form) -> Step:
+def permute(form: Form) -> DecodedStep:
     """9.7.9.7 without a mode: each byte of the result is one of eight, or its sign."""
     form.type()
     shifts = np.arange(0, 16, 4, dtype=np.uint32)
@@ -160,7 +160,7 @@ def permute(form: Form) -> Step:
 
 
 @instruction("lop3")
-def logic_of_three(form: Form) -> Step:
+def logic_of_three(form: Form) -> DecodedStep:
     """9.7.8.5: a function of three bits, by its table of eight values."""
     form.type()
     table = form.constant(4)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flashgen.ptx.decode import Form, Source, instruction
-from flashgen.ptx.types import FORMATS, Array, Format, Step, flush
+from flashgen.ptx.decode import Form, OperandReader, instruction
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, Format, flush
 from flashgen.ptx.warp import Warp
 
 _COMPARISONS: dict[str, Callable[..., Array]] = {
@@ -20,7 +20,7 @@ _JOINED: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
-def _comparison(form: Form, kind: Format) -> Source:
+def _comparison(form: Form, kind: Format) -> OperandReader:
     """What a comparison gives: with a NaN false, or true if unordered (9.7.6, "Floating-point
     comparisons").
     """
@@ -52,7 +52,7 @@ _UNORDERED: dict[str, Callable[..., Array]] = {
 
 
 @instruction("setp")
-def set_predicate(form: Form) -> Step:
+def set_predicate(form: Form) -> DecodedStep:
     """9.7.6.2: p = comparison, joined with c; q = its opposite, joined with c."""
     first, second = form.pair(0)
     kind = form.format()
@@ -77,7 +77,7 @@ def set_predicate(form: Form) -> Step:
 
 
 @instruction("set")
-def set_value(form: Form) -> Step:
+def set_value(form: Form) -> DecodedStep:
     """9.7.6.1: all ones or 1.0 where the comparison holds."""
     result, compared = form.types()
     found = _comparison(form, FORMATS[compared])
@@ -91,7 +91,7 @@ def set_value(form: Form) -> Step:
 
 
 @instruction("selp")
-def select(form: Form) -> Step:
+def select(form: Form) -> DecodedStep:
     """9.7.6.3: a where the predicate holds, b elsewhere."""
     kind = form.format()
     size = kind.size

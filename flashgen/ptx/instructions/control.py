@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.types import Mask, Step
+from flashgen.ptx.types import DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
 
 @instruction("bra")
-def branch(form: Form) -> Step:
+def branch(form: Form) -> DecodedStep:
     """9.7.12.3: lanes whose guard fails go on below."""
     form.hint("uni")
     target, *others = form.targets(0)
     if others:
         form.wrong("it must have one label")
 
-    def step(warp: Warp, mask: Mask) -> int:
+    def step(warp: Warp, mask: LaneMask) -> int:
         if mask is None or (mask == warp.active).all():
             return target
         return warp.diverge(target, mask)
@@ -26,12 +26,12 @@ def branch(form: Form) -> Step:
 
 
 @instruction("brx")
-def branch_by_index(form: Form) -> Step:
+def branch_by_index(form: Form) -> DecodedStep:
     """9.7.12.4: to one of a list of labels."""
     form.hint("idx", "uni")
     which, targets = form.number(0, "u32"), form.targets(1)
 
-    def step(warp: Warp, mask: Mask) -> int:
+    def step(warp: Warp, mask: LaneMask) -> int:
         chosen = which(warp)
         active = warp.active if mask is None else mask
         indices = np.unique(chosen[active])
@@ -48,11 +48,11 @@ def branch_by_index(form: Form) -> Step:
 
 
 @instruction("ret", "exit")
-def leave(form: Form) -> Step:
+def leave(form: Form) -> DecodedStep:
     """9.7.12.6 and 9.7.12.7: the active lanes end."""
     form.hint("uni")
 
-    def step(warp: Warp, mask: Mask) -> int:
+    def step(warp: Warp, mask: LaneMask) -> int:
         warp.active = warp.active & ~(warp.active if mask is None else mask)
         warp.done = not warp.others and not warp.active.any()
         return warp.position + 1
@@ -61,17 +61,17 @@ def leave(form: Form) -> Step:
 
 
 @instruction("trap")
-def trap(form: Form) -> Step:
+def trap(form: Form) -> DecodedStep:
     """9.7.19.4: the program gives up."""
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         raise warp.fault("memcheck", "it traps")
 
     return step
 
 
 @instruction("nanosleep", "griddepcontrol", "pmevent")
-def nothing(form: Form) -> Step:
+def nothing(form: Form) -> DecodedStep:
     """Time, launches that overlap and profiling: no effect here. Blocks run one after another, so
     that an earlier kernel is complete.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.types import FORMATS, Array, Step, float8_values, float_to_float8, flush
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, float8_values, float_to_float8, flush
 from flashgen.ptx.warp import Warp
 
 _TO_INTEGER: dict[str, Callable[..., Array]] = {
@@ -18,7 +18,7 @@ _PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
 
 
 @instruction("cvt")
-def convert(form: Form) -> Step:
+def convert(form: Form) -> DecodedStep:
     """Between any two of the formats, rounding to nearest unless an integer rounding is given."""
     kinds = form.types()
     if len(kinds) != 2:
@@ -72,7 +72,7 @@ def _clamped(values: Array, dtype: np.dtype[np.integer[Any]]) -> Array:
     return np.where(top, np.asarray(limits.max, dtype), inside.astype(dtype))
 
 
-def _to_tf32(form: Form, rounding: str) -> Step:
+def _to_tf32(form: Form, rounding: str) -> DecodedStep:
     """10 bits of mantissa in a 32-bit register."""
     if rounding not in ("rna", "rn"):
         form.unknown("this rounding")
@@ -87,7 +87,7 @@ def _to_tf32(form: Form, rounding: str) -> Step:
     return lambda warp, mask: write(warp, rounded(read(warp)), mask)
 
 
-def _towards_zero(form: Form, to: str, of: str) -> Step:
+def _towards_zero(form: Form, to: str, of: str) -> DecodedStep:
     """float32 to bfloat16 or float16 without rounding up."""
     if of != "f32" or to not in ("bf16", "f16"):
         form.unknown("this rounding")
@@ -104,7 +104,7 @@ def _towards_zero(form: Form, to: str, of: str) -> Step:
     return lambda warp, mask: write(warp, cut(read(warp)), mask)
 
 
-def _convert_pair(form: Form, to: str, of: str, relu: bool) -> Step:
+def _convert_pair(form: Form, to: str, of: str, relu: bool) -> DecodedStep:
     """Two numbers at a time: the first source is the upper half (9.7.9.21)."""
     write = form.store(form.operands[0])
     if of == "f32":

@@ -8,30 +8,30 @@ import numpy as np
 
 from flashgen.ptx.access import active, find_global, note_global, note_shared_write, shared_offsets
 from flashgen.ptx.clocks import GENERIC, Engine
-from flashgen.ptx.decode import Form, Source, instruction
+from flashgen.ptx.decode import Form, OperandReader, instruction
 from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.instructions.move import CACHING
 from flashgen.ptx.memory import Buffer, Words
 from flashgen.ptx.program import Number, Register
-from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.types import Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, lanes_of
 
 
 @instruction("cp.async.commit_group")
-def commit(form: Form) -> Step:
+def commit(form: Form) -> DecodedStep:
     """9.7.9.25.3.2: closes the group of the copies so far."""
     return lambda warp, mask: warp.queues[Engine.COPY].commit()
 
 
 @instruction("cp.async.wait_group")
-def wait(form: Form) -> Step:
+def wait(form: Form) -> DecodedStep:
     """9.7.9.25.3.3: wait for all groups but some of the newest."""
     pending = form.constant(0)
     return lambda warp, mask: warp.await_groups(Engine.COPY, pending)
 
 
 @instruction("cp.async.wait_all")
-def wait_for_all(form: Form) -> Step:
+def wait_for_all(form: Form) -> DecodedStep:
     """9.7.9.25.3.3: wait for all copies."""
     return lambda warp, mask: _complete(warp)
 
@@ -42,13 +42,13 @@ def _complete(warp: Warp) -> None:
 
 
 @instruction("cp.async.mbarrier.arrive")
-def arrive(form: Form) -> Step:
+def arrive(form: Form) -> DecodedStep:
     """9.7.13.15.15: an arrival once all copies so far are complete, which they are at once here."""
     form.hint("shared", "shared::cta", "b64")
     counted = form.flag("noinc")
     address = form.address(0, 4)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         _complete(warp)
         for lane in lanes_of(mask):
             place = int(address(warp)[lane])
@@ -60,7 +60,7 @@ def arrive(form: Form) -> Step:
 
 
 @instruction("cp.async")
-def copy(form: Form) -> Step:
+def copy(form: Form) -> DecodedStep:
     """9.7.9.25.3.1: `size` bytes a lane; those beyond the source size are zeros."""
     form.hint(*CACHING, "shared", "shared::cta", "global")
     operand = form.operands[2]
@@ -76,7 +76,7 @@ def copy(form: Form) -> Step:
         else:
             given = form.number(3, "u32")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         to, of = active(target(warp), mask), active(source(warp), mask)
         at = shared_offsets(warp, to, size, mask, "copies to")
         lengths = np.full(len(to), size) if given is None else active(given(warp), mask).astype(int)
@@ -102,13 +102,13 @@ def copy(form: Form) -> Step:
     return step
 
 
-def _unless(ignored: Source, size: int) -> Source:
+def _unless(ignored: OperandReader, size: int) -> OperandReader:
     """The bytes of a source, of which lanes that ignore it have none."""
     return lambda warp: np.where(ignored(warp), 0, size)
 
 
 def _sources(
-    warp: Warp, addresses: Array, lengths: Array, size: int, mask: Mask
+    warp: Warp, addresses: Array, lengths: Array, size: int, mask: LaneMask
 ) -> list[tuple[Array, Words, Array, int]]:
     """What the lanes read: which lanes, of which memory, from which offsets, how many bytes."""
     found = []
@@ -128,7 +128,7 @@ def _sources(
 
 
 def _parts(
-    warp: Warp, addresses: Array, lanes: Array, unit: int, mask: Mask
+    warp: Warp, addresses: Array, lanes: Array, unit: int, mask: LaneMask
 ) -> Iterator[tuple[Array, Buffer]]:
     """Lanes with the buffer that they read: all of them, or each one if they read several."""
     buffer = find_global(warp, addresses[lanes], unit, mask, "copies from")

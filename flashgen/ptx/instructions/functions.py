@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import Array, Step, flush
+from flashgen.ptx.types import Array, DecodedStep, flush
 
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "ex2": np.exp2,
@@ -24,7 +24,7 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 @instruction(*_FUNCTIONS)
-def function(form: Form) -> Step:
+def function(form: Form) -> DecodedStep:
     """One source, one destination; .approx, .rn and .ftz."""
     inner = _FUNCTIONS[form.opcode]
     form.hint("approx", "rn")
@@ -40,14 +40,14 @@ def function(form: Form) -> Step:
 
 
 @instruction("copysign")
-def copy_sign(form: Form) -> Step:
+def copy_sign(form: Form) -> DecodedStep:
     """9.7.3.2: the sign of a and the size of b."""
     kind = form.format()
     return elementwise(form, lambda a, b: np.copysign(b, a), kind, [kind] * 2)
 
 
 @instruction("testp")
-def test(form: Form) -> Step:
+def test(form: Form) -> DecodedStep:
     """9.7.3.1: what kind of number it is."""
     which = form.choice("finite", "infinite", "number", "notanumber")
     tests: dict[str, Callable[[Array], Array]] = {

@@ -14,14 +14,14 @@ from flashgen.ptx.fragments import (
     matrix_a,
     matrix_b,
 )
-from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.types import Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, whole_warp
 
 _SHAPE = re.compile(r"m16n8k(\d+)$")
 
 
 @instruction("mma")
-def multiply(form: Form) -> Step:
+def multiply(form: Form) -> DecodedStep:
     """9.7.14.5.14, "mma": D = A B + C of 16 by 8, A by rows and B by columns. Products are summed
     in float32, or int32, in the order of numpy's matmul; C is added last.
     """
@@ -43,7 +43,7 @@ def multiply(form: Form) -> Step:
     if len(a) * 4 // of_a.size * 2 != int(shape[1]) or len(b) * 2 != len(a):
         form.wrong("the fragments do not fit the shape")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         product = matrix_a([read(warp) for read in a], of_a) @ matrix_b(
             [read(warp) for read in b], of_b
@@ -80,7 +80,7 @@ def _matrices(form: Form) -> tuple[int, bool]:
 
 
 @instruction("ldmatrix")
-def load(form: Form) -> Step:
+def load(form: Form) -> DecodedStep:
     """9.7.14.5.15: matrices of 8 by 8 elements of 16 bits; lanes 0 to 7 have the rows of the first,
     and so on.
     """
@@ -90,7 +90,7 @@ def load(form: Form) -> Step:
     if len(writes) != count:
         form.wrong(f"{count} matrices need as many registers")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         tiles = read_shared(warp, address(warp)[: 8 * count], 2, 8, None).reshape(count, 8, 8)
         if transposed:
@@ -102,7 +102,7 @@ def load(form: Form) -> Step:
 
 
 @instruction("stmatrix")
-def store(form: Form) -> Step:
+def store(form: Form) -> DecodedStep:
     """9.7.14.5.16: the inverse of ldmatrix."""
     count, transposed = _matrices(form)
     address = form.address(0, 4)
@@ -110,7 +110,7 @@ def store(form: Form) -> Step:
     if len(reads) != count:
         form.wrong(f"{count} matrices need as many registers")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         tiles = np.array([read(warp) for read in reads]).view(np.uint16).reshape(count, 8, 8)
         if transposed:
@@ -121,13 +121,13 @@ def store(form: Form) -> Step:
 
 
 @instruction("movmatrix")
-def transpose(form: Form) -> Step:
+def transpose(form: Form) -> DecodedStep:
     """9.7.14.5.17: a matrix of 8 by 8 elements of 16 bits, transposed across the warp."""
     form.hint("sync", "aligned", "m8n8", "trans")
     form.type()
     read, write = form.bits(form.operands[1], 4), form.store(form.operands[0])
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         tile = np.ascontiguousarray(read(warp)).view(np.uint16).reshape(8, 8)
         write(warp, np.ascontiguousarray(tile.T).reshape(64).view(np.uint32), mask)

@@ -11,7 +11,7 @@ from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.findings import Fault, Finding
 from flashgen.ptx.memory import SHARED_BASE
 from flashgen.ptx.program import Address
-from flashgen.ptx.types import FORMATS, Array, Mask, Step
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import ALL, Wait, Warp, lanes_of
 
 MOST_COUNT = 2**20 - 1
@@ -74,12 +74,12 @@ _HINTS = ("shared", "shared::cta", "b64", "release", "acquire", "cta", "cluster"
 
 
 @instruction("mbarrier.init")
-def initialise(form: Form) -> Step:
+def initialise(form: Form) -> DecodedStep:
     """9.7.13.15.9: a new object in phase 0."""
     form.hint(*_HINTS)
     address, count = form.address(0, 4), form.number(1, "u32")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         places = np.unique(active(address(warp), mask))
         counts = active(count(warp), mask)
         for place in map(int, places):
@@ -93,12 +93,12 @@ def initialise(form: Form) -> Step:
 
 
 @instruction("mbarrier.inval")
-def invalidate(form: Form) -> Step:
+def invalidate(form: Form) -> DecodedStep:
     """9.7.13.15.10: the memory may be used for something else."""
     form.hint(*_HINTS)
     address = form.address(0, 4)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         for place in map(int, np.unique(active(address(warp), mask))):
             barrier = find(warp, place)
             if barrier.bytes:
@@ -122,7 +122,7 @@ def note_object(warp: Warp, at: Array, size: int = 8) -> None:
 
 
 @instruction("mbarrier.arrive")
-def arrive_by_lane(form: Form) -> Step:
+def arrive_by_lane(form: Form) -> DecodedStep:
     """9.7.13.15.13, .expect_tx first; each active lane arrives."""
     expects, relaxed = form.flag("expect_tx"), form.flag("relaxed")
     form.hint(*_HINTS, "noComplete", "shared::cluster")
@@ -132,7 +132,7 @@ def arrive_by_lane(form: Form) -> Step:
     number = form.numbers(rest[0], FORMATS["u32"]) if rest else None
     store = form.store(form.operands[0] if has_state else None)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         places = address(warp)
         numbers = None if number is None else number(warp)
         states = np.zeros(32, np.uint64)
@@ -149,13 +149,13 @@ def arrive_by_lane(form: Form) -> Step:
 
 
 @instruction("mbarrier.expect_tx", "mbarrier.complete_tx")
-def transact(form: Form) -> Step:
+def transact(form: Form) -> DecodedStep:
     """9.7.13.15.11 and 9.7.13.15.12."""
     form.hint(*_HINTS, "shared::cluster", "relaxed")
     address, number = form.address(0, 4), form.number(1, "u32")
     factor = 1 if form.opcode == "mbarrier.expect_tx" else -1
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         for lane in lanes_of(mask):
             place = int(address(warp)[lane])
             expect(warp, place, factor * int(number(warp)[lane]))
@@ -165,7 +165,7 @@ def transact(form: Form) -> Step:
 
 
 @instruction("mbarrier.test_wait", "mbarrier.try_wait")
-def wait(form: Form) -> Step:
+def wait(form: Form) -> DecodedStep:
     """9.7.13.15.16: whether a phase is complete. try_wait may suspend the warp, and always does
     here until the phase is complete; test_wait lets other warps go on.
     """
@@ -175,7 +175,7 @@ def wait(form: Form) -> Step:
     write, address = form.store(form.operands[0]), form.address(1, 4)
     wanted = form.number(2, "u32" if by_parity else "u64")
 
-    def step(warp: Warp, mask: Mask) -> int | None:
+    def step(warp: Warp, mask: LaneMask) -> int | None:
         lanes = ALL if mask is None else mask
         first = int(np.argmax(lanes))
         places, phases = address(warp), wanted(warp)

@@ -8,7 +8,7 @@ from flashgen.ptx.access import active, read_global, read_shared, spread, write_
 from flashgen.ptx.decode import Form, Store, instruction
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
 from flashgen.ptx.program import Group, Operand, Register
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, Mask, Step
+from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
 CACHING = (
@@ -22,7 +22,7 @@ ORDERS = ("weak", "relaxed", "volatile", "cta", "gpu", "sys", "cluster", "acquir
 
 
 @instruction("mov")
-def move(form: Form) -> Step:
+def move(form: Form) -> DecodedStep:
     """9.7.9.4 and 9.7.9.5: a register, a constant, an address, or a vector packed or unpacked."""
     kind = form.type()
     target, source = form.operands
@@ -38,7 +38,7 @@ def move(form: Form) -> Step:
     return lambda warp, mask: write(warp, read(warp), mask)
 
 
-def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
+def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     raw, part_size = RAW[size], size // len(parts)
     reads = [form.bits(part, part_size) for part in parts]
     undefined = [isinstance(each, Register) and each not in form.program.written for each in parts]
@@ -51,7 +51,7 @@ def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
         ]
     write = form.store(form.operands[0])
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         packed = np.empty((32, len(reads)), RAW[part_size])
         for n, read in enumerate(reads):
             packed[:, n] = read(warp)
@@ -60,12 +60,12 @@ def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
     return step
 
 
-def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
+def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     read = form.bits(form.operands[1], size)
     writes = [form.store(part) for part in parts]
     raw = RAW[size // len(parts)]
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         columns = np.ascontiguousarray(read(warp)).view(raw).reshape(32, len(writes)).T.copy()
         for write, column in zip(writes, columns, strict=True):
             write(warp, column, mask)
@@ -74,7 +74,7 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> Step:
 
 
 @instruction("cvta", "mapa")
-def convert_address(form: Form) -> Step:
+def convert_address(form: Form) -> DecodedStep:
     """9.7.9.20: generic addresses are those of each state space here, which do not overlap, but for
     parameters. 9.7.9.22: a cluster has one block here, so every address is the block's own.
     """
@@ -96,7 +96,7 @@ def vector_length(form: Form) -> int:
 
 
 @instruction("ld", "ldu")
-def load(form: Form) -> Step:
+def load(form: Form) -> DecodedStep:
     """9.7.9.8: of a parameter, of shared or of global memory."""
     space = form.choice("param", "global", "shared", "shared::cta", "const", "param::entry")
     form.hint(*CACHING, *ORDERS)
@@ -113,12 +113,12 @@ def load(form: Form) -> Step:
     used = [n for n, target in enumerate(targets) if target in form.program.used]
     of_vector = used if shared and len(used) < count else []
 
-    def read(warp: Warp, addresses: Array, mask: Mask) -> Array:
+    def read(warp: Warp, addresses: Array, mask: LaneMask) -> Array:
         if shared:
             return read_shared(warp, addresses, size, count, mask, of_vector)
         return read_global(warp, addresses, size, count, mask)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         values = spread(read(warp, active(address(warp), mask), mask), mask)
         if len(writes) == 1:
             writes[0](warp, values[:, 0], mask)
@@ -143,13 +143,13 @@ def _extended(form: Form, target: Operand, kind: str) -> Store:
     )
 
 
-def _load_parameter(form: Form, size: int, writes: list[Store]) -> Step:
+def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
     """By the name of the parameter, or by an address that all lanes have."""
     address, raw = form.address(1, 8), RAW[size]
     bytes_read = size * len(writes)
     named = form.parameter(1)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         place = named
         if place is None:
             addresses = active(address(warp), mask)
@@ -174,7 +174,7 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> Step:
 
 
 @instruction("st")
-def store(form: Form) -> Step:
+def store(form: Form) -> DecodedStep:
     """9.7.9.11: to shared or global memory."""
     space = form.choice("global", "shared", "shared::cta")
     form.hint(*CACHING, *ORDERS)
@@ -187,7 +187,7 @@ def store(form: Form) -> Step:
     address = form.address(0, 4 if shared else 8)
     write = write_shared if shared else write_global
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         values: Array = np.stack([read(warp) for read in reads], 1)
         write(warp, active(address(warp), mask), active(values, mask), mask)
 
@@ -195,14 +195,14 @@ def store(form: Form) -> Step:
 
 
 @instruction("prefetch", "prefetchu", "discard", "applypriority")
-def hint(form: Form) -> Step:
+def hint(form: Form) -> DecodedStep:
     """9.7.9.15 and others: hints to the caches."""
     form.modifiers.clear()
     return lambda warp, mask: None
 
 
 @instruction("createpolicy")
-def policy(form: Form) -> Step:
+def policy(form: Form) -> DecodedStep:
     """9.7.9.18: a cache policy, a number that has no meaning here."""
     form.modifiers.clear()
     write = form.store(form.operands[0])

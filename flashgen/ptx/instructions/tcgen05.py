@@ -11,17 +11,17 @@ from flashgen.ptx.instructions import mbarrier, tensor_work
 from flashgen.ptx.instructions.tensor_work import HINTS
 from flashgen.ptx.tensor_access import memory_of, note_return
 from flashgen.ptx.tensor_memory import COLUMNS
-from flashgen.ptx.types import Mask, Step
+from flashgen.ptx.types import DecodedStep, LaneMask
 from flashgen.ptx.warp import Wait, Warp, only_lane, whole_warp
 
 
 @instruction("tcgen05.alloc")
-def allocate(form: Form) -> Step:
+def allocate(form: Form) -> DecodedStep:
     """9.7.16.7.1: the address of the first column goes to shared memory; it waits for columns."""
     form.hint(*HINTS, "shared::cta", "b32")
     target, count = form.address(0, 4), form.number(1, "u32")
 
-    def step(warp: Warp, mask: Mask) -> int | None:
+    def step(warp: Warp, mask: LaneMask) -> int | None:
         whole_warp(warp, mask)
         memory, columns = memory_of(warp.block), int(count(warp)[0])
         if columns not in (32, 64, 128, 256, 512):
@@ -51,12 +51,12 @@ def allocate(form: Form) -> Step:
 
 
 @instruction("tcgen05.dealloc")
-def free(form: Form) -> Step:
+def free(form: Form) -> DecodedStep:
     """9.7.16.7.1: what was allocated as a whole, when nobody uses it any more."""
     form.hint(*HINTS, "b32")
     address, count = form.number(0, "u32"), form.number(1, "u32")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         memory = memory_of(warp.block)
         first, columns = int(address(warp)[0]), int(count(warp)[0])
@@ -73,11 +73,11 @@ def free(form: Form) -> Step:
 
 
 @instruction("tcgen05.relinquish_alloc_permit")
-def relinquish(form: Form) -> Step:
+def relinquish(form: Form) -> DecodedStep:
     """9.7.16.7.1: the block asks for no more columns."""
     form.hint(*HINTS)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         memory_of(warp.block).permitted = False
 
@@ -85,7 +85,7 @@ def relinquish(form: Form) -> Step:
 
 
 @instruction("tcgen05.commit")
-def commit(form: Form) -> Step:
+def commit(form: Form) -> DecodedStep:
     """9.7.16.12.1: an arrival at an mbarrier once all products and copies of this thread so far are
     complete. It orders what was before their issue, too.
     """
@@ -95,7 +95,7 @@ def commit(form: Form) -> Step:
     blocks = form.number(1, "u16") if form.flag("multicast::cluster") else None
     address = form.address(0, 4)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lane = only_lane(warp, mask)
         if blocks is not None and int(blocks(warp)[lane]) != 1:
             raise warp.fault(
@@ -114,14 +114,14 @@ def commit(form: Form) -> Step:
 
 
 @instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
-def fence(form: Form) -> Step:
+def fence(form: Form) -> DecodedStep:
     """9.7.16.11.1: orders accesses to tensor memory around relaxed arrivals and waits; those that
     release and acquire order them without a fence (github.com/NVIDIA/cutlass, issue 2974). Products
     that this warp has issued are ordered before those that follow the next synchronisation.
     """
     form.hint(*HINTS)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         agents = warp.block.agents
         issued = agents.engine(Engine.ISSUED, warp.number)
         warp.view[GENERIC, issued] = memory_of(warp.block).issued.get(warp.number, 0)

@@ -13,7 +13,7 @@ from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE, SHARED_BASE, BadAddress, Buffer
 from flashgen.ptx.program import Box
 from flashgen.ptx.tensor_map import TensorMap
-from flashgen.ptx.types import FORMATS, RAW, Array, Mask, Step
+from flashgen.ptx.types import FORMATS, RAW, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, only_lane
 
 DESTINATION_ALIGNMENT = 128
@@ -23,13 +23,13 @@ Boxed = Callable[[Warp, int], tuple[TensorMap, tuple[int, ...]]]
 
 
 @instruction("cp.async.bulk")
-def bulk(form: Form) -> Step:
+def bulk(form: Form) -> DecodedStep:
     """9.7.9.25.4.1, whose copies Triton does not make."""
     form.unknown("a bulk copy without a tensor map")
 
 
 @instruction("cp.async.bulk.tensor")
-def copy(form: Form) -> Step:
+def copy(form: Form) -> DecodedStep:
     """9.7.9.25.5.2: a copy by tensor map, to or from shared memory."""
     dims = form.choice("1d", "2d", "3d", "4d", "5d")
     form.hint("tile", "L2::cache_hint")
@@ -97,14 +97,14 @@ def _buffer_of(warp: Warp, tensor_map: TensorMap, inside: Array, offsets: Array)
         raise warp.fault("memcheck", f"the box of a tensor map: {error}") from None
 
 
-def _load(form: Form, dims: int) -> Step:
+def _load(form: Form, dims: int) -> DecodedStep:
     """Global to shared memory; the bytes complete on an mbarrier."""
     target, barrier = form.address(0, 4), form.address(2, 4)
     boxed = _boxed(form, 1, dims)
     if len(form.operands) > 4 or isinstance(form.operands[0], Box):
         form.unknown("a copy to several blocks")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lane = only_lane(warp, mask)
         tensor_map, begin = boxed(warp, lane)
         place = int(barrier(warp)[lane])
@@ -144,14 +144,14 @@ def _row_bytes(tensor_map: TensorMap) -> int:
     return 16 if width % 16 == 0 else tensor_map.size
 
 
-def _store(form: Form, dims: int) -> Step:
+def _store(form: Form, dims: int) -> DecodedStep:
     """Shared to global memory, in a group."""
     boxed, source = _boxed(form, 0, dims), form.address(1, 4)
     reduction = form.choice("add", "min", "max")
     if reduction:
         form.unknown(f".{reduction} of a tensor copy")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lane = only_lane(warp, mask)
         tensor_map, begin = boxed(warp, lane)
         at = _shared_places(warp, tensor_map, int(source(warp)[lane]), lane)
@@ -178,13 +178,13 @@ def _store(form: Form, dims: int) -> Step:
 
 
 @instruction("cp.async.bulk.commit_group")
-def commit(form: Form) -> Step:
+def commit(form: Form) -> DecodedStep:
     """9.7.9.25.4.2: closes the group of the stores so far."""
     return lambda warp, mask: warp.queues[Engine.STORE].commit()
 
 
 @instruction("cp.async.bulk.wait_group")
-def wait(form: Form) -> Step:
+def wait(form: Form) -> DecodedStep:
     """9.7.9.25.4.3: .read waits for the reads of shared memory alone, which is the same here."""
     form.flag("read")
     pending = form.constant(0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
-from flashgen.ptx.decode import Form, Source, instruction
+from flashgen.ptx.decode import Form, OperandReader, instruction
 from flashgen.ptx.fragments import Descriptor, Element
 from flashgen.ptx.instructions.tensor_work import HINTS, issue, start
 from flashgen.ptx.program import Operand
@@ -24,7 +24,7 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import LANES_OF_WARP, Region, fragment
-from flashgen.ptx.types import Array, Mask, Step, same
+from flashgen.ptx.types import Array, DecodedStep, LaneMask, same
 from flashgen.ptx.warp import Warp, only_lane, whole_warp
 
 _SHAPES = ("16x64b", "16x128b", "16x256b", "32x32b", "16x32bx2")
@@ -35,11 +35,11 @@ _COUNT = re.compile(r"x(\d+)$")
 class Fragment:
     """Where the registers of a warp lie from an address on: lanes and columns, (registers, 32)."""
 
-    address: Source
+    address: OperandReader
     lanes: Array
     columns: Array
 
-    def place(self, warp: Warp, mask: Mask, doing: str) -> tuple[Region, Array, Array]:
+    def place(self, warp: Warp, mask: LaneMask, doing: str) -> tuple[Region, Array, Array]:
         """What the warp touches, and the lane and column of each register and thread."""
         whole_warp(warp, mask)
         given = self.address(warp)
@@ -59,7 +59,7 @@ class Fragment:
 
 
 @instruction("tcgen05.ld", "tcgen05.st")
-def move(form: Form) -> Step:
+def move(form: Form) -> DecodedStep:
     """9.7.16.8.3 and 9.7.16.8.4: a warp moves registers to or from its quarter of the lanes."""
     form.hint(*HINTS)
     stores = form.opcode == "tcgen05.st"
@@ -79,11 +79,11 @@ def move(form: Form) -> Step:
     return (_store if stores else _load)(form, moved, form.group(at_registers))
 
 
-def _load(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
+def _load(form: Form, moved: Fragment, registers: Sequence[Operand]) -> DecodedStep:
     """It reads at once; until the warp waits for it, nobody may overwrite what it reads."""
     writes = [form.store(item) for item in registers]
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         region, lanes, columns = moved.place(warp, mask, "reads")
         group = warp.queues[Engine.TENSOR_LOAD].current
         note_read(warp, region, Engine.TENSOR_LOAD, group, warp.view[GENERIC])
@@ -94,11 +94,11 @@ def _load(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
     return step
 
 
-def _store(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
+def _store(form: Form, moved: Fragment, registers: Sequence[Operand]) -> DecodedStep:
     """It writes early, or late: when the warp waits for it."""
     reads = [form.bits(item, 4) for item in registers]
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         region, lanes, columns = moved.place(warp, mask, "writes")
         values = np.stack([read(warp) for read in reads])
         group = warp.queues[Engine.TENSOR_STORE].current
@@ -114,13 +114,13 @@ def _store(form: Form, moved: Fragment, registers: Sequence[Operand]) -> Step:
 
 
 @instruction("tcgen05.wait::ld", "tcgen05.wait::st")
-def wait(form: Form) -> Step:
+def wait(form: Form) -> DecodedStep:
     """9.7.16.8.5: all loads, or all stores, of the warp are complete."""
     form.hint(*HINTS)
     loads = form.opcode == "tcgen05.wait::ld"
     engine = Engine.TENSOR_LOAD if loads else Engine.TENSOR_STORE
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         warp.queues[engine].commit()
         warp.await_groups(engine, 0)
@@ -138,7 +138,7 @@ _COPIES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 
 
 @instruction("tcgen05.cp")
-def copy(form: Form) -> Step:
+def copy(form: Form) -> DecodedStep:
     """9.7.16.9.2: rows of shared memory to lanes, in the order of products."""
     form.hint(*HINTS)
     shape, quarters = form.choice(*_COPIES), form.choice(*_QUARTERS)
@@ -156,7 +156,7 @@ def copy(form: Form) -> Step:
     ).reshape(-1, rows)
     address, source = form.address(0, 4), form.bits(form.operands[1], 8)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lane = only_lane(warp, mask)
         first, column = address_parts(int(address(warp)[lane]))
         target = Region(np.sort(lanes.reshape(-1)) + first, column + np.arange(words))

@@ -25,7 +25,7 @@ from flashgen.ptx.tensor_access import (
     note_write,
 )
 from flashgen.ptx.tensor_memory import ALL_LANES, Region
-from flashgen.ptx.types import RAW, Array, Mask, Step
+from flashgen.ptx.types import RAW, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, only_lane
 
 _TYPES: dict[str, dict[int, str]] = {
@@ -41,7 +41,7 @@ _K_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TcgenShape:
     """What an instruction descriptor says (9.7.16.4.2)."""
 
     m: int
@@ -59,7 +59,7 @@ class Shape:
         return _K_BYTES // self.a.size
 
 
-def shape_of(kind: str, bits: int) -> Shape:
+def shape_of(kind: str, bits: int) -> TcgenShape:
     """The fields of an instruction descriptor. Raises ValueError for what has no semantics here."""
     types, of_d = _TYPES[kind], bits >> 4 & 3
     m, n = (bits >> 24 & 0x1F) << 4, (bits >> 17 & 0x3F) << 3
@@ -72,7 +72,7 @@ def shape_of(kind: str, bits: int) -> Shape:
         raise ValueError(f"an element type of number {bits >> 7 & 7} or {bits >> 10 & 7}")
     if bits & 0xC080004F:  # sparsity, saturation, reserved bits and .ws
         raise ValueError(f"sparsity, saturation or reserved bits: {bits:#x}")
-    return Shape(
+    return TcgenShape(
         m=m,
         n=n,
         a=ELEMENTS[types[bits >> 7 & 7]],
@@ -85,7 +85,7 @@ def shape_of(kind: str, bits: int) -> Shape:
 
 
 @instruction("tcgen05.mma")
-def multiply(form: Form) -> Step:
+def multiply(form: Form) -> DecodedStep:
     """9.7.16.10.9.1, "tcgen05.mma", dense and without scales of blocks; one thread issues it."""
     form.hint(*HINTS)
     kind = form.choice(*_TYPES)
@@ -102,9 +102,9 @@ def multiply(form: Form) -> Step:
         at += 1
     accumulates = form.predicate(form.operands[at])
     scale = 2.0 ** -form.constant(at + 1) if len(form.operands) > at + 1 else 1.0
-    shapes: dict[int, Shape] = {}
+    shapes: dict[int, TcgenShape] = {}
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lane = only_lane(warp, mask)
         bits = int(descriptor(warp)[lane])
         if bits not in shapes:
@@ -112,7 +112,7 @@ def multiply(form: Form) -> Step:
                 shapes[bits] = shape_of(kind, bits)
             except ValueError as error:
                 raise warp.fault("memcheck", f"an instruction descriptor: {error}") from None
-        product = Product(
+        product = TcgenProduct(
             shape=shapes[bits],
             target=int(target(warp)[lane]),
             a=int(of_a(warp)[lane]),
@@ -136,12 +136,12 @@ def _lanes(masks: list[int]) -> Array | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class TcgenProduct:
     """One tcgen05.mma with its operands: addresses, or descriptors of shared memory. left_out:
     lanes that it does not write.
     """
 
-    shape: Shape
+    shape: TcgenShape
     target: int
     a: int
     b: int

@@ -7,17 +7,17 @@ from functools import reduce
 
 import numpy as np
 
-from flashgen.ptx.decode import Form, Source, instruction
+from flashgen.ptx.decode import Form, OperandReader, instruction
 from flashgen.ptx.program import Operand
-from flashgen.ptx.types import FORMATS, Array, Mask, Step
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import ALL, LANES, Warp
 
 
-def members(form: Form, operand: Operand) -> Callable[[Warp, Mask], Array]:
+def members(form: Form, operand: Operand) -> Callable[[Warp, LaneMask], Array]:
     """The lanes of a member mask, which must all execute the instruction."""
     read = form.numbers(operand, FORMATS["u32"])
 
-    def found(warp: Warp, mask: Mask) -> Array:
+    def found(warp: Warp, mask: LaneMask) -> Array:
         named = int(read(warp)[int(np.argmax(ALL if mask is None else mask))])
         lanes = (named >> LANES & 1).astype(bool)
         absent = lanes & ~(ALL if mask is None else mask)
@@ -32,7 +32,7 @@ def members(form: Form, operand: Operand) -> Callable[[Warp, Mask], Array]:
 
 
 @instruction("shfl")
-def shuffle(form: Form) -> Step:
+def shuffle(form: Form) -> DecodedStep:
     """9.7.9.6, "shfl.sync": each lane reads the register of another one."""
     form.flag("sync")
     mode = form.choice("up", "down", "bfly", "idx")
@@ -42,7 +42,7 @@ def shuffle(form: Form) -> Step:
     named = members(form, form.operands[4])
     write, write_valid = form.store(target), form.store(valid)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         named(warp, mask)
         values, amount, limits = value(warp), by(warp).astype(int) & 31, clamp(warp).astype(int)
         segment = (limits >> 8) & 31
@@ -66,7 +66,7 @@ def shuffle(form: Form) -> Step:
 
 
 @instruction("vote")
-def vote(form: Form) -> Step:
+def vote(form: Form) -> DecodedStep:
     """9.7.13.9, "vote.sync"."""
     form.flag("sync")
     mode = form.choice("all", "any", "uni", "ballot")
@@ -74,7 +74,7 @@ def vote(form: Form) -> Step:
     condition, named = form.predicate(form.operands[1]), members(form, form.operands[2])
     write = form.store(form.operands[0])
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lanes, holds = named(warp, mask), condition(warp)
         if mode == "ballot":
             bits = int((holds & lanes) @ (1 << LANES))
@@ -88,7 +88,7 @@ def vote(form: Form) -> Step:
 
 
 @instruction("match")
-def match(form: Form) -> Step:
+def match(form: Form) -> DecodedStep:
     """9.7.13.10, "match.sync": the lanes that hold the same value."""
     form.flag("sync")
     mode, kind = form.choice("any", "all"), form.type()
@@ -96,7 +96,7 @@ def match(form: Form) -> Step:
     value, named = form.numbers(form.operands[1], FORMATS[kind]), members(form, form.operands[2])
     write, write_predicate = form.store(target), form.store(predicate)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         lanes, values = named(warp, mask), value(warp)
         same = (values[:, None] == values[None, :]) & lanes[None, :]
         if mode == "all":
@@ -109,7 +109,7 @@ def match(form: Form) -> Step:
 
 
 @instruction("activemask")
-def active_mask(form: Form) -> Step:
+def active_mask(form: Form) -> DecodedStep:
     """9.7.13.11: the lanes that execute it."""
     form.types()
     write = form.store(form.operands[0])
@@ -121,7 +121,7 @@ def active_mask(form: Form) -> Step:
 
 
 @instruction("elect")
-def elect(form: Form) -> Step:
+def elect(form: Form) -> DecodedStep:
     """9.7.13.13, "elect.sync": one lane of the mask; the lowest here."""
     form.flag("sync")
     target, predicate = form.pair(0)
@@ -130,7 +130,7 @@ def elect(form: Form) -> Step:
         form.wrong("elect.sync has two destinations")
     write_predicate = form.store(predicate)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         leader = int(np.argmax(named(warp, mask)))
         write(warp, np.full(32, leader, np.uint32), mask)
         write_predicate(warp, np.equal(LANES, leader), mask)
@@ -148,17 +148,17 @@ _OF_NUMBERS: dict[str, Callable[[Array, Array], Array]] = {"min": np.fmin, "max"
 
 
 @instruction("redux")
-def reduction(form: Form) -> Step:
+def reduction(form: Form) -> DecodedStep:
     """9.7.13.12, "redux.sync": one value of all lanes of the mask."""
     form.flag("sync")
     name = form.choice(*_REDUCTIONS)
     absolute, keeps_nan = form.flag("abs"), form.flag("NaN")
     kind = form.format()
     function = (_OF_NUMBERS if kind.floating and not keeps_nan else _REDUCTIONS)[name]
-    value: Source = form.numbers(form.operands[1], kind)
+    value: OperandReader = form.numbers(form.operands[1], kind)
     named, write = members(form, form.operands[2]), form.result(kind)
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         values = value(warp)[named(warp, mask)]
         values = np.abs(values) if absolute else values
         write(warp, np.full(32, reduce(function, values), values.dtype), mask)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashgen.ptx.clocks import ASYNC, Engine
-from flashgen.ptx.decode import Form, Source, Uninitialised, instruction
+from flashgen.ptx.decode import Form, OperandReader, Uninitialised, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
     Descriptor,
@@ -25,7 +25,7 @@ from flashgen.ptx.fragments import (
 )
 from flashgen.ptx.program import Group, Register
 from flashgen.ptx.shared_matrix import SharedMatrix
-from flashgen.ptx.types import Array, Mask, Step
+from flashgen.ptx.types import Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Wait, Warp, whole_warp
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)$")
@@ -34,7 +34,7 @@ WARPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class WgmmaShape:
     """What an instruction multiplies: n and k, the element types, and how operands lie."""
 
     n: int
@@ -60,13 +60,13 @@ class Chain:
 
 
 @dataclass
-class Product:
+class WgmmaProduct:
     """One wgmma.mma_async while it is under way. shared: what reads A, unless it is in registers,
     and B. The other lists have an item a warp.
     """
 
     position: int
-    shape: Shape
+    shape: WgmmaShape
     chain: Chain
     descriptors: tuple[int | None, int]
     accumulates: bool
@@ -81,7 +81,7 @@ class Warpgroup:
     """The products of four warps in their order, and how many each warp has issued."""
 
     def __init__(self) -> None:
-        self.products: list[Product] = []
+        self.products: list[WgmmaProduct] = []
         self.issued = [0] * WARPS
         self.performed = 0
         self.chains: list[dict[tuple[int, ...], Chain]] = [{} for _ in range(WARPS)]
@@ -93,25 +93,25 @@ def _warpgroup(warp: Warp) -> Warpgroup:
 
 
 @instruction("wgmma.commit_group")
-def commit(form: Form) -> Step:
+def commit(form: Form) -> DecodedStep:
     """9.7.15.7.2: closes the group of the products so far."""
     form.hint("sync", "aligned")
     return lambda warp, mask: warp.queues[Engine.WGMMA].commit()
 
 
 @instruction("wgmma.fence")
-def fence(form: Form) -> Step:
+def fence(form: Form) -> DecodedStep:
     """9.7.15.7.1: what the registers hold now may be used by products."""
     form.hint("sync", "aligned")
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         warp.fenced = list(warp.registers)
 
     return step
 
 
-def _shape(form: Form) -> Shape:
+def _shape(form: Form) -> WgmmaShape:
     found = next((each for m in form.modifiers if (each := _SHAPE.match(m))), None)
     if found is None:
         form.unknown("a wgmma of this shape")
@@ -124,7 +124,7 @@ def _shape(form: Form) -> Shape:
     signs = [form.constant(at) for at in range(4, min(6, 4 + len(rest)))]
     transposed = [form.constant(at) == 1 for at in range(6, len(form.operands))]
     in_registers = isinstance(form.operands[1], Group)
-    return Shape(
+    return WgmmaShape(
         n=int(found[1]),
         k=int(found[2]),
         a=ELEMENTS[kinds[1]],
@@ -137,7 +137,7 @@ def _shape(form: Form) -> Shape:
 
 
 @instruction("wgmma.mma_async")
-def multiply(form: Form) -> Step:
+def multiply(form: Form) -> DecodedStep:
     """9.7.15.5.2, "wgmma.mma_async"."""
     form.hint("sync", "aligned")
     shape = _shape(form)
@@ -146,10 +146,10 @@ def multiply(form: Form) -> Step:
         form.wrong(f"{shape.n} columns need {shape.n // 2} registers")
     in_registers = isinstance(form.operands[1], Group)
     of_a = form.registers(1) if in_registers else ()
-    address_a: Source | None = None if in_registers else form.bits(form.operands[1], 8)
+    address_a: OperandReader | None = None if in_registers else form.bits(form.operands[1], 8)
     address_b, accumulates = form.bits(form.operands[2], 8), form.predicate(form.operands[3])
 
-    def step(warp: Warp, mask: Mask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
         rank, group = warp.number % WARPS, _warpgroup(warp)
         uses = bool(accumulates(warp)[0])
@@ -199,18 +199,18 @@ def _check_fenced(warp: Warp, register: Register) -> None:
 def _join(
     warp: Warp,
     group: Warpgroup,
-    shape: Shape,
+    shape: WgmmaShape,
     registers: tuple[Register, ...],
     descriptors: tuple[int | None, int],
     accumulates: bool,
-) -> Product:
+) -> WgmmaProduct:
     """The product that the warpgroup issues now: its first warp makes it, the others join."""
     rank = warp.number % WARPS
     number = group.issued[rank]
     chain = _chain(warp, group, registers, accumulates)
     group.issued[rank] += 1
     if number == len(group.products):
-        made = Product(warp.position, shape, chain, descriptors, accumulates)
+        made = WgmmaProduct(warp.position, shape, chain, descriptors, accumulates)
         group.products.append(made)
         return made
     product = group.products[number]
@@ -252,7 +252,7 @@ def _chain(
     return chain
 
 
-def _note_reads(warp: Warp, product: Product, group: int) -> None:
+def _note_reads(warp: Warp, product: WgmmaProduct, group: int) -> None:
     """Check and record what the product reads, as soon as all warps have issued it."""
     order = np.minimum.reduce(product.orders) if product.orders else None
     shape, (a, b) = product.shape, product.descriptors
@@ -268,7 +268,7 @@ def _note_reads(warp: Warp, product: Product, group: int) -> None:
             product.shared.append(matrix.note_read(warp, Engine.WGMMA, group, order))
 
 
-def _perform(group: Warpgroup, last: Product) -> None:
+def _perform(group: Warpgroup, last: WgmmaProduct) -> None:
     """Perform the products up to `last`, in their order."""
     while not last.done:
         product = group.products[group.performed]
@@ -290,7 +290,7 @@ def _perform(group: Warpgroup, last: Product) -> None:
 
 
 def _retirement(
-    warp: Warp, group: Warpgroup, product: Product, of_a: tuple[Register, ...]
+    warp: Warp, group: Warpgroup, product: WgmmaProduct, of_a: tuple[Register, ...]
 ) -> Callable[[], None]:
     """What happens when a warp has waited for a product: its registers have the result, once no
     later product accumulates in them.
@@ -324,12 +324,12 @@ def _retirement(
 
 
 @instruction("wgmma.wait_group")
-def wait(form: Form) -> Step:
+def wait(form: Form) -> DecodedStep:
     """9.7.15.7.3: all groups but the newest `pending` are complete."""
     form.hint("sync", "aligned")
     pending = form.constant(0)
 
-    def step(warp: Warp, mask: Mask) -> int | None:
+    def step(warp: Warp, mask: LaneMask) -> int | None:
         whole_warp(warp, mask)
         queue, group = warp.queues[Engine.WGMMA], _warpgroup(warp)
         needed = group.issued[warp.number % WARPS] - len(queue.open)

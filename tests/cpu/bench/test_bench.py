@@ -19,7 +19,7 @@ from flashgen.bench import ladder as steps
 from flashgen.bench import run as ceilings
 from flashgen.bench.case import BenchCase, BenchInputs, Sizes, cases, left_out, make_inputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
-from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case, timed
+from flashgen.bench.race import CaseDevice, RaceResult, SmokeStopwatch, Spoiled, run_case, timed
 from flashgen.bench.record import BenchRecord, Measured, provenance
 from flashgen.errors import FlashgenError
 from flashgen.runtime.choice import Choice, by_spec
@@ -31,7 +31,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 
 H200 = TARGETS["nvidia_h200"]
-NOWHERE = Place(gpu=None, index=0, stopwatch=SmokeStopwatch())
+NOWHERE = CaseDevice(gpu=None, index=0, stopwatch=SmokeStopwatch())
 
 
 def sizes(direction: str = "forward", **fields: Any) -> Sizes:
@@ -123,7 +123,7 @@ class TestJudging:
 
 
 class TestRunning:
-    def race_of(self, *contenders: Contender) -> dict[str, Line]:
+    def race_of(self, *contenders: Contender) -> dict[str, RaceResult]:
         case, x = case_of()
         return {line.name: line for line in run_case(case, x, contenders, NOWHERE)[0]}
 
@@ -193,10 +193,10 @@ class TestRunning:
 
 
 class TestFigures:
-    PLACE = Place(
+    PLACE = CaseDevice(
         gpu=H200, index=0, stopwatch=SmokeStopwatch(), matmul_tflops=800.0, copy_gbs=4000.0
     )
-    LINE = Line(name="x", group="sdpa", detail="", status="ok")
+    LINE = RaceResult(name="x", group="sdpa", detail="", status="ok")
 
     def case(self, direction: str) -> BenchCase:
         return next(iter(cases(Sizes(
@@ -243,9 +243,9 @@ class TestFigures:
 RUN = {"measured": True, "gpu": {"name": "NVIDIA H200"}, "protocol": 2, "torch": "2.13"}
 
 
-def measured(tflops: float, name: str = "flashgen", seq: int = 4096, **fields: Any) -> Line:
+def measured(tflops: float, name: str = "flashgen", seq: int = 4096, **fields: Any) -> RaceResult:
     timing = Timing(median_us=1e3 / tflops, low_us=1.0, high_us=2.0)
-    return Line(
+    return RaceResult(
         name=name,
         group="g",
         detail="",

@@ -13,8 +13,8 @@ import torch
 from flashgen import cli
 from flashgen.bench import compare, contenders, race
 from flashgen.bench.case import BenchCase, make_inputs
-from flashgen.bench.compare import Row, cases_of, lines, of_table
-from flashgen.bench.race import Line
+from flashgen.bench.compare import ComparedCase, cases_of, lines, of_table
+from flashgen.bench.race import RaceResult
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, workload
@@ -25,13 +25,13 @@ from tests.tables import H200, SPEC, made_entry, made_table
 WORDS = ["--head-dim", "16", "--causal", "--smoke"]
 
 
-def line(name: str, us: float | None, *, group: str = "sdpa", status: str = "ok") -> Line:
+def line(name: str, us: float | None, *, group: str = "sdpa", status: str = "ok") -> RaceResult:
     timing = us and Timing(median_us=us, low_us=0.99 * us, high_us=1.01 * us, samples=10)
-    return Line(name=name, group=group, detail="", status=status, timing=timing or None)
+    return RaceResult(name=name, group=group, detail="", status=status, timing=timing or None)
 
 
-def row(ours: Line | None, *others: Line) -> Row:
-    return Row(title="made up", ours=ours, others=others)
+def row(ours: RaceResult | None, *others: RaceResult) -> ComparedCase:
+    return ComparedCase(title="made up", ours=ours, others=others)
 
 
 class TestVerdict:
@@ -51,7 +51,11 @@ class TestVerdict:
         assert (made.faster, made.ratio) == ("no", None)
 
     def test_without_a_time_of_both_it_is_not_known(self) -> None:
-        for made in (Row(title="nothing"), row(line("flashgen", 9.0)), row(None, line("SDPA", 9))):
+        for made in (
+            ComparedCase(title="nothing"),
+            row(line("flashgen", 9.0)),
+            row(None, line("SDPA", 9)),
+        ):
             assert made.faster == "unknown"
         told = list(lines([row(line("flashgen", 9.0))]))
         assert told[-1].endswith("whether flashgen is faster is not known.")
@@ -60,7 +64,7 @@ class TestVerdict:
         rows = [
             row(line("flashgen", 50.0), line("SDPA", 100.0)),
             row(line("flashgen", 200.0), line("SDPA", 100.0)),
-            Row(title="nothing"),
+            ComparedCase(title="nothing"),
         ]
         assert list(lines(rows))[-1] == (
             "\nflashgen is faster than the best of the others in 1 of 3 cases, unknown in 1: "
@@ -154,7 +158,7 @@ class TestOfItsOwn:
         problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=1, seq_k=64),
     )
 
-    def row(self, flat: float | None, pages: float | None, status: str = "ok") -> Row:
+    def row(self, flat: float | None, pages: float | None, status: str = "ok") -> ComparedCase:
         own = [
             replace(line("flashgen", flat, status=status), own=True),
             replace(line("flashgen, pages of 16", pages), own=True),
@@ -174,7 +178,7 @@ class TestOfItsOwn:
 def test_rows_that_are_made_are_printed_when_a_contender_breaks_the_context(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object, **__: object) -> Iterator[Row]:
+    def broken(*_: object, **__: object) -> Iterator[ComparedCase]:
         yield row(line("flashgen", 50.0), line("SDPA", 100.0))
         raise race.Spoiled("flash_attn 2 has broken the GPU's context", "flash_attn 2")
 

@@ -38,7 +38,7 @@ from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import invariance, precompile, workloads
 from flashgen.tune import verify as verifying
 from flashgen.tune.options import TuneOptions
-from flashgen.tune.places import Wanted
+from flashgen.tune.places import TargetOptions
 from flashgen.tune.progress import explain_options
 from tests import programs
 from tests.makers import make_config, make_spec
@@ -304,7 +304,7 @@ class TestTune:
         names = [spec.name for spec in found.specs]
         assert names == [f"fwd_bf16_d{d}{m}" for d in (64, 128) for m in ("", "_causal")]
         assert found.seqs == (4096,)
-        assert (found.where, found.out, found.shard) == (Wanted(), Path(), (1, 1))
+        assert (found.where, found.out, found.shard) == (TargetOptions(), Path(), (1, 1))
         assert (found.budget.trials, found.budget.seconds, found.improve_only) == (60, None, False)
 
     def test_without_a_gpu_a_bare_tune_is_a_demonstration(
@@ -312,7 +312,7 @@ class TestTune:
     ) -> None:
         found = options("")
         assert [spec.name for spec in found.specs] == ["fwd_bf16_d128_causal"]
-        assert (found.where, found.out) == (Wanted(), Path("demonstration"))
+        assert (found.where, found.out) == (TargetOptions(), Path("demonstration"))
         assert found.budget.seconds == tuning.DEMONSTRATION_S
         code, output, _ = run("tune")
         assert code == 0
@@ -378,7 +378,7 @@ class TestTune:
         assert names == [
             f"fwd_{t}_{d}_causal" for t in ("fp16", "tf32") for d in ("d64", "d192v128")
         ]
-        assert (found.where, found.seqs) == (Wanted(target="nvidia_l4", jobs=2), (512, 2048))
+        assert (found.where, found.seqs) == (TargetOptions(target="nvidia_l4", jobs=2), (512, 2048))
         assert (found.budget.trials, found.budget.seconds) == (7, 90.0)
         assert (found.method.sampler, found.method.seed) == ("random", 3)
         assert (found.out, found.improve_only) == (Path("here"), True)
@@ -386,7 +386,7 @@ class TestTune:
     def test_every_option_of_a_long_run_arrives(self, options) -> None:
         found = options("--max-regret 0.05 --retry-quarantined --gpus 3 --shard 2/4")
         assert (found.max_regret, found.retry_quarantined) == (0.05, True)
-        assert (found.where, found.shard) == (Wanted(gpus="3"), (2, 4))
+        assert (found.where, found.shard) == (TargetOptions(gpus="3"), (2, 4))
 
     def test_tables_say_what_where_options_do_not(self, options, tmp_path: Path) -> None:
         """A workload or a model still does; 0 trials are no search."""

@@ -24,7 +24,7 @@ from flashgen.compile.compiler import (
 )
 from flashgen.compile.sass import Instruction, Listing
 from flashgen.estimate import sm
-from flashgen.estimate.machines import MACHINES, Machine
+from flashgen.estimate.machines import MACHINES, ArchModel
 from flashgen.estimate.sm import Scoreboard
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.hopper import HOPPER_OVERLAP, REGISTER_SPLIT, o_apart
@@ -136,7 +136,7 @@ def test_instructions_a_score(build: Build, spec: AttentionSpec, config: KernelC
 
 
 def board(
-    build: Build, spec: AttentionSpec, config: KernelConfig, machine: Machine = MACHINES["sm_90"]
+    build: Build, spec: AttentionSpec, config: KernelConfig, machine: ArchModel = MACHINES["sm_90"]
 ) -> Scoreboard:
     compiled, listing = build(spec, config)
     with patch.object(sm, "machine_of", lambda _: machine):
@@ -169,7 +169,7 @@ def test_masked_and_steady_tiles_are_replayed_apart(
 def test_the_matrix_pipe_is_busy(build: Build, spec: AttentionSpec, config: KernelConfig) -> None:
     """A steady tile in the mean of machines whose latencies differ by up to 30 %."""
     usual = MACHINES["sm_90"]
-    vague = [x.name for x in fields(Machine) if x.name.endswith("_late")] + ["l2_burst_bytes"]
+    vague = [x.name for x in fields(ArchModel) if x.name.endswith("_late")] + ["l2_burst_bytes"]
     shares = []
     for number in range(8):
         draw = random.Random(number)

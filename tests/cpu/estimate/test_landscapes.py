@@ -21,7 +21,7 @@ import yaml
 from flashgen.compile.sass import disassemble
 from flashgen.estimate import machines, sm
 from flashgen.estimate.estimate import BAND, time_of
-from flashgen.estimate.loop_program import Program
+from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import Replay, Scoreboard, replay_cubin
 from flashgen.search import Budget, Method, minimize
@@ -239,7 +239,7 @@ class TestBars:
     def test_are_missed_by_a_roofline(
         self, which: str, anew: Kernels, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fullest_pipe(board: Scoreboard, made: Program, residents: int) -> float:
+        def fullest_pipe(board: Scoreboard, made: LoopProgram, residents: int) -> float:
             return residents * max(board._busy(made).values())
 
         monkeypatch.setattr(Scoreboard, "_replay", fullest_pipe)

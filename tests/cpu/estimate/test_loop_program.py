@@ -10,7 +10,7 @@ from flashgen.compile.loops import main_bodies, roles
 from flashgen.compile.sass import Listing
 from flashgen.estimate import loop_program
 from flashgen.estimate import loop_program as rows
-from flashgen.estimate.loop_program import PIPE_OF, Row, row, unknown_share
+from flashgen.estimate.loop_program import PIPE_OF, InstructionRow, row, unknown_share
 from flashgen.estimate.machines import MACHINES, matrix_cycles
 from flashgen.spec.gpu import TARGETS
 from tests.listings import Line, line, listing, loop
@@ -20,7 +20,7 @@ A100 = partial(matrix_cycles, SM80, TARGETS["nvidia_a100_sxm4_80gb"])
 H200 = partial(matrix_cycles, SM90, TARGETS["nvidia_h200"])
 
 
-def made(text: str | Line, *, spills_to_l2: bool = False) -> Row:
+def made(text: str | Line, *, spills_to_l2: bool = False) -> InstructionRow:
     (instruction,) = listing(text).instructions
     return row(instruction, SM80, H200 if instruction.is_wgmma else A100, spills_to_l2=spills_to_l2)
 
@@ -120,7 +120,7 @@ def test_unknown_opcodes_are_counted() -> None:
     assert "FROB" not in PIPE_OF
 
 
-def linked(code: Listing, warps: int) -> loop_program.Program:
+def linked(code: Listing, warps: int) -> loop_program.LoopProgram:
     main = main_bodies(code)
     return loop_program.link(
         code, roles(code, main), main, SM90, H200, num_warps=warps, spills_to_l2=False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import triton
 
-from flashgen.estimate.mbarriers import Place, address_of, families, place_of
+from flashgen.estimate.mbarriers import BarrierAddress, address_of, families, place_of
 from flashgen.estimate.sm import cached_replay
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import cache, compile_one
@@ -51,19 +51,19 @@ def test_the_constant_of_an_instruction(text: str, address: int | None) -> None:
 )  # fmt: skip
 def test_constants_in_registers_count(lines: list[str], offset: int, fixed: bool) -> None:
     code = listing(*lines).instructions
-    assert place_of(code, len(code) - 1, 0) == Place(offset=offset, fixed=fixed)
+    assert place_of(code, len(code) - 1, 0) == BarrierAddress(offset=offset, fixed=fixed)
 
 
 def test_a_register_of_another_role_is_not_read() -> None:
     code = listing("UMOV UR6, 0x100", "SYNCS.PHASECHK P0, [UR6+0x40], R3").instructions
     assert place_of(code, 1, code[0].address).offset == 0x140
-    assert place_of(code, 1, code[1].address) == Place(offset=0x40, fixed=False)
+    assert place_of(code, 1, code[1].address) == BarrierAddress(offset=0x40, fixed=False)
 
 
 def test_the_place_before_or_behind_is_of_the_same_ring() -> None:
     walked = {0x110: True, 0x118: True, 0x130: False, 0x148: True, 0x150: True, 0x168: False}
     named = {
-        16 * n: (Place(offset=offset, fixed=False), full)
+        16 * n: (BarrierAddress(offset=offset, fixed=False), full)
         for n, (offset, full) in enumerate(walked.items())
     }
     initialized = frozenset(first + 8 * n for first in range(0x110, 0x190, 0x20) for n in range(3))
@@ -72,12 +72,15 @@ def test_the_place_before_or_behind_is_of_the_same_ring() -> None:
 
 
 def test_rings_of_one_mbarrier_each_are_apart() -> None:
-    one, other = Place(offset=0x110, fixed=True), Place(offset=0x118, fixed=True)
+    one, other = BarrierAddress(offset=0x110, fixed=True), BarrierAddress(offset=0x118, fixed=True)
     assert families({0: (one, True), 16: (other, True)}, frozenset({0x110, 0x118})) == {
         0: 0x110,
         16: 0x118,
     }
-    full, empty = Place(offset=0x110, fixed=False), Place(offset=0x118, fixed=False)
+    full, empty = (
+        BarrierAddress(offset=0x110, fixed=False),
+        BarrierAddress(offset=0x118, fixed=False),
+    )
     found = families({0: (full, True), 16: (empty, False)}, frozenset({0x110, 0x118}))
     assert found == {0: 0x110, 16: 0x118}
 

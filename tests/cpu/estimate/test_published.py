@@ -22,8 +22,8 @@ from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate
 from flashgen.estimate import estimate, machines, sm
 from flashgen.estimate.estimate import estimate_cubin
-from flashgen.estimate.loop_program import Program
-from flashgen.estimate.machines import MACHINES, Machine
+from flashgen.estimate.loop_program import LoopProgram
+from flashgen.estimate.machines import MACHINES, ArchModel
 from flashgen.estimate.sm import Scoreboard, replay_cubin
 from flashgen.schedules.legality import why_illegal
 from flashgen.search.decide import spearman
@@ -170,7 +170,7 @@ class TestLandscapes:
     ) -> None:
         """The time of the fullest pipe, from the very arrays that are replayed, does not rank."""
 
-        def fullest_pipe(board: Scoreboard, made: Program, residents: int) -> float:
+        def fullest_pipe(board: Scoreboard, made: LoopProgram, residents: int) -> float:
             return residents * max(board._busy(made).values())
 
         monkeypatch.setattr(Scoreboard, "_replay", fullest_pipe)
@@ -188,12 +188,12 @@ class TestLandscapes:
 
 UNCERTAIN = tuple(
     field.name
-    for field in fields(Machine)
+    for field in fields(ArchModel)
     if field.name.endswith(("_late", "_bytes")) and field.name not in ("l1_bytes", "memory_late")
 )
 
 
-def drawn(known: Machine, seed: int) -> Machine:
+def drawn(known: ArchModel, seed: int) -> ArchModel:
     """The machine with every latency and bandwidth up to 30 % off, each on its own."""
     off = random.Random(seed)
     return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashgen.compile.sass import Instruction
-from flashgen.estimate.register_ports import Operand, Reads, operands, reads
+from flashgen.estimate.register_ports import Reads, RegisterOperand, operands, reads
 from flashgen.estimate.sm import Scoreboard
 from flashgen.spec.gpu import TARGETS
 from tests.listings import Line, line, loop
@@ -55,7 +55,7 @@ def cycles(*lines: str | Line, num_warps: int = 1) -> float:
 )
 def test_operands(text: str, expected: list[tuple[int, int, int, bool]]) -> None:
     assert operands(code(text)) == tuple(
-        Operand(place, range(first, first + count), reuse)
+        RegisterOperand(place, range(first, first + count), reuse)
         for place, first, count, reuse in expected
     )
 

@@ -24,7 +24,7 @@ from flashgen.evaluate.workers.answers import (
     WrongAnswer,
     why_wrong,
 )
-from flashgen.evaluate.workers.pool import Limits, Workers
+from flashgen.evaluate.workers.pool import TaskLimits, Workers
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
@@ -169,7 +169,7 @@ def test_what_cannot_be_is_found_where_it_arrives(name: str, place: str, lie: An
     assert why_wrong(asked, wrong)
     actor = Actor(lambda future: future.set_result((wrong, {})))
     with pytest.raises(WrongAnswer, match="n1: it answers what cannot be: "):
-        Seat(Ray(), actor, "n1", Limits(), AtOnce()).submit(asked).result()
+        Seat(Ray(), actor, "n1", TaskLimits(), AtOnce()).submit(asked).result()
 
 
 def test_a_replay_that_agrees_is_taken() -> None:
@@ -229,7 +229,7 @@ def test_a_worker_that_answers_garbage_is_unfit_and_writes_nothing(
     asked = task("any:thing", replace(COMPILE, cache=str(tmp_path / "cache")), 60.0)
     actor = Actor(lambda future: future.set_result(said))
     with pytest.raises(WrongAnswer, match="n1: it answers what cannot be"):
-        Seat(Ray(), actor, "n1", Limits(), AtOnce()).submit(asked).result()
+        Seat(Ray(), actor, "n1", TaskLimits(), AtOnce()).submit(asked).result()
     assert not list(tmp_path.rglob("*.*"))
 
 
@@ -244,7 +244,7 @@ def test_the_driver_s_full_disk_is_no_worker_s_fault(
     said = Died("it ended"), {"a" * 32 + "-sm_90.json": "{}"}
     actor = Actor(lambda future: future.set_result(said))
     with pytest.raises(FlashgenError, match="No space left") as caught:
-        Seat(Ray(), actor, "n1", Limits(), AtOnce()).submit(asked).result()
+        Seat(Ray(), actor, "n1", TaskLimits(), AtOnce()).submit(asked).result()
     assert not isinstance(caught.value, WorkerLost)
 
 

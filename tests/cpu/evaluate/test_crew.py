@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from flashgen.evaluate.gpu_state import DeviceLost
-from flashgen.evaluate.pools import Device, Once
+from flashgen.evaluate.pools import Device, FutureCache
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Pool, Task, WorkerLost
 from flashgen.evaluate.workers.crew import MOST_DEATHS, Crew
 
@@ -192,7 +192,7 @@ def test_at_random_nothing_is_lost_and_nothing_is_answered_twice() -> None:
 
 
 def test_two_searches_that_want_the_same_get_it_once() -> None:
-    seat, once = Seat(), Once()
+    seat, once = Seat(), FutureCache()
     crew = Crew([seat])
 
     def submit() -> Future[Answer]:
@@ -206,7 +206,7 @@ def test_two_searches_that_want_the_same_get_it_once() -> None:
 
 
 def test_what_one_search_drops_the_other_asks_for_again() -> None:
-    seat, once = Seat(), Once()
+    seat, once = Seat(), FutureCache()
     crew = Crew([seat])
     first = crew.submit(a_task("before"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from flashgen.evaluate.workers import pool, usage
 from flashgen.evaluate.workers.answers import Task
-from flashgen.evaluate.workers.pool import FIRST_TASK_S, PATIENCE, Limits
+from flashgen.evaluate.workers.pool import FIRST_TASK_S, PATIENCE, TaskLimits
 
 
 def task(function: str = "module:compile", limit_s: float = 60.0) -> Task:
@@ -19,14 +19,14 @@ def task(function: str = "module:compile", limit_s: float = 60.0) -> Task:
 
 
 def test_a_limit_is_its_base_where_the_machine_is_fast() -> None:
-    made = Limits()
+    made = TaskLimits()
     assert made.seconds(task(), first=False) == 60.0
     made.learn(task(), 60.0 / PATIENCE, first=False)
     assert made.seconds(task(), first=False) == pytest.approx(60.0)
 
 
 def test_it_grows_to_so_many_times_the_slowest_success_and_does_not_shrink() -> None:
-    made = Limits()
+    made = TaskLimits()
     for seconds in (30.0, 50.0, 1.0, 40.0):
         made.learn(task(), seconds, first=False)
     assert made.seconds(task(), first=False) == pytest.approx(50.0 * PATIENCE)
@@ -34,20 +34,20 @@ def test_it_grows_to_so_many_times_the_slowest_success_and_does_not_shrink() -> 
 
 
 def test_a_child_s_first_task_gets_more_and_says_no_more_for_that() -> None:
-    made = Limits()
+    made = TaskLimits()
     assert made.seconds(task(), first=True) == 60.0 + FIRST_TASK_S
     made.learn(task(), (60.0 + FIRST_TASK_S) / PATIENCE, first=True)
     assert made.seconds(task(), first=False) == pytest.approx(60.0)
 
 
 def test_a_round_of_many_says_of_a_round_of_few_what_it_says_of_itself() -> None:
-    made = Limits()
+    made = TaskLimits()
     made.learn(task(limit_s=200.0), 100.0, first=False)  # half of what it was allowed
     assert made.seconds(task(limit_s=60.0), first=False) == pytest.approx(PATIENCE * 30.0)
 
 
 def test_growth_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    made = Limits()
+    made = TaskLimits()
     with caplog.at_level("INFO", logger=pool.logger.name):
         for seconds in (1.0, 40.0, 39.0):
             made.learn(task(), seconds, first=False)

@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.ptx.execute import Loaded, execute
-from flashgen.ptx.machine import Launch
+from flashgen.ptx.machine import LaunchInputs
 from flashgen.ptx.program import InvalidPtx
 from flashgen.ptx.text import parse
 from tests.ptx_snippets import kernel
@@ -35,8 +35,8 @@ def test_it_is_one_sentence(text: str, said: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def launch(*grid: int) -> Launch:
-    return Launch(grid=grid, parameters=(), buffers=())  # type: ignore[arg-type]  # of three
+def launch(*grid: int) -> LaunchInputs:
+    return LaunchInputs(grid=grid, parameters=(), buffers=())  # type: ignore[arg-type]  # of three
 
 
 def test_what_cannot_be_executed_is_one_sentence() -> None:

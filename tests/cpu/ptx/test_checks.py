@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashgen.ptx.findings import Check, Report
+from flashgen.ptx.findings import Report, Sanitizer
 from flashgen.ptx.tensor_map import TensorMap
 from tests.ptx_snippets import kernel, run
 
@@ -23,7 +23,7 @@ def report_of(
     return run(text, [np.zeros(64, np.float32)], grid=(blocks, 1, 1), shared=1024, seed=seed)[1]
 
 
-WRONG: list[tuple[str, Check, str, str]] = [
+WRONG: list[tuple[str, Sanitizer, str, str]] = [
     ("a load behind a tensor", "memcheck", "ld.global.b32 %r1, [%d21+4];", "byte 256 of p0, which has 256"),
     ("a store before a tensor", "memcheck", "st.global.b32 [%d21+-4], %r60;", "4 bytes before p0"),
     ("a load that is not aligned", "memcheck", "ld.global.b32 %r1, [%d20+2];", "not aligned"),
@@ -88,7 +88,7 @@ WRONG: list[tuple[str, Check, str, str]] = [
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case[0] for case in WRONG])
-def test_a_check_finds(case: tuple[str, Check, str, str]) -> None:
+def test_a_check_finds(case: tuple[str, Sanitizer, str, str]) -> None:
     _, check, body, said = case
     reports = [report_of(body, seed=seed) for seed in range(4)]
     found = [finding for report in reports for finding in report.findings if finding.check == check]

@@ -18,7 +18,7 @@ from triton import knobs
 
 from flashgen.ptx.execute import Loaded, execute
 from flashgen.ptx.findings import Report
-from flashgen.ptx.machine import Launch
+from flashgen.ptx.machine import LaunchInputs
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.text import parse
 from tests.ptx_snippets import Array, aligned
@@ -107,7 +107,7 @@ def attention(
         for n, (name, array) in enumerate(arrays.items())
     }
     places = {name: buffer.address for name, buffer in buffers.items()}
-    launch = Launch(
+    launch = LaunchInputs(
         grid=(-(-seq_q * heads // kv_heads // 128), kv_heads, 1),
         parameters=[parameter(places, seq_q, seq_k, heads, kv_heads)],
         buffers=list(buffers.values()),

@@ -28,7 +28,7 @@ from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.tasks import Check, Tasks
 from flashgen.evaluate.workers.answers import Died, Done, Task, WorkerLost, WorkerUnfit
 from flashgen.evaluate.workers.crew import Crew
-from flashgen.evaluate.workers.pool import Limits
+from flashgen.evaluate.workers.pool import TaskLimits
 from flashgen.search.goal import Budget
 from flashgen.spec.gpu import TARGETS
 from flashgen.table import emit
@@ -258,7 +258,7 @@ TASK = Task(function="any", payload={"cache": ""}, limit_s=0.0)
 
 def test_what_an_actor_answers_and_what_it_leaves_arrive(tmp_path: Path) -> None:
     actor = Actor(lambda future: future.set_result((Done({"x": 1}), {"k-sm_90.json": "{}"})))
-    seat = Seat(Ray(), actor, "n1", Limits(), AtOnce())
+    seat = Seat(Ray(), actor, "n1", TaskLimits(), AtOnce())
     task = replace(TASK, payload={"cache": str(tmp_path / "cache"), "digest": "sha256:k"})
     assert seat.submit(task).result() == Done({"x": 1})
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["k-sm_90.json"]
@@ -292,7 +292,7 @@ def test_an_answer_that_cannot_be_read_costs_its_worker_and_ends_the_wait(
     actor = Actor(lambda future: future.set_result(said))
     task = replace(TASK, payload=payload)
     with pytest.raises(WorkerUnfit, match=re.escape(why)) as caught:
-        Seat(Ray(), actor, "n1", Limits(), AtOnce()).submit(task).result(timeout=0)
+        Seat(Ray(), actor, "n1", TaskLimits(), AtOnce()).submit(task).result(timeout=0)
     assert str(caught.value).startswith("n1: ")
 
 
@@ -318,7 +318,7 @@ def test_a_worker_that_describes_nothing_is_left_alone_and_not_started_again(sai
 def test_a_worker_that_lies_is_told_by_name_and_not_started_again() -> None:
     told: list[str] = []
     run = Cluster(ray=Ray(), say=told.append, with_gpus=False, query="")
-    seats = [Seat(Ray(), Actor(answer), name, Limits(), AtOnce()) for name, answer in (
+    seats = [Seat(Ray(), Actor(answer), name, TaskLimits(), AtOnce()) for name, answer in (
         ("n1", lambda future: future.set_result("garbage")),
         ("n2", lambda future: future.set_result((Done({"x": 1}), {}))),
     )]  # fmt: skip
@@ -337,7 +337,9 @@ def test_a_worker_that_lies_is_told_by_name_and_not_started_again() -> None:
 def test_a_task_that_makes_three_workers_answer_what_cannot_be_is_given_up() -> None:
     crew = Crew(hopeful=True)
     for name in ("n1", "n2", "n3"):
-        crew.add(Seat(Ray(), Actor(lambda f: f.set_result("garbage")), name, Limits(), AtOnce()))
+        crew.add(
+            Seat(Ray(), Actor(lambda f: f.set_result("garbage")), name, TaskLimits(), AtOnce())
+        )
     answer = crew.submit(TASK).result(timeout=60)
     assert isinstance(answer, Died)
     assert not answer.outside
@@ -360,7 +362,7 @@ def test_an_actor_that_dies_is_lost_and_one_that_cannot_work_is_not_to_blame() -
             Ray(),
             Actor(lambda future, error=error: future.set_exception(error)),
             "n1",
-            Limits(),
+            TaskLimits(),
             AtOnce(),
         )
         with pytest.raises(kind, match=said) as caught:
@@ -373,7 +375,7 @@ def test_an_actor_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 600.0)
     monkeypatch.setattr("flashgen.evaluate.workers.pool.HANGS", 0.5)
     used, actor = Ray(), Actor(lambda _: None)
-    seat = Seat(used, actor, "n1", Limits(), AtOnce())
+    seat = Seat(used, actor, "n1", TaskLimits(), AtOnce())
     future = seat.submit(TASK)
     seat.end_if_overdue()
     assert not future.done()

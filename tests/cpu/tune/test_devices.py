@@ -13,7 +13,7 @@ from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS
 from flashgen.table.table import load
 from flashgen.tune import places
 from flashgen.tune.devices import chosen, devices, list_devices
-from flashgen.tune.places import Wanted
+from flashgen.tune.places import TargetOptions
 
 H200, L4 = TARGETS["nvidia_h200"], TARGETS["nvidia_l4"]
 FOUR = dict.fromkeys(range(4), H200)
@@ -54,7 +54,7 @@ def test_each_product_has_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     found = devices("tests.fleet_fakes:mixed")
     monkeypatch.setattr("flashgen.tune.devices.devices", lambda: found)
     said: list[str] = []
-    with places.opened(Wanted(gpus="all", jobs=3), said.append) as (h200, l4):
+    with places.opened(TargetOptions(gpus="all", jobs=3), said.append) as (h200, l4):
         assert (h200.gpu, l4.gpu) == (H200, L4)
         assert [place.pools.device and place.pools.device.size for place in (h200, l4)] == [2, 1]
         assert h200.pools.cpu is l4.pools.cpu
@@ -67,7 +67,7 @@ def test_each_product_has_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_all_targets_are_tuned_at_once_and_those_by_rule_are_named() -> None:
     said: list[str] = []
-    with places.opened(Wanted(target="all", jobs=1), said.append) as found:
+    with places.opened(TargetOptions(target="all", jobs=1), said.append) as found:
         assert [place.gpu for place in found] == list(TARGETS.values())
         assert all(place.pools.device is None for place in found)
     assert "nvidia_b200" in said[0]

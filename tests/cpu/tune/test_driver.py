@@ -32,9 +32,9 @@ from flashgen.table import emit
 from flashgen.table.diff import merge
 from flashgen.table.table import load_with_evidence
 from flashgen.tune import evaluators, places, tune
-from flashgen.tune.driver import Job, Line, Stop, drive
+from flashgen.tune.driver import Job, JobQueue, Stop, drive
 from flashgen.tune.options import TuneOptions
-from flashgen.tune.places import Place
+from flashgen.tune.places import TuningTarget
 from tests.cpu.tune.test_tune import Served, us
 from tests.makers import make_spec
 from tests.tables import with_evidence
@@ -95,7 +95,7 @@ def tuned(
 
         class Opened:
             def __enter__(self) -> Any:
-                return tuple(Place(gpu=gpu, pools=Pools(cpu=crew)) for gpu in gpus)
+                return tuple(TuningTarget(gpu=gpu, pools=Pools(cpu=crew)) for gpu in gpus)
 
             def __exit__(self, *_: object) -> None: ...
 
@@ -176,8 +176,8 @@ def test_every_product_gets_its_own_table_in_one_run(tuned: Any) -> None:
         assert paths.log_file(both, gpu.slug).exists()
 
 
-def lines(jobs: Sequence[Job], workers: int) -> list[Line]:
-    return [Line(jobs, Pools(cpu=Crew([]), device=Crew([Answering() for _ in range(workers)])))]
+def lines(jobs: Sequence[Job], workers: int) -> list[JobQueue]:
+    return [JobQueue(jobs, Pools(cpu=Crew([]), device=Crew([Answering() for _ in range(workers)])))]
 
 
 def a_job(run: Callable[[], Any], done: Callable[[Any], Sequence[Job]] = lambda _: ()) -> Job:

@@ -31,7 +31,7 @@ from flashgen.table import emit
 from flashgen.table.table import Table, load, load_with_evidence, save
 from flashgen.tune import evaluators, gpu_run, places, tune
 from flashgen.tune.options import TuneOptions
-from flashgen.tune.places import Wanted
+from flashgen.tune.places import TargetOptions
 from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_run, named, with_evidence
@@ -83,7 +83,7 @@ def run(
     if used.source == "measured":
         monkeypatch.setattr(places, "choose", lambda *_: ((), {0: used.gpu}))
     else:
-        fields.setdefault("where", Wanted(target=used.gpu.slug))
+        fields.setdefault("where", TargetOptions(target=used.gpu.slug))
     monkeypatch.setattr(evaluators, "make_evaluator", lambda *_: used)
     console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
     options = TuneOptions(**{"specs": (SPEC,), "budget": TRIALS, "out": out} | fields)
@@ -663,7 +663,10 @@ class TestWhatIsHeld:
             console = Console(file=io.StringIO(), width=60, highlight=False, markup=False)
             monkeypatch.setattr(evaluators, "make_evaluator", lambda *_, made=busy: made)
             options = TuneOptions(
-                specs=(SPEC,), budget=TRIALS, out=tmp_path, where=Wanted(target="nvidia_h200")
+                specs=(SPEC,),
+                budget=TRIALS,
+                out=tmp_path,
+                where=TargetOptions(target="nvidia_h200"),
             )
             with pytest.raises(FlashgenError, match="1 of 1 searches were cut short"):
                 tune.tune(options, console)
@@ -759,7 +762,7 @@ class TestWhereItRuns:
         console = Console(file=io.StringIO(), width=200)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("flashgen.kernels.launch.device_gpu", self.device(here))
-            targets, devices = places.choose(Wanted(**fields), console.print)
+            targets, devices = places.choose(TargetOptions(**fields), console.print)
         (chosen,) = targets or devices.values()
         return chosen, bool(devices), console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -880,7 +883,10 @@ def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
     )
     console = Console(file=io.StringIO(), width=200)
     options = TuneOptions(
-        specs=(CAUSAL,), where=Wanted(gpu=True, jobs=1), budget=Budget(trials=4), out=tmp_path
+        specs=(CAUSAL,),
+        where=TargetOptions(gpu=True, jobs=1),
+        budget=Budget(trials=4),
+        out=tmp_path,
     )
     (table,) = tune.tune(options, console)
 

@@ -22,7 +22,7 @@ from flashgen.runtime.decode import CacheArguments
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.vocabulary import BACKWARD
 from flashgen.tune.hf_config import from_hf_config
-from flashgen.tune.workloads import Piece, Workload, kernels_of, load, parse, problem_of
+from flashgen.tune.workloads import WeightedPiece, Workload, kernels_of, load, parse, problem_of
 from tests.makers import make_spec
 
 BACKWARD_OF = "bwd_delta", "bwd_dkv", "bwd_dq", "bwd_fused"
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 
 def test_weights_and_words_are_checked_in_python_too() -> None:
     with pytest.raises(InvalidArgument, match="weight must be finite and more than 0"):
-        Piece(spec=make_spec(), problem=workload(make_spec(), 512), weight=-1.0)
+        WeightedPiece(spec=make_spec(), problem=workload(make_spec(), 512), weight=-1.0)
     with pytest.raises(InvalidArgument, match="directions must be some of"):
         kernels_of(make_spec(), ["up"])
 
