@@ -35,6 +35,7 @@ COPIED = (
     f"{RESULTS}/sass_facts.md",
     f"{RESULTS}/search_efficiency.md",
     f"{RESULTS}/search_peers.md",
+    f"{RESULTS}/search_race.md",
 )
 RATES = {"tflops": "TFLOP/s", "gbs": "GB/s"}
 WIDE = "---\nhide: [toc]\nsearch: {boost: 0.0001}\n---\n"
