@@ -190,7 +190,7 @@ def flash_attn_varlen_func(
         torch.Size([5, 8, 64])
     """
     check_probabilities(return_attn_probs, dropout_p)
-    o, lse = packed(
+    o, lse = attend_packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
         causal=bool(causal), scale=softmax_scale, window_size=window_size, softcap=softcap,
         dropout_p=dropout_p, alibi_slopes=alibi_slopes, sinks=s_aux, deterministic=deterministic,
@@ -199,7 +199,7 @@ def flash_attn_varlen_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-def packed(
+def attend_packed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -352,7 +352,7 @@ def flash_attn_func(
         torch.Size([2, 16, 8, 64])
     """
     check_probabilities(return_attn_probs, dropout_p)
-    o, lse = dense(
+    o, lse = attend_dense(
         q, k, v, causal=bool(causal), scale=softmax_scale, window_size=window_size,
         softcap=softcap, dropout_p=dropout_p, alibi_slopes=alibi_slopes, sinks=s_aux,
         deterministic=deterministic, invariant=invariant,
@@ -360,7 +360,7 @@ def flash_attn_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-def dense(
+def attend_dense(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -109,7 +109,7 @@ def flash_attn_func(
         o = o.transpose(1, 2)
     else:
         _refuse_factors(q_descale, k_descale, v_descale)
-        o, lse = flash_attn.dense(
+        o, lse = flash_attn.attend_dense(
             q, k, v, window_size=window_size, softcap=softcap, chunk=attention_chunk or None,
             deterministic=deterministic, invariant=invariant, **options,
         )  # fmt: skip
@@ -190,7 +190,7 @@ def flash_attn_varlen_func(
     """
     _refuse_qv(qv)
     _refuse_factors(q_descale, k_descale, v_descale)
-    o, lse = flash_attn.packed(
+    o, lse = flash_attn.attend_packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=None,
         seqused_q=seqused_q, seqused_k=seqused_k, causal=bool(causal), scale=softmax_scale,
         window_size=window_size, softcap=softcap, chunk=attention_chunk or None, sinks=s_aux,
@@ -375,7 +375,7 @@ def flash_attn_with_kvcache(
             "page_table, max_seqlen_q and cache_seqlens, a tensor, must be given with cu_seqlens_q"
         )
     flash_attn.check_dimensions("four", 4, k_cache=k_cache, v_cache=v_cache)
-    o, lse = flash_attn.packed(
+    o, lse = flash_attn.attend_packed(
         q, k_cache, v_cache, cu_seqlens_q, None, max_seqlen_q,
         page_table.shape[-1] * k_cache.shape[1], block_table=page_table, seqused_k=cache_seqlens,
         causal=bool(causal), scale=softmax_scale, window_size=window_size, softcap=softcap,

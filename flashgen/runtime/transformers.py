@@ -276,7 +276,7 @@ def attention_forward(
             query, key, value, others, causal=causal, invariant=invariant, **options
         ), None
     if attention_mask is not None and packing.holds_numbers(attention_mask):
-        if (sequences := packing.sequences_of(attention_mask)) is None:
+        if (sequences := packing.rows_of(attention_mask)) is None:
             raise _refused("attention_mask", "changed, of packed sequences")
         if sequences.whole and _served(sequences, query, key, value, position_bias):
             o = _windowed(query, key, value, sequences.window, invariant=invariant, **options)
@@ -483,7 +483,7 @@ def _chunk_of_mask(
     """
     cu, window = others["cu_seq_lens_q"], others.get("sliding_window")
     if packing.holds_numbers(mask):
-        found = packing.sequences_of(mask)
+        found = packing.rows_of(mask)
         alike = found is not None and causal and found.window == window
         if not alike or not torch.equal(cu, others["cu_seq_lens_k"]) or not _bounded(found, cu):
             raise _refused("attention_mask", "with cu_seq_lens_q, but one that says the same")

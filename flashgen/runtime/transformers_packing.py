@@ -101,7 +101,7 @@ def holds_numbers(mask: Tensor | None) -> bool:
     return mask is not None and mask.dtype is torch.int64 and mask.shape[1:3] == (1, 1)
 
 
-def sequences_of(mask: Tensor) -> PackedRows | None:
+def rows_of(mask: Tensor) -> PackedRows | None:
     """Where the sequences are; None where a model changed what numbers_of() gave. It is read once
     for all layers of a step.
     """

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from flashgen.search.points import ProductSpace
     from flashgen.search.sampler import KernelSampler
     from flashgen.search.staged import search
-
-_LATER = {"KernelSampler": "sampler", "ProductSpace": "points", "search": "staged"}
 
 __all__ = [
     "Budget",
@@ -32,9 +29,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"flashgen.search.{_LATER[name]}"), name)
+    if name == "KernelSampler":
+        from flashgen.search.sampler import KernelSampler
+
+        return KernelSampler
+    if name == "ProductSpace":
+        from flashgen.search.points import ProductSpace
+
+        return ProductSpace
+    if name == "search":
+        from flashgen.search.staged import search
+
+        return search
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,9 @@ import pytest
 from benchmarks import gpu_quarter as program
 from benchmarks.quarter import experiments, lines, place
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.schedules.config import config_of, kernel_name
+from flashgen.schedules.config import kernel_name
 from flashgen.schedules.hopper import HOPPER
+from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import workload
 from tests.makers import make_config, make_spec
 from tests.tables import H200
@@ -125,17 +126,16 @@ def _items(first: int, last: int, *_: object) -> Any:
     return (experiments.Item(kind=f"k{number}") for number in range(first, last))
 
 
-def test_a_way_is_measured_as_soon_as_it_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def packed(direction: str) -> set[str]:
-        items = [item for item in experiments._packed(H200, []) if item.kind == "round"]
+def test_a_way_is_measured_where_it_is_legal() -> None:
+    def packed(gpu: Gpu, direction: str) -> set[str]:
+        items = [item for item in experiments._packed(gpu, []) if item.kind == "round"]
         of = [item for item in items if item.spec and item.spec.direction == direction]
         return {config.schedule for item in of for config in item.configs}
 
-    assert "hopper" in packed("forward")
-    assert "hopper" not in packed("backward_dkv")
-    more, legal = config_of("br64_bc128_w8_s2_hopper_tma"), experiments.legal
-    monkeypatch.setattr(experiments, "legal", lambda spec, gpu: (more, *legal(spec, gpu)))
-    assert "hopper" in packed("backward_dkv")
+    for direction in ("forward", "backward_dkv", "backward_dq"):
+        assert "hopper" in packed(H200, direction)
+        assert "hopper" not in packed(TARGETS["nvidia_l4"], direction)
+        assert packed(TARGETS["nvidia_l4"], direction)
 
 
 def test_each_feature_of_schedule_hopper_is_checked_and_measured() -> None:

@@ -10,6 +10,15 @@ FLASHGEN = Path(__file__).resolve().parents[3] / "flashgen"
 DICTATED = {
     "attention": "flashgen.runtime.fp8.attention is a public path; runtime/eager's is what it stands for",
     "attention_forward": "an operator of torch, flashgen::attention_forward, and what transformers calls",
+    **dict.fromkeys(
+        (
+            "flash_attn_func",
+            "flash_attn_qkvpacked_func",
+            "flash_attn_varlen_func",
+            "flash_attn_with_kvcache",
+        ),
+        "public paths: FlashAttention 2 and 3 have these names for functions of other arguments",
+    ),
     "register": "public paths: the drop-ins of torch, transformers and vLLM",
 }
 

@@ -148,7 +148,7 @@ def test_64k_tokens_take_half_a_megabyte() -> None:
         config=Config(), device=positions.device,
     )  # fmt: skip
     assert made.nbytes == 8 * (65536 + 2)
-    found = packing.sequences_of(made)
+    found = packing.rows_of(made)
     assert found is not None
     assert (found.bounds.tolist(), found.longest) == (list(range(0, 65537, 4096)), 4096)
 
@@ -169,7 +169,7 @@ def test_the_mask_is_the_one_that_transformers_makes(window: int | None) -> None
     ):
         made = packing.numbers_of(mask_function=function, **sizes)
         assert made is not None
-        sequences = packing.sequences_of(made)
+        sequences = packing.rows_of(made)
         assert sequences is not None
         assert sequences.window == window
         wanted = theirs.sdpa_mask(
