@@ -346,6 +346,12 @@ bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1839.7 1839.7
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1652.8 3446.1
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 519.43 1373.0
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 446.37 1353.9
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 507.84 1880.8
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 493.85 1868.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 583.6 2030.9
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.94 1909.5
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 566.12 1543.8
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 493.29 1539.9
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 518.21 1607.8
 bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 447.22 1692.7 5982.2
@@ -358,6 +364,12 @@ bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1206.4 1206.
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1105.5 2490.3
 bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 359.75 971.99
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 341.57 979.79
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 344.59 1233.6
+bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 332.84 1193.5
+bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 418.87 1507.5
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 389.65 1377.2
+bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 364.45 984.28
+bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 336.21 977.08
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 428.84 1143.6
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.28 1193.7
 bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
