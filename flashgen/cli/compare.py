@@ -47,7 +47,7 @@ def compare(what: What, on: On) -> None:
     flashgen compare --head-dim 128 --causal --seq 8192    for one spec
     flashgen compare --target nvidia_h200 --causal         by the figures of a table: no GPU
 
-    One table, in about two minutes, the heaviest first. Yes: flashgen's 80th percentile is below
+    One table, in about two minutes, most operations first. Yes: flashgen's 80th percentile is below
     the 20th of the best of the others.
     """
     if on.smoke:

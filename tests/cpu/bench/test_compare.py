@@ -68,7 +68,7 @@ class TestVerdict:
         ]
         assert list(lines(rows))[-1] == (
             "\nflashgen is faster than the best of the others in 1 of 3 cases, unknown in 1: "
-            "1.00 x in geometric mean."
+            "1.00 x in geometric mean, each case counted once."
         )
 
 
