@@ -195,6 +195,7 @@ WAYS = {
     "padded left": "the same",
     "padded on both sides": "the same",
     "positions": "`position_ids` that begin at 3",
+    "packed": "two packed sequences, with `position_ids` alone",
     "4D mask": "an additive mask of shape (batch, 1, seq_q, seq_k) that hides one key in five at random",
     "bounds": "two packed sequences, with `cu_seq_lens_q` and `position_ids`",
     "chunked prefill": "a prompt in two parts, the second over the cache of the first",
@@ -235,6 +236,7 @@ def _ways(model: Any, choice: int) -> Iterator[tuple[str, Callable[[], Run]]]:
         yield "positions", lambda: _trained(model, plain | {"position_ids": shifted})
         if "use_cache" in takes:  # with a cache transformers takes a row for one sequence
             yield "bounds", lambda: _trained(model, _packed(tokens), use_cache=False)
+            yield "packed", lambda: _trained(model, _by_positions(tokens), use_cache=False)
     if "attention_mask" in ones:
         mask = _mask_of_4_dimensions(*tokens.shape)
         yield "4D mask", lambda: _trained(model, plain, attention_mask=mask)
@@ -253,10 +255,7 @@ def _keeps_apart(model: Any, choice: int) -> bool:
     the model hands them to its mask.
     """
     tokens = list(tiny_models.inputs(model, "none"))[choice]["input_ids"]
-    given = {
-        name: x for name, x in _packed(tokens).items() if name in ("input_ids", "position_ids")
-    }
-    packed = model(**given, use_cache=False).logits[:, PREFIX:]
+    packed = model(**_by_positions(tokens), use_cache=False).logits[:, PREFIX:]
     alone = model(input_ids=tokens[1:], use_cache=False).logits
     return torch.allclose(packed, alone, rtol=0, atol=RTOL * float(alone.abs().max()))
 
@@ -274,6 +273,12 @@ def _packed(tokens: Tensor) -> dict[str, Any]:
         "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds,
         "max_length_q": max(lengths), "max_length_k": max(lengths),
     }  # fmt: skip
+
+
+def _by_positions(tokens: Tensor) -> dict[str, Tensor]:
+    """The same row with positions alone, which begin anew with each text."""
+    given = _packed(tokens)
+    return {name: given[name] for name in ("input_ids", "position_ids")}
 
 
 def _mask_of_4_dimensions(batch: int, length: int) -> Tensor:

@@ -7,8 +7,8 @@
 
 The mask function is registered with it: without one the library hands the attention no mask, and
 padding is attended to in silence. Chunks (Llama 4) come as the position of the first one, sliding
-windows and packed sequences as the numbers of sequences: no mask is made, and what lies outside is
-not read. Windows of padded batches come in masks.
+windows and packed sequences as a mask that is made if a model reads it: what lies outside is not
+read. Windows of padded batches come in masks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.inputs.tensors import broadcasts
 from flashgen.runtime import api, folders, torch_modes
 from flashgen.runtime import transformers_models as models
-from flashgen.runtime import transformers_packing as packing
 from flashgen.runtime.call import Causal
 from flashgen.runtime.sdpa import attend, why_torch_serves
 from flashgen.runtime.transformers_models import NAMES
+from flashgen.runtime.transformers_packing import SequenceMask, captured, sequence_mask
 from flashgen.runtime.varlen import attention_varlen
 
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -85,8 +85,8 @@ def register() -> None:
     def mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
         """Boolean masks, True where a query may attend; none where is_causal says it all; of
         chunked attention, where chunk 0 of each sequence begins, int32 (batch, 1, 1, 1); of packed
-        sequences, their numbers, as transformers_packing has them; and what eager takes for models
-        that are written for nothing else.
+        sequences and windows a SequenceMask; and what eager takes for models that are written for
+        nothing else.
         """
         models.check_mask(type(config))
         made: Tensor | None
@@ -100,8 +100,8 @@ def register() -> None:
             options["allow_is_causal_skip"] = False
         if not arguments and (start := _chunk_start(**options)) is not None:
             return start
-        if not (arguments or needed) and (numbers := packing.numbers_of(**options)) is not None:
-            return numbers
+        if not (arguments or needed) and (said := sequence_mask(**options)) is not None:
+            return said
         made = sdpa_mask(*arguments, config=config, **options)
         return made
 
@@ -207,12 +207,12 @@ def _chunk_start(
         return None
     from transformers.masking_utils import causal_mask_function
 
-    parts = packing.captured(mask_function).get("mask_functions")
+    parts = captured(mask_function).get("mask_functions")
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[1] is not causal_mask_function:
         return None
     if not parts[0].__qualname__.startswith("chunked_overlay."):
         return None
-    pads = packing.captured(parts[0]).get("left_padding")
+    pads = captured(parts[0]).get("left_padding")
     if not isinstance(pads, Tensor):
         return None
     if attention_mask is not None:
@@ -275,17 +275,11 @@ def attention_forward(
         return _packed(
             query, key, value, others, causal=causal, invariant=invariant, **options
         ), None
-    if attention_mask is not None and packing.holds_numbers(attention_mask):
-        if (sequences := packing.rows_of(attention_mask)) is None:
-            raise _refused("attention_mask", "changed, of packed sequences")
-        if sequences.whole and _served(sequences, query, key, value, position_bias):
-            o = _windowed(query, key, value, sequences.window, invariant=invariant, **options)
+    if isinstance(attention_mask, SequenceMask):
+        if _served(attention_mask, query, key, value, position_bias, sinks):
+            o = _in_sequences(attention_mask, query, key, value, invariant=invariant, **options)
             return o, None
-        if _served(sequences, query, key, value, position_bias) and not _differentiable(sinks):
-            bounds = packing.arguments_of(sequences)
-            o = _packed(query, key, value, bounds, causal=True, invariant=invariant, **options)
-            return o, None
-        attention_mask = packing.mask_of(sequences)
+        attention_mask = attention_mask.whole()
     if invariant or settings.invariant():
         causal = bool(is_causal) and not models.follows_mask_alone(type(module))
         return _invariant(
@@ -348,35 +342,52 @@ def _invariant(
 
 
 def _served(
-    sequences: packing.PackedRows,
+    mask: SequenceMask,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     position_bias: Tensor | None,
+    sinks: Tensor | None,
 ) -> bool:
-    """Whether kernels take these tensors with these sequences. There is no bias in packed ones, and
-    a model may have dropped queries.
+    """Whether kernels take these tensors with what a mask says. Nothing may have read it, for who
+    reads it may change it; a model may have dropped queries; packed sequences have no bias, and no
+    gradient of sinks.
     """
-    if position_bias is not None or query.shape[2] != key.shape[2]:
+    if mask.made is not None or position_bias is not None or torch_modes.transformed():
         return False
-    if (query.shape[0], query.shape[2]) != sequences.rows.shape or torch_modes.transformed():
+    rows = mask.shape[0], mask.shape[2]
+    if any((x.shape[0], x.shape[2]) != rows for x in (query, key, value)):
         return False
+    if mask.numbers is not None:
+        if torch.compiler.is_compiling():  # how many sequences there are is read from the device
+            return False
+        if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
+            return False
     return why_torch_serves(query, key, value) is None
 
 
-def _differentiable(sinks: Tensor | None) -> bool:
-    """Whether sinks get a gradient, which packed sequences have not."""
-    return sinks is not None and sinks.requires_grad and torch.is_grad_enabled()
-
-
-def _windowed(
-    query: Tensor, key: Tensor, value: Tensor, window: int | None, **options: Any
+def _in_sequences(
+    mask: SequenceMask,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    invariant: bool,
+    **options: Any,
 ) -> Tensor:
-    """O (batch, seq, heads, head_dim) of rows that are one sequence each, under a causal mask."""
-    sides = None if window is None else (window - 1, 0)
-    o = folders.current().attention(query, key, value, causal=True, window=sides, **options)
-    found: Tensor = o.transpose(1, 2).contiguous()
-    return found
+    """O (batch, seq, heads, head_dim) of what a mask says."""
+    if mask.numbers is None:
+        assert mask.window is not None
+        o = folders.current().attention(
+            query, key, value, causal=True, window=(mask.window - 1, 0), invariant=invariant,
+            **options,
+        )  # fmt: skip
+        found: Tensor = o.transpose(1, 2).contiguous()
+        return found
+    bounds, longest = mask.packed
+    given = dict(zip(BOUNDS, (bounds, bounds, longest, longest), strict=True))
+    given["sliding_window"] = mask.window
+    return _packed(query, key, value, given, causal=True, invariant=invariant, **options)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -482,17 +493,13 @@ def _chunk_of_mask(
     chunks, too. As _chunks_of.
     """
     cu, window = others["cu_seq_lens_q"], others.get("sliding_window")
-    if packing.holds_numbers(mask):
-        found = packing.rows_of(mask)
-        alike = found is not None and causal and found.window == window
-        if not alike or not torch.equal(cu, others["cu_seq_lens_k"]) or not _bounded(found, cu):
-            raise _refused("attention_mask", "with cu_seq_lens_q, but one that says the same")
-        return None
     possible = [None] if size is None else [None, size]
     total = int(cu[-1])
     of_bounds = mask.ndim == 4 and (mask.shape[0], *mask.shape[2:]) == (1, total, total)
     if not of_bounds or not torch.equal(cu, others["cu_seq_lens_k"]):
         possible = []
+    elif isinstance(mask, SequenceMask) and causal and _says(mask, cu, window):
+        possible = [None]
     else:
         places = torch.arange(total, device=mask.device)
         sequences = torch.searchsorted(cu[1:].to(places), places, right=True)
@@ -513,12 +520,11 @@ def _chunk_of_mask(
     return possible[0]
 
 
-def _bounded(sequences: packing.PackedRows | None, cu: Tensor) -> bool:
-    """Whether sequences lie where these bounds say, among which there may be empty ones."""
-    if sequences is None:
+def _says(mask: SequenceMask, cu: Tensor, window: int | None) -> bool:
+    """Whether a mask that nobody made hides nothing in these sequences but by this window."""
+    if mask.made is not None or mask.window != window:
         return False
-    bounds = torch.unique_consecutive(cu).to(sequences.bounds)
-    return torch.equal(bounds, sequences.bounds)
+    return mask.numbers is None or bool(torch.isin(mask.packed.bounds, cu).all())
 
 
 def _shows(mask: Tensor, wanted: Tensor, own: Tensor) -> bool:

@@ -1,39 +1,84 @@
-"""Rows of packed sequences in transformers, whose position_ids begin anew with each, and sliding
-windows: where they are instead of a mask of all tokens by all, which at 64k tokens takes 4 GiB.
-
-The mask function hands the numbers of the sequences to the layers, int64 (batch, 1, 1, 2 + seq): a
-window, or 0; the length seq, by which a layer knows that its model cut nothing off; and the number
-of each token's sequence, ascending in a row.
+"""Masks of transformers that are not made unless something reads them: of rows of packed sequences,
+whose position_ids begin anew with each, and of sliding windows. One of 64k tokens takes 4 GiB.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
-
-HEAD = 2
-"""What stands before the numbers of sequences."""
+from torch.utils._pytree import tree_map_only
 
 
 class PackedRows(NamedTuple):
-    """Where sequences lie among the tokens of a batch, row by row.
-
-    bounds: int32 (sequences + 1,); longest: tokens of the longest one; window: keys that a query
-    sees, its own included, or None; rows: int64 (batch, seq), the number of each token's sequence.
-    whole: each row is one sequence.
+    """Where sequences lie among the tokens of a batch, row by row: bounds, int32 (sequences + 1,),
+    and longest, the tokens of the longest one.
     """
 
     bounds: Tensor
     longest: int
+
+
+class SequenceMask(Tensor):
+    """A causal mask, bool (batch, 1, seq, seq), True where a query may attend, which is made when
+    first read. Layers ask for what it says instead: numbers, int64 (batch, seq), ascending, of each
+    token's sequence, None where a row is one; window: keys that a query sees, its own included.
+
+    A model may compute with its mask, or change it, as with any tensor: then layers get the result,
+    or `made` is what they must take.
+    """
+
+    numbers: Tensor | None
     window: int | None
-    rows: Tensor
-    whole: bool
+    made: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, batch: int, seq: int, device: torch.device | None, *,
+        numbers: Tensor | None, window: int | None,
+    ) -> SequenceMask:  # fmt: skip
+        """Its shape, and no memory."""
+        mask = Tensor._make_wrapper_subclass(
+            cls, (batch, 1, seq, seq), dtype=torch.bool, device=device
+        )
+        mask.numbers, mask.window, mask.made = numbers, window, None
+        return mask
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Any operation, with the mask itself."""
+        args, kwargs = tree_map_only(cls, cls.whole, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def whole(self) -> Tensor:
+        """The mask itself, once made always the same tensor."""
+        if self.made is None:
+            places = torch.arange(self.shape[2], device=self.device)
+            seen = places[:, None] >= places
+            if self.window is not None:
+                seen &= places[:, None] - places < self.window
+            seen = seen.expand(self.shape[0], -1, -1)
+            if self.numbers is not None:
+                seen = (self.numbers[:, :, None] == self.numbers[:, None]) & seen
+            self.made = seen[:, None]
+        return self.made
+
+    @functools.cached_property
+    def packed(self) -> PackedRows:
+        """Where the sequences are, read from the device once for all layers of a step."""
+        assert self.numbers is not None
+        begins = torch.ones_like(self.numbers, dtype=torch.bool)  # also at the start of each row
+        begins[:, 1:] = self.numbers[:, 1:] != self.numbers[:, :-1]
+        first = begins.flatten().nonzero().flatten()
+        bounds = torch.cat([first, first.new_tensor([self.numbers.numel()])])
+        return PackedRows(bounds=bounds.int(), longest=int(bounds.diff().max()))
 
 
-def numbers_of(
+def sequence_mask(
     mask_function: Any = None,
     attention_mask: Tensor | None = None,
     batch_size: int = 1,
@@ -44,9 +89,9 @@ def numbers_of(
     allow_is_causal_skip: bool = True,
     device: torch.device | None = None,
     **_: Any,
-) -> Tensor | None:
-    """What the layers are handed, if a mask of transformers is that of packed sequences or of a
-    window under a causal mask, or of both, and of nothing else; else None.
+) -> SequenceMask | None:
+    """The mask that these arguments of a mask function of transformers describe, if it is that of
+    packed sequences or of a window under a causal mask, or of both, and of nothing else; else None.
 
     The masks of transformers are closures: the one of packed sequences holds their numbers.
     """
@@ -54,29 +99,25 @@ def numbers_of(
         return None
     if not isinstance(q_offset, int) or q_offset != 0 or kv_offset != 0:
         return None
-    if attention_mask is not None and not bool(attention_mask.all()):  # padding
-        return None
     from transformers.masking_utils import causal_mask_function
 
-    packed, window = None, None
+    causal, numbers, window = False, None, None
     for part in _parts(mask_function):
         held = captured(part)
         if part is causal_mask_function:
-            continue
-        if part.__qualname__.startswith("packed_sequence_mask_function."):
-            packed = held["packed_sequence_mask"]
+            causal = True
+        elif part.__qualname__.startswith("packed_sequence_mask_function."):
+            numbers = held["packed_sequence_mask"]
         elif part.__qualname__.startswith("sliding_window_overlay.") and window is None:
             window = held["sliding_window"]
         else:
             return None
-    if causal_mask_function not in _parts(mask_function):
+    hides = window is not None and (window < kv_length or not allow_is_causal_skip)
+    if not causal or (numbers is None and not hides):
         return None
-    if packed is None:
-        if window is None or (allow_is_causal_skip and kv_length <= window):  # all keys are seen
-            return None
-        packed = torch.zeros(batch_size, kv_length, dtype=torch.int64, device=device)
-    head = packed.new_tensor([window or 0, packed.shape[1]]).expand(len(packed), HEAD)
-    return torch.cat([head, packed.long()], 1)[:, None, None]
+    if attention_mask is not None and not bool(attention_mask.all()):  # padding
+        return None
+    return SequenceMask(batch_size, kv_length, device, numbers=numbers, window=window)
 
 
 def _parts(function: Any) -> tuple[Any, ...]:
@@ -94,55 +135,3 @@ def captured(function: Any) -> dict[str, Any]:
     cells = getattr(function, "__closure__", None) or ()
     names = function.__code__.co_freevars if cells else ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
-
-
-def holds_numbers(mask: Tensor | None) -> bool:
-    """Whether a layer is handed what numbers_of() gives."""
-    return mask is not None and mask.dtype is torch.int64 and mask.shape[1:3] == (1, 1)
-
-
-def rows_of(mask: Tensor) -> PackedRows | None:
-    """Where the sequences are; None where a model changed what numbers_of() gave. It is read once
-    for all layers of a step.
-    """
-    if mask not in _read:
-        _read[mask] = _sequences(mask)
-    found: PackedRows | None = _read[mask]
-    return found
-
-
-_read: Any = WeakTensorKeyDictionary()
-
-
-def _sequences(mask: Tensor) -> PackedRows | None:
-    batch, seq = mask.shape[0], mask.shape[3] - HEAD
-    if seq < 1 or int(mask[0, 0, 0, 1]) != seq:
-        return None
-    rows = mask[:, 0, 0, HEAD:]
-    begins = torch.ones_like(rows, dtype=torch.bool)  # also at the start of each row
-    begins[:, 1:] = rows[:, 1:] != rows[:, :-1]
-    first = begins.flatten().nonzero().flatten()
-    bounds = torch.cat([first, first.new_tensor([batch * seq])])
-    return PackedRows(
-        bounds=bounds.int(), longest=int(bounds.diff().max()),
-        window=int(mask[0, 0, 0, 0]) or None, rows=rows, whole=len(first) == batch,
-    )  # fmt: skip
-
-
-def arguments_of(sequences: PackedRows) -> dict[str, Any]:
-    """The same as the arguments by which a program says where the sequences of a batch are."""
-    bounds, longest = sequences.bounds, sequences.longest
-    return {
-        "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest,
-        "max_length_k": longest, "sliding_window": sequences.window,
-    }  # fmt: skip
-
-
-def mask_of(sequences: PackedRows) -> Tensor:
-    """The mask itself, bool (batch, 1, seq, seq), True where a query may attend."""
-    rows = sequences.rows
-    places = torch.arange(rows.shape[1], device=rows.device)
-    seen = places[:, None] >= places
-    if sequences.window is not None:
-        seen &= places[:, None] - places < sequences.window
-    return ((rows[:, :, None] == rows[:, None]) & seen)[:, None]

@@ -1,5 +1,5 @@
-"""Rows of packed sequences in transformers, known by position_ids that begin anew: no mask of all
-tokens by all is made where a kernel serves, and logits and gradients are those of eager.
+"""Packed sequences, known by position_ids that begin anew, and sliding windows in transformers: no mask
+of all tokens by all is made where a kernel serves, and logits and gradients are those of eager.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils as theirs
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
-from flashgen.runtime import transformers_packing as packing
+from flashgen.runtime.transformers_packing import SequenceMask, sequence_mask
 from tests.language_models import CONFIGS, make_model, transformers
 from tests.serving import serve
 
@@ -33,10 +34,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The whole masks that layers made of the numbers of sequences."""
+    """The whole masks that layers made."""
     made: list[Tensor] = []
-    mask_of = packing.mask_of
-    monkeypatch.setattr(packing, "mask_of", lambda x: made.append(mask_of(x)) or made[-1])
+    whole = SequenceMask.whole
+    monkeypatch.setattr(SequenceMask, "whole", lambda x: made.append(whole(x)) or made[-1])
     return made
 
 
@@ -99,9 +100,7 @@ def test_no_layer_is_handed_a_mask_of_all_tokens(name: str, masks: list[Tensor])
     with torch.no_grad():
         seen = of_layers(model, packed_batch(*ROWS))
     assert len(seen) == 2
-    for mask in seen:
-        assert mask is not None
-        assert mask.shape == (2, 1, 1, 2 + 18)
+    assert all(isinstance(mask, SequenceMask) for mask in seen)
     assert masks == []
 
 
@@ -130,140 +129,189 @@ def test_a_window_is_one_of_the_kernels(name: str, monkeypatch: pytest.MonkeyPat
     assert [window for window, _ in windows] == [None, None]
 
 
-def test_64k_tokens_take_half_a_megabyte() -> None:
-    from transformers import masking_utils
+def made_by(mask_function: Any, size: int, **options: Any) -> Tensor:
+    """What the registered mask function makes."""
 
     class Config:
         _attn_implementation = "flashgen"
 
-    positions = torch.arange(65536)[None] % 4096
-    numbers = masking_utils.find_packed_sequence_indices(positions)
-    mask_function = masking_utils.and_masks(
-        masking_utils.causal_mask_function, masking_utils.packed_sequence_mask_function(numbers)
-    )
     make = transformers.AttentionMaskInterface()["flashgen"]
-    made = make(
-        batch_size=1, q_length=65536, kv_length=65536, q_offset=0, kv_offset=0,
-        mask_function=mask_function, attention_mask=None, allow_is_causal_skip=False,
-        config=Config(), device=positions.device,
-    )  # fmt: skip
-    assert made.nbytes == 8 * (65536 + 2)
-    found = packing.rows_of(made)
-    assert found is not None
-    assert (found.bounds.tolist(), found.longest) == (list(range(0, 65537, 4096)), 4096)
+    given: dict[str, Any] = {
+        "batch_size": 1, "q_length": size, "kv_length": size, "q_offset": 0, "kv_offset": 0,
+        "attention_mask": None, "allow_is_causal_skip": False, "device": torch.device("cpu"),
+    }  # fmt: skip
+    made: Tensor = make(mask_function=mask_function, config=Config(), **given | options)
+    return made
 
 
+def test_64k_tokens_take_half_a_megabyte() -> None:
+    """A mask of them would take 4 GiB."""
+    positions = torch.arange(65536)[None] % 4096
+    numbers = theirs.find_packed_sequence_indices(positions)
+    made = made_by(
+        theirs.and_masks(
+            theirs.causal_mask_function, theirs.packed_sequence_mask_function(numbers)
+        ),
+        65536,
+    )
+    assert isinstance(made, SequenceMask)
+    assert made.shape == (1, 1, 65536, 65536)
+    assert made.numbers is not None
+    assert made.numbers.nbytes == 8 * 65536
+    assert made.packed.bounds.tolist() == list(range(0, 65537, 4096))
+    assert (made.packed.longest, made.made) == (4096, None)
+
+
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_mask_is_the_one_that_transformers_makes(window: int | None) -> None:
-    from transformers import masking_utils as theirs
-
+def test_the_mask_is_the_one_that_transformers_makes(window: int | None, packed: bool) -> None:
+    """Whatever reads it, and also from then on."""
     positions = packed_batch(*ROWS)["position_ids"]
     numbers = theirs.find_packed_sequence_indices(positions)
     inner = theirs.causal_mask_function
     if window is not None:
         inner = theirs.sliding_window_causal_mask_function(window)
-    sizes: dict[str, Any] = {"q_length": 18, "kv_length": 18, "q_offset": 0, "kv_offset": 0}
-    for function in (
-        theirs.and_masks(inner, theirs.packed_sequence_mask_function(numbers)),
-        theirs.packed_sequence_compatibility_function(inner, positions, numbers),
-    ):
-        made = packing.numbers_of(mask_function=function, **sizes)
-        assert made is not None
-        sequences = packing.rows_of(made)
-        assert sequences is not None
-        assert sequences.window == window
+    elif not packed:
+        return  # which the causal flag says
+    functions = [inner]
+    if packed:
+        functions = [
+            theirs.and_masks(inner, theirs.packed_sequence_mask_function(numbers)),
+            theirs.packed_sequence_compatibility_function(inner, positions, numbers),
+        ]
+    for function in functions:
+        made = made_by(function, 18, batch_size=2)
+        assert isinstance(made, SequenceMask)
+        assert (made.window, made.numbers is None, made.dtype) == (window, not packed, torch.bool)
         wanted = theirs.sdpa_mask(
-            batch_size=2, mask_function=function, allow_is_causal_skip=False, **sizes
-        )
-        assert torch.equal(packing.mask_of(sequences), wanted)
+            batch_size=2, mask_function=function, allow_is_causal_skip=False, q_length=18,
+            kv_length=18, q_offset=0, kv_offset=0,
+        )  # fmt: skip
+        wanted = wanted.expand(2, 1, 18, 18)
+        assert torch.equal(made[:, :, 3:, :9], wanted[:, :, 3:, :9])
+        assert torch.equal(made.logical_not(), ~wanted)
+        assert torch.equal(torch.where(made, 0.0, -1.0), torch.where(wanted, 0.0, -1.0))
 
 
-def test_what_is_not_packed_alone_has_the_mask_of_transformers() -> None:
-    from transformers import masking_utils as theirs
-
+def test_what_is_neither_has_the_mask_of_transformers() -> None:
     numbers = torch.tensor([[0, 0, 1, 1]])
     packed = theirs.packed_sequence_mask_function(numbers)
     causal, window = theirs.causal_mask_function, theirs.sliding_window_overlay(2)
     sizes: dict[str, Any] = {"q_length": 4, "kv_length": 4, "q_offset": 0, "kv_offset": 0}
 
-    def numbers_of(*parts: Any, **others: Any) -> Tensor | None:
-        return packing.numbers_of(mask_function=theirs.and_masks(*parts), **sizes | others)
+    def found(*parts: Any, **others: Any) -> bool:
+        function = theirs.and_masks(*parts)
+        return sequence_mask(mask_function=function, **sizes | others) is not None
 
-    assert numbers_of(causal, packed) is not None
-    assert numbers_of(packed) is None  # not causal
-    assert numbers_of(causal) is None
-    assert numbers_of(causal, packed, window, window) is None
-    assert numbers_of(causal, packed, lambda *_: True) is None
-    assert numbers_of(theirs.or_masks(causal, window), packed) is None
+    assert found(causal, packed)
+    assert found(causal, packed, attention_mask=torch.ones(1, 4))
+    assert found(causal, window)
+    assert not found(packed)  # not causal
+    assert not found(causal)
+    assert not found(causal, packed, window, window)
+    assert not found(causal, packed, lambda *_: True)
+    assert not found(theirs.or_masks(causal, window), packed)
+    assert not found(causal, packed, kv_length=8)
+    assert not found(causal, packed, q_offset=4, kv_offset=4)
+    assert not found(causal, window, q_offset=4, kv_length=8)
+    assert not found(causal, window, q_length=2, kv_length=2)  # it hides nothing
     padded = torch.tensor([[True, True, True, False]])
-    assert numbers_of(causal, packed, attention_mask=padded) is None
-    assert numbers_of(causal, packed, attention_mask=torch.ones(1, 4)) is not None
-    assert numbers_of(causal, window, attention_mask=padded) is None
-    assert numbers_of(causal, window, q_offset=4, kv_length=8) is None
-    assert numbers_of(causal, window, q_length=2, kv_length=2) is None  # it hides nothing
-    assert numbers_of(causal, window) is not None
-    assert numbers_of(causal, packed, kv_length=8) is None
-    assert numbers_of(causal, packed, q_offset=4, kv_offset=4) is None
+    assert not found(causal, packed, attention_mask=padded)
+    assert not found(causal, window, attention_mask=padded)
 
 
-def attend(mask: Tensor, **others: Any) -> Tensor:
-    x = torch.randn(1, 2, 4, 16)
-    return backend.attention_forward(nn.Module(), x, x, x, mask, **others)[0]
+def mask(window: int | None = None) -> SequenceMask:
+    """Two sequences of two tokens each."""
+    return SequenceMask(1, 4, None, numbers=torch.tensor([[0, 0, 1, 1]]), window=window)
 
 
-NUMBERS = torch.tensor([0, 4, 0, 0, 1, 1])[None, None, None]
+X = torch.randn(1, 2, 4, 16)
 
 
-def test_bounds_that_say_the_same_are_taken_and_others_refused() -> None:
-    def bounds(*cu: int) -> dict[str, Any]:
-        of_both = torch.tensor(cu, dtype=torch.int32)
-        return dict(zip(backend.BOUNDS, (of_both, of_both, 4, 4), strict=True))
+def attend(given: Tensor, q: Tensor = X, **others: Any) -> Tensor:
+    x = X if q.shape[3] == X.shape[3] else q
+    return backend.attention_forward(nn.Module(), q, x, x, given, **others)[0]
 
-    attend(NUMBERS.clone(), **bounds(0, 2, 4))
-    attend(NUMBERS.clone(), **bounds(0, 2, 2, 4))  # an empty one among them
-    for wrong in (bounds(0, 3, 4), bounds(0, 4), bounds(0, 2, 4) | {"sliding_window": 2}):
+
+def bounds(*cu: int) -> dict[str, Any]:
+    of_both = torch.tensor(cu, dtype=torch.int32)
+    return dict(zip(backend.BOUNDS, (of_both, of_both, 4, 4), strict=True))
+
+
+def test_bounds_that_say_the_same_are_taken_and_others_refused(masks: list[Tensor]) -> None:
+    attend(mask(), **bounds(0, 2, 4))
+    attend(mask(), **bounds(0, 2, 2, 4))  # an empty one among them
+    attend(mask(), **bounds(0, 1, 2, 4))  # the mask hides nothing within these
+    row = SequenceMask(1, 4, None, numbers=None, window=2)
+    attend(row, **bounds(0, 2, 4), sliding_window=2)
+    assert masks == []
+    for wrong in (bounds(0, 3, 4), bounds(0, 4), bounds(0, 4) | {"sliding_window": 2}):
         with pytest.raises(InvalidArgument, match="attention_mask must not be given with cu_seq"):
-            attend(NUMBERS.clone(), **wrong)
+            attend(mask(), **wrong)
 
 
-def test_a_model_that_cuts_the_mask_off_is_refused_and_one_that_drops_queries_served() -> None:
-    with pytest.raises(InvalidArgument, match="attention_mask must not be given changed"):
-        attend(NUMBERS[..., :4].clone())
+def test_a_mask_that_a_model_read_or_changed_is_taken_as_it_is(masks: list[Tensor]) -> None:
+    """It may have been changed through a view: the layers that follow do not look at what it said."""
+    changed = mask()
+    changed[..., 0] = False
+    hidden = attend(changed)
+    wanted = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]).bool()
+    torch.testing.assert_close(hidden, attend(wanted[None, None]))
+    masks.clear()
+    attend(mask())
+    assert masks == []
+
+
+def test_dropped_queries_have_the_rows_of_the_mask() -> None:
+    whole = mask()
     q, k = torch.randn(1, 2, 2, 16), torch.randn(1, 2, 4, 16)
     with pytest.raises(InvalidArgument, match="attention_mask must be broadcastable"):
-        backend.attention_forward(nn.Module(), q, k, k, NUMBERS.clone())
+        backend.attention_forward(nn.Module(), q, k, k, whole)
+    o, _ = backend.attention_forward(nn.Module(), q, k, k, whole[:, :, -2:])
+    assert o.shape == (1, 2, 2, 16)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_compiled_layers_take_the_mask_of_a_model_that_is_not(packed: bool) -> None:
+    """As regional compilation does; without a break."""
+    name = "llama" if packed else "gemma2"
+    given = packed_batch(*ROWS)
+    if not packed:
+        del given["position_ids"]
+    with torch.no_grad():
+        wanted = make_model(name, "eager").eval()(**given).logits
+        model = make_model(name, "flashgen").eval()
+        for each in model.model.layers:
+            each.compile(backend="eager", fullgraph=True)
+        torch.testing.assert_close(model(**given).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_sinks_need_the_whole_mask(masks: list[Tensor]) -> None:
-    """attention_varlen has none."""
-    x, sinks = torch.randn(1, 2, 4, 16), torch.randn(2, requires_grad=True)
-    given = nn.Module(), x, x, x, NUMBERS.clone()
-    o = backend.attention_forward(*given, s_aux=sinks)[0]
+    """attention_varlen has none; a window needs none."""
+    sinks = torch.randn(2, requires_grad=True)
+    o = attend(mask(), s_aux=sinks)
     assert len(masks) == 1
     o.sum().backward()
     assert sinks.grad is not None
     with torch.no_grad():
-        torch.testing.assert_close(backend.attention_forward(*given, s_aux=sinks)[0], o)
+        torch.testing.assert_close(attend(mask(), s_aux=sinks), o)
+    attend(SequenceMask(1, 4, None, numbers=None, window=2), s_aux=sinks)
     assert len(masks) == 1
 
 
 def test_an_invariant_layer_takes_packed_sequences() -> None:
-    x = torch.randn(1, 2, 4, 16)
-    o = backend.attention_forward(nn.Module(), x, x, x, NUMBERS.clone(), invariant=True)[0]
+    o = attend(mask(), invariant=True)
     for part in (slice(0, 2), slice(2, 4)):
-        alone = x[:, :, part]
+        alone = X[:, :, part]
         want = backend.attention_forward(nn.Module(), alone, alone, alone, None, invariant=True)[0]
         assert torch.equal(o[:, part], want)
 
 
 def test_what_torch_serves_has_the_whole_mask(masks: list[Tensor]) -> None:
     x = torch.randn(1, 2, 4, 6)  # a head dim that no kernel has
-    o = backend.attention_forward(nn.Module(), x, x, x, NUMBERS.clone())[0]
+    o = attend(mask(), x)
     assert len(masks) == 1
     want = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=masks[0])
     torch.testing.assert_close(o.transpose(1, 2), want)
-    with torch.no_grad():
-        backend.attention_forward(
-            nn.Module(), x, x, x, NUMBERS.clone(), position_bias=torch.zeros(1, 2, 4, 4)
-        )
+    attend(mask(), position_bias=torch.zeros(1, 2, 4, 4))
     assert len(masks) == 2
