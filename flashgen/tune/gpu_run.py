@@ -57,7 +57,6 @@ class GpuRun:
         self.results = RunTable(options, evaluator, screen.say)
         if self.results.resumed:
             screen.say(f"Resuming the run of {self.results.run.date}.")
-        self.begin_from(())
         self._start = time.monotonic()
         self._left = list(options.searches)
         self._begun, self._planned = 0, len(self._left)  # of these, _left have not ended
@@ -66,7 +65,7 @@ class GpuRun:
         self._deriving = options.from_tables
 
     def begin_from(self, tables: Collection[Table]) -> None:
-        """What the tables of all GPUs hold, from which the searches begin."""
+        """What the tables of all GPUs hold, from which the searches begin; called before jobs()."""
         gpu, began_with = self.evaluator.gpu, self.results.began_with
         self._goals = Goals(self.options, gpu, began_with, tables, on_gpu=self.on_gpu)
 
