@@ -26,6 +26,7 @@ from flashgen.schedules.outcome import Timing
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.table.table import Table
+from flashgen.tune.workloads import WeightedPiece
 
 GROUPS = ("flashgen", "sdpa", "flash-attn-2", "flash-attn-3", "flash-attn-4")
 """The contenders, by their word of `flashgen bench --contender`."""
@@ -36,13 +37,14 @@ Verdict = Literal["yes", "no", "unknown"]
 @dataclass(frozen=True, kw_only=True)
 class ComparedCase:
     """One case: the results of flashgen and of the others. note: why something is missing, or which
-    kernel serves.
+    kernel serves. weight: of its ratio in the mean.
     """
 
     title: str
     ours: RaceResult | None = None
     others: tuple[RaceResult, ...] = ()
     note: str = ""
+    weight: float = 1.0
 
     def best(self, group: str) -> RaceResult | None:
         """The fastest right one of the others whose group begins so; else one without a time."""
@@ -77,12 +79,15 @@ def _best(lines: Sequence[RaceResult]) -> RaceResult | None:
 
 
 def cases_of(
-    work: Iterable[tuple[AttentionSpec, Problem]], *, smoke: bool
-) -> tuple[list[BenchCase], list[ComparedCase]]:
-    """The cases of searches, most operations first, and rows for what cannot be compared."""
-    found: dict[str, BenchCase] = {}
+    pieces: Iterable[WeightedPiece], *, smoke: bool
+) -> tuple[dict[BenchCase, float], list[ComparedCase]]:
+    """The cases of searches with their weights, most operations first, and rows for what cannot be
+    compared. The kernels of a backward have one weight together, that of the heaviest.
+    """
+    found: dict[BenchCase, float] = {}
     left: list[ComparedCase] = []
-    for spec, problem in work:
+    for piece in pieces:
+        spec, problem = piece.spec, piece.problem
         if spec.direction == "backward_delta":  # it has no mask, and is part of every backward
             continue
         why = _why_not(spec)
@@ -95,8 +100,8 @@ def cases_of(
             queries = 1 if case.direction == "decode" else 33
             sizes = Problem(batch=1, heads=group, kv_heads=1, seq_q=queries, seq_k=33)
             case = replace(case, problem=sizes)
-        found.setdefault(case.key, case)
-    return sorted(found.values(), key=lambda case: -case.operations), left
+        found[case] = max(piece.weight, found.get(case, 0.0))
+    return dict(sorted(found.items(), key=lambda pair: -pair[0].operations)), left
 
 
 def _why_not(spec: AttentionSpec) -> str:
@@ -132,7 +137,7 @@ def _sizes(p: Problem) -> str:
 
 
 def compare(
-    cases: Sequence[BenchCase],
+    cases: Iterable[BenchCase],
     say: Callable[[str], object],
     *,
     index: int,
@@ -225,15 +230,18 @@ def lines(rows: Sequence[ComparedCase]) -> Iterator[str]:
         told = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield f"{told}  {rows[number - 1].note if number else ''}".rstrip()
     verdicts = [row.faster for row in rows]
-    ratios = [row.ratio for row in rows if row.ratio is not None]
+    ratios = [(row.weight, row.ratio) for row in rows if row.ratio is not None]
     if not ratios:
         yield "\nNo case has a time of both: whether flashgen is faster is not known."
         return
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    logs = sum(weight * math.log(ratio) for weight, ratio in ratios)
+    mean = math.exp(logs / sum(weight for weight, _ in ratios))
+    equal = len({weight for weight, _ in ratios}) == 1
+    counted = "each case counted once" if equal else "by the weights of the file"
     unknown = f", unknown in {verdicts.count('unknown')}" if "unknown" in verdicts else ""
     yield (
         f"\nflashgen is faster than the best of the others in {verdicts.count('yes')} of "
-        f"{len(verdicts)} cases{unknown}: {mean:.2f} x in geometric mean, each case counted once."
+        f"{len(verdicts)} cases{unknown}: {mean:.2f} x in geometric mean, {counted}."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +48,7 @@ def compare(what: What, on: On) -> None:
     flashgen compare --target nvidia_h200 --causal         by the figures of a table: no GPU
 
     One table, in about two minutes, most operations first. Yes: flashgen's 80th percentile is below
-    the 20th of the best of the others.
+    the 20th of the best of the others. The mean of a file's cases is by its weights.
     """
     if on.smoke:
         interpret()
@@ -56,7 +56,7 @@ def compare(what: What, on: On) -> None:
     from flashgen.bench.compare import ComparedCase, cases_of, lines, of_table
     from flashgen.bench.compare import compare as compared
 
-    cases, left = cases_of(what.work(print), smoke=on.smoke)
+    cases, left = cases_of(what.weighted(print), smoke=on.smoke)
     tunes = "flashgen tune --gpu"
     rows: list[ComparedCase] = []
     if on.target is not None:
@@ -68,8 +68,8 @@ def compare(what: What, on: On) -> None:
         _demand_gpu(on.smoke)
         found = compared(cases, _tell, index=on.index, seconds=on.time_budget, smoke=on.smoke)
     try:
-        for row in found:
-            rows.append(row)
+        for row, weight in zip(found, cases.values(), strict=True):
+            rows.append(replace(row, weight=weight))
     finally:  # a contender that breaks the GPU's context ends the run, but not what was found
         for line in lines([*rows, *left]):
             print(printable(line))

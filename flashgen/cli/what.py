@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import masks_of
 from flashgen.spec.problem import Problem, workload
+
+if TYPE_CHECKING:
+    from flashgen.tune.workloads import WeightedPiece
 
 Pieces = tuple[tuple[AttentionSpec, Problem], ...]
 
@@ -124,10 +127,29 @@ class What:
         return tuple(with_cache(spec, self.cache) for spec in named)
 
     def pieces(self, say: Callable[[str], object]) -> Pieces:
-        """The pieces of the file, after printing them; without one none.
+        """What is searched for the file, heaviest first, after printing it; without one nothing.
+        Raises InvalidArgument.
+        """
+        return tuple((piece.spec, piece.problem) for piece in self._of_file(say))
 
-        With --invariant each is in its numeric class, but for the fused backward, which adds up in
-        any order.
+    def weighted(self, say: Callable[[str], object]) -> tuple[WeightedPiece, ...]:
+        """The pieces of the file; without one those of specs and lengths, which weigh the same.
+        Raises InvalidArgument.
+        """
+        if self.in_file:
+            return self._of_file(say)
+        from flashgen.tune.options import DEFAULT_SEQ
+        from flashgen.tune.workloads import WeightedPiece
+
+        return tuple(
+            WeightedPiece(spec=spec, problem=workload(spec, seq))
+            for spec in self.specs()
+            for seq in self.seq or [DEFAULT_SEQ]
+        )
+
+    def _of_file(self, say: Callable[[str], object]) -> tuple[WeightedPiece, ...]:
+        """With --invariant each piece is in its numeric class, but for the fused backward, which
+        adds up in any order.
         """
         self._demand_tables()
         from flashgen.tune import hf_config, workloads
@@ -144,11 +166,11 @@ class What:
         for line in (f"{found.name}:", *found.lines(), *found.notes):
             say(line)
         if not self.invariant:
-            return found.work
+            return found.pieces
         return tuple(
-            (replace(spec, invariant=True), problem)
-            for spec, problem in found.work
-            if spec.direction != "backward_fused"
+            replace(piece, spec=replace(piece.spec, invariant=True))
+            for piece in found.pieces
+            if piece.spec.direction != "backward_fused"
         )
 
     def _demand_tables(self) -> None:
@@ -157,15 +179,6 @@ class What:
                 "--no-feature selects specs of tables: leave it out, or add --from-tables to tune "
                 "without a file"
             )
-
-    def work(self, say: Callable[[str], object]) -> Pieces:
-        """The pieces of the file, or those of specs and lengths."""
-        if self.in_file:
-            return self.pieces(say)
-        from flashgen.tune.options import DEFAULT_SEQ
-
-        seqs = self.seq or [DEFAULT_SEQ]
-        return tuple((spec, workload(spec, seq)) for spec in self.specs() for seq in seqs)
 
     def of_tables(self, out: Path) -> Pieces:
         """What tables hold of all that the options name. Raises InvalidArgument if nothing."""

@@ -2,8 +2,8 @@
 
 hf_fields reads the fields, hf_layers says which attention they describe. A model may have several:
 text, vision and sound, encoder and decoder. Each is tuned at one length per bucket, up to the
-longest that the model takes. Weight is layers times length, the work of attention per token, so the
-longest length of the deepest part comes first.
+longest that the model takes. Weight is layers times the most keys that a query sees, the work of
+attention per token, so the longest length of the deepest part comes first.
 
 Nothing that decides is dropped in silence: a part that cannot be read is named, and so are fields
 that look as if they decided. If it is the model itself, the file is refused.
@@ -69,7 +69,10 @@ def from_hf_config(
             found = attentions_of(part, where)
             for attention, layers in found:
                 spec = _spec(root, part, attention, training)
-                for each in kernels_of(spec, directions, cache):
+                asked = [word for word in directions if word != "decode" or _decodes(attention)]
+                if len(asked) < len(directions):
+                    notes.append(f"{where} sees all tokens at once: no decode is tuned for it")
+                for each in kernels_of(spec, asked, cache if "decode" in asked else None):
                     pieces += _pieces(each, attention, layers)
         except (NoAttention, Unread) as error:
             if is_main(where) and isinstance(error, Unread):
@@ -81,7 +84,7 @@ def from_hf_config(
         notes += _remarks(root, part, [attention for attention, _ in found])
     if not pieces:
         raise InvalidArgument(
-            f"{path}: {name} has no attention that flashgen knows ({'; '.join(without)}): "
+            f"{path}: {name} has no attention that flashgen knows ({'; '.join(without or notes)}): "
             f"name another configuration, or write a workload"
         )
     left_out = [f"{reason}: it is left out" for reason in without]
@@ -159,12 +162,21 @@ def _dtype_of(root: Fields, part: Fields) -> str | None:
     return None
 
 
+def _decodes(attention: Attention) -> bool:
+    """Whether a model generates with it, a token at a time. Queries of a decoder over the keys of an
+    encoder are as those of its own layers.
+    """
+    return attention.mask == "causal"
+
+
 def _pieces(spec: AttentionSpec, attention: Attention, layers: int) -> Iterator[WeightedPiece]:
     """One piece for each bucket that the sequences of these layers fall into."""
     group = attention.heads // attention.kv_heads
+    window = attention.window * (1 if attention.mask == "causal" else 2)
     for seq in _lengths(attention):
+        seen = min(seq, window or seq, attention.chunk or seq)
         yield WeightedPiece(
-            spec=spec, problem=problem_of(spec, seq, group), weight=float(layers * seq)
+            spec=spec, problem=problem_of(spec, seq, group), weight=float(layers * seen)
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from flashgen.bench.compare import ComparedCase, cases_of, lines, of_table
 from flashgen.bench.race import RaceResult
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.outcome import Timing
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem, workload
+from flashgen.tune.workloads import WeightedPiece
 from tests import programs
 from tests.makers import make_spec
 from tests.tables import H200, SPEC, made_entry, made_table
@@ -28,6 +30,10 @@ WORDS = ["--head-dim", "16", "--causal", "--smoke"]
 def line(name: str, us: float | None, *, group: str = "sdpa", status: str = "ok") -> RaceResult:
     timing = us and Timing(median_us=us, low_us=0.99 * us, high_us=1.01 * us, samples=10)
     return RaceResult(name=name, group=group, detail="", status=status, timing=timing or None)
+
+
+def pieces(work: Iterable[tuple[AttentionSpec, Problem]]) -> list[WeightedPiece]:
+    return [WeightedPiece(spec=spec, problem=problem) for spec, problem in work]
 
 
 def row(ours: RaceResult | None, *others: RaceResult) -> ComparedCase:
@@ -71,13 +77,36 @@ class TestVerdict:
             "1.00 x in geometric mean, each case counted once."
         )
 
+    def test_the_mean_is_by_the_weights_of_the_file(self) -> None:
+        faster = row(line("flashgen", 50.0), line("SDPA", 100.0))
+        slower = row(line("flashgen", 200.0), line("SDPA", 100.0))
+        told = list(lines([replace(faster, weight=3.0), slower]))[-1]
+        assert told.endswith(
+            "1.41 x in geometric mean, by the weights of the file."
+        )  # 2^(3/4 - 1/4)
+
 
 class TestCases:
+    def test_a_case_has_the_weight_of_its_heaviest_piece(self) -> None:
+        spec = make_spec("bfloat16", 64, "causal")
+        dkv, dq = (spec.for_direction(each) for each in ("backward_dkv", "backward_dq"))
+        weighted = [
+            replace(piece, weight=weight)
+            for piece, weight in zip(
+                pieces((each, workload(spec, 512)) for each in (dkv, dq, spec)), (2.0, 3.0, 1.0)
+            )
+        ]
+        cases, _ = cases_of(weighted, smoke=False)
+        assert {case.direction: weight for case, weight in cases.items()} == {
+            "backward": 3.0,
+            "forward": 1.0,
+        }
+
     def test_the_kernels_of_a_backward_are_one_case(self) -> None:
         spec = make_spec("bfloat16", 64, "causal")
         problem = Problem(batch=2, heads=8, kv_heads=2, seq_q=512, seq_k=512)
         kernels = [spec, *map(spec.for_direction, ("backward_delta", "backward_dkv"))]
-        cases, left = cases_of([(each, problem) for each in kernels], smoke=False)
+        cases, left = cases_of(pieces((each, problem) for each in kernels), smoke=False)
         assert ([case.direction for case in cases], left) == (["backward", "forward"], [])
         assert [case.problem.kv_heads for case in cases] == [8, 2]
 
@@ -87,8 +116,8 @@ class TestCases:
             make_spec("bfloat16", 64, direction="decode", paged=True),
             make_spec("float32", 64, precision="tf32"),
         ]
-        cases, left = cases_of([(spec, workload(spec, 512)) for spec in specs], smoke=False)
-        assert cases == []
+        cases, left = cases_of(pieces((spec, workload(spec, 512)) for spec in specs), smoke=False)
+        assert not cases
         assert [each.note.split()[-1] for each in left] == ["softcap", "paged", "tf32"]
 
 
@@ -197,7 +226,7 @@ def test_a_loss_by_a_table_names_what_tunes_there(
     lost = row(line("flashgen", 200.0), line("SDPA", 100.0))
     monkeypatch.setattr(compare, "of_table", lambda *_: iter([lost]))
     with contextlib.suppress(SystemExit):
-        cli.main(["compare", "--target", "nvidia_h200", "--causal"])
+        cli.main(["compare", "--target", "nvidia_h200", "--causal", "--head-dim", "128"])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
         "To tune for them: flashgen tune --gpu on NVIDIA H200, with the same model, workload or "
@@ -207,14 +236,13 @@ def test_a_loss_by_a_table_names_what_tunes_there(
 
 def test_the_heaviest_case_comes_first() -> None:
     spec = make_spec("float32", 16)
-    cases, _ = cases_of([(spec, workload(spec, seq)) for seq in (64, 4096, 512)], smoke=False)
+    cases, _ = cases_of(pieces((spec, workload(spec, seq)) for seq in (64, 4096, 512)), smoke=False)
     assert [case.problem.seq_k for case in cases] == [4096, 512, 64]
 
 
 def test_no_case_begins_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec("float32", 16)
-    work = [(spec, workload(spec, seq)) for seq in (64, 4096)]
-    cases, _ = cases_of(work, smoke=False)
+    cases, _ = cases_of(pieces((spec, workload(spec, seq)) for seq in (64, 4096)), smoke=False)
     clock = iter((0.0, 0.0, 80.0, 80.0))
     monkeypatch.setattr(compare.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(

@@ -441,6 +441,11 @@ def test_of_several_attentions_the_deeper_and_longer_comes_first(tmp_path: Path)
         ("fwd_fp16_d64", 197, 32, 32),
     ]  # fmt: skip
     assert [piece.weight for piece in found.pieces] == [32 * 8192, 32 * 2048, 32 * 512, 24 * 197]
+    decoding = read(tmp_path, config, directions=["decode"])
+    assert {piece.spec.name for piece in decoding.pieces} == {"decode_fp16_d128"}
+    assert "vision_config sees all tokens at once: no decode is tuned for it" in decoding.notes
+    with pytest.raises(InvalidArgument, match="the model sees all tokens at once"):
+        read(tmp_path, VIT, directions=["decode"])
     beside = {key: value for key, value in config.items() if key != "text_config"} | LLAMA
     assert sizes(read(tmp_path, beside))[0] == ("fwd_fp16_d128_causal", 8192, 16, 4)
 
@@ -484,7 +489,9 @@ def test_layers_with_a_window_are_pieces_of_their_own(
 ) -> None:
     found = read(tmp_path, LLAMA | {"sliding_window": 4096} | config)
     longest = [piece for piece in found.pieces if piece.problem.seq_k == 8192]
-    assert {piece.spec.window: piece.weight / 8192 for piece in longest} == layers
+    seen = {True: 4096, False: 8192}
+    at = {piece.spec.window: piece.weight / seen[piece.spec.window] for piece in longest}
+    assert at == layers
     assert found.notes == ()
 
 
@@ -568,7 +575,7 @@ class TestTransformersCompletesAFile:
         """Gemma 3 has heads and head dim by default, and a full mask in each sixth layer."""
         found = read(tmp_path, GEMMA3)
         at = {p.spec.name: p.weight for p in found.pieces if p.problem.seq_k == 2048}
-        assert at.pop("fwd_bf16_d256_causal_window") == 29 * 2048
+        assert at.pop("fwd_bf16_d256_causal_window") == 29 * 1024
         assert at.pop("fwd_bf16_d256_causal") == 5 * 2048
         assert {
             (p.problem.heads, p.problem.kv_heads) for p in found.pieces if p.spec.head_dim == 256
@@ -609,7 +616,7 @@ class TestTransformersCompletesAFile:
         for change in ({}, {"per_layer_config": None, "global_head_dim": 512}):
             found = read(tmp_path, gemma | change)
             assert {p.spec.name: p.weight for p in found.pieces if p.problem.seq_k == 2048} == {
-                "fwd_bf16_d256_causal_window": 25 * 2048, "fwd_bf16_d512_causal": 5 * 2048,
+                "fwd_bf16_d256_causal_window": 25 * 512, "fwd_bf16_d512_causal": 5 * 2048,
             }  # fmt: skip
         monkeypatch.setitem(sys.modules, "transformers", None)
         types = ["sliding_attention", "full_attention"]
