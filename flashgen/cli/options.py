@@ -59,8 +59,8 @@ HeadDimsOption = Annotated[
 Directions = Annotated[
     list[str] | None,
     typer.Option(
-        help="forward, the default; decode, backward, or one of its kernels such as backward_dkv. "
-        "Repeatable."
+        help="forward, the default; decode, backward, or one of its kernels such as backward_dkv; "
+        "of a model packed_forward, packed_backward and paged_prefill, too. Repeatable."
     ),
 ]
 Paged = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -205,5 +206,19 @@ def recording(path: str | Path, name: str = "recorded") -> Iterator[Recorder]:
         ):
             stack.enter_context(_replaced(owner, attribute, new))
         stack.enter_context(_OfTorch(recorder))
-        yield recorder
-    write_whole(Path(path), recorder.text(name))
+        try:
+            yield recorder
+        finally:  # an interrupted program keeps what was recorded
+            if recorder.count:
+                write_whole(Path(path), recorder.text(name))
+    if not recorder.count:
+        warnings.warn(
+            f"no attention was recorded: {path} is not written; {_why(recorder)}", stacklevel=3
+        )
+
+
+def _why(recorder: Recorder) -> str:
+    """Why nothing was recorded."""
+    for reason, count in recorder.others.most_common(1):
+        return f"of {recorder.others.total()} calls {count} cannot be: {reason}"
+    return "calls inside of torch.compile, and of a graph's replay, are not seen"

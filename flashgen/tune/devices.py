@@ -33,7 +33,7 @@ def devices(query: str = QUERY) -> dict[int, Gpu]:
     found = [record_of(Gpu, each, "a GPU") for each in answer.value["gpus"]]
     if not found:
         raise NoGpuError(
-            f"torch sees no GPU here; without one, type: flashgen tune --target {OFFLINE_TARGET}"
+            f"torch sees no GPU here; without one, type: --target {OFFLINE_TARGET} in its place"
         )
     return dict(enumerate(found))
 

@@ -54,10 +54,13 @@ def report_interrupted(run: GpuRun, console: Console, *, generated: bool) -> Non
 
 
 def _changes(run: GpuRun) -> str:
-    """How many entries are others than the run found."""
+    """How many entries are others than the run found, and how many of them keep their config."""
     before = run.results.began_with
-    changes = sum(entry != before.find(*entry.key) for entry in run.results.table.entries)
-    return f"{changes} entr{'y' if changes == 1 else 'ies'} changed"
+    pairs = [(before.find(*entry.key), entry) for entry in run.results.table.entries]
+    changed = [(old, new) for old, new in pairs if old != new]
+    kept = sum(old is not None and old.config == new.config for old, new in changed)
+    said = f"{len(changed)} entr{'y' if len(changed) == 1 else 'ies'} changed"
+    return said + f", {kept} of them in figures alone" * (kept > 0)
 
 
 def _serving(run: GpuRun, found: Entry) -> str:

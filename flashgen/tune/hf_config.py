@@ -163,8 +163,8 @@ def _dtype_of(root: Fields, part: Fields) -> str | None:
 
 
 def _decodes(attention: Attention) -> bool:
-    """Whether a model generates with it, a token at a time. Queries of a decoder over the keys of an
-    encoder are as those of its own layers.
+    """Whether a model generates with it, a token at a time. Queries of a decoder over the keys of
+    an encoder are as those of its own layers.
     """
     return attention.mask == "causal"
 

@@ -90,11 +90,10 @@ class TestCases:
     def test_a_case_has_the_weight_of_its_heaviest_piece(self) -> None:
         spec = make_spec("bfloat16", 64, "causal")
         dkv, dq = (spec.for_direction(each) for each in ("backward_dkv", "backward_dq"))
+        weights = {dkv: 2.0, dq: 3.0, spec: 1.0}
         weighted = [
-            replace(piece, weight=weight)
-            for piece, weight in zip(
-                pieces((each, workload(spec, 512)) for each in (dkv, dq, spec)), (2.0, 3.0, 1.0)
-            )
+            WeightedPiece(spec=each, problem=workload(spec, 512), weight=weight)
+            for each, weight in weights.items()
         ]
         cases, _ = cases_of(weighted, smoke=False)
         assert {case.direction: weight for case, weight in cases.items()} == {

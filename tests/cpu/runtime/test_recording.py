@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -53,9 +54,36 @@ def test_calls_become_a_workload(tmp_path: Path) -> None:
 
 def test_what_no_kernel_takes_is_counted_and_the_program_goes_on(tmp_path: Path) -> None:
     odd = torch.randn(1, 2, 8, 20)
-    with recording(tmp_path / "workload.yaml") as recorder:
+    file = tmp_path / "workload.yaml"
+    with (
+        pytest.warns(UserWarning, match="of 1 calls 1 cannot be: the head_dim"),
+        recording(file) as recorder,
+    ):
         scaled_dot_product_attention(odd, odd, odd)
     assert (recorder.count, recorder.others.total()) == (0, 1)
     q = torch.randn(1, 2, 8, 64)
     attention(q, q, q)
     assert recorder.count == 0  # it has ended
+
+
+def test_what_an_interrupted_program_called_is_kept(tmp_path: Path) -> None:
+    q = torch.randn(1, 2, 8, 64, dtype=torch.bfloat16)
+    file = tmp_path / "workload.yaml"
+
+    def program() -> None:
+        attention(q, q, q, causal=True)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), recording(file):
+        program()
+    assert workloads.load(file).pieces[0].spec.name == "fwd_bf16_d64_causal"
+
+
+def test_a_program_without_attention_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "workload.yaml"
+    with (
+        pytest.warns(UserWarning, match="no attention was recorded"),
+        recording(file),
+    ):
+        pass
+    assert not file.exists()

@@ -611,7 +611,10 @@ class TestWhatIsHeld:
         run(monkeypatch, tmp_path)
         text = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
         (tmp_path / ".flashgen" / "nvidia_h200.jsonl").unlink()
-        for restate, said in ((False, "1 search, 0 entries changed"), (True, "1 entry changed")):
+        for restate, said in (
+            (False, "0 entries changed"),
+            (True, "1 entry changed, 1 of them in figures alone"),
+        ):
             other = Served(us=lambda config: 2 * us(config), gpu=H200, source="estimated")
             _, printed = run(monkeypatch, tmp_path, other, restate=restate)
             kept = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
@@ -872,7 +875,7 @@ def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
         H200, name="NVIDIA Z999", arch="sm_130", clock_mhz=None, bandwidth_gbs=None,
         matrix_flops_per_clock=None,
     )  # fmt: skip
-    monkeypatch.setattr("flashgen.kernels.launch.device_gpu", lambda index=0: device)
+    monkeypatch.setattr("flashgen.kernels.launch.device_gpu", lambda index=0, **_: device)
     made_up = Tasks(**{f.name: f"tests.worker_faults:{MADE_UP[f.name]}" for f in fields(Tasks)})
     monkeypatch.setattr(
         evaluators,
