@@ -51,8 +51,12 @@ class FlashgenError(Exception):
         return printable(short)
 
 
-class InvalidArgument(FlashgenError, ValueError):
-    """A value that cannot be used; the message names the argument."""
+class InvalidArgument(FlashgenError, ValueError, RuntimeError):
+    """A value that cannot be used; the message names the argument.
+
+    A RuntimeError, too, as the checks of torch and FlashAttention raise: what catches theirs catches
+    that of a drop-in.
+    """
 
     exit_code = 2
 

@@ -404,8 +404,9 @@ def test_what_cannot_be_is_refused_by_name(name: str) -> None:
     function, change, sentence = REFUSED[name]
     in_a_cache = {"q": Q, "k_cache": K, "v_cache": K.clone()}
     arguments = in_a_cache if function is with_cache else {"q": Q, "k": K, "v": K}
-    with pytest.raises(InvalidArgument, match=sentence):
+    with pytest.raises(InvalidArgument, match=sentence) as refused:
         function(**arguments | change)
+    assert isinstance(refused.value, RuntimeError)  # as theirs, which callers catch
 
 
 def test_packed_shapes_are_refused_by_name() -> None:
