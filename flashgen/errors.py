@@ -54,8 +54,8 @@ class FlashgenError(Exception):
 class InvalidArgument(FlashgenError, ValueError, RuntimeError):
     """A value that cannot be used; the message names the argument.
 
-    A RuntimeError, too, as the checks of torch and FlashAttention raise: what catches theirs catches
-    that of a drop-in.
+    A RuntimeError, too, as the checks of torch and FlashAttention raise: what catches theirs
+    catches that of a drop-in.
     """
 
     exit_code = 2

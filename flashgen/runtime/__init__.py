@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         block_mask,
         flash_attn,
         flash_attn_3,
+        flash_attn_4,
         fp8,
         sdpa,
         torch,
@@ -27,6 +28,7 @@ __all__ = [
     "block_mask",
     "flash_attn",
     "flash_attn_3",
+    "flash_attn_4",
     "fp8",
     "sdpa",
     "torch",
@@ -56,6 +58,10 @@ def __getattr__(name: str) -> Any:
         import flashgen.runtime.flash_attn_3 as flash_attn_3
 
         return flash_attn_3
+    if name == "flash_attn_4":
+        import flashgen.runtime.flash_attn_4 as flash_attn_4
+
+        return flash_attn_4
     if name == "fp8":
         import flashgen.runtime.fp8 as fp8
 

@@ -106,6 +106,15 @@ def cap_of(softcap: float | None) -> float | None:
     return None if type(softcap) is float and softcap == 0.0 else softcap
 
 
+def _sinks_of(sinks: Tensor | None, q: Tensor) -> Tensor | None:
+    """Sinks as attention() takes them: float32 where they have neither that dtype nor q's, which
+    changes no value.
+    """
+    if not isinstance(sinks, Tensor) or sinks.dtype in (q.dtype, torch.float32):
+        return sinks
+    return sinks.float() if sinks.dtype in (torch.float16, torch.bfloat16) else sinks
+
+
 def in_steps(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float | None]:
@@ -207,6 +216,7 @@ def attend_packed(
     scale: float | None,
     window_size: Window | None,
     block_table: Tensor | None,
+    sinks: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """O (total_q, heads, head_dim_v) and LSE (heads, total_q), of any head dim but over pages, a
@@ -219,7 +229,7 @@ def attend_packed(
         q, k, v, scale = in_steps(q, k, v, scale)
     o, lse = attention_varlen(
         q, k, v, *bounds, block_table=block_table, scale=scale, window=sides_of(window_size),
-        return_lse=True, **options,
+        sinks=_sinks_of(sinks, q), return_lse=True, **options,
     )  # fmt: skip
     return (o if dim_v in (None, o.shape[2]) else o[..., :dim_v]), lse
 
@@ -368,6 +378,7 @@ def attend_dense(
     scale: float | None,
     window_size: Window | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """O (batch, seq_q, heads, head_dim_v) and LSE (batch, heads, seq_q) of tensors in this
@@ -378,8 +389,8 @@ def attend_dense(
     q, k, v, scale = in_steps(q, k, v, scale)
     o, lse = folders.current().attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scale,
-        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap), return_lse=True,
-        **options,
+        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
+        sinks=_sinks_of(sinks, q), return_lse=True, **options,
     )  # fmt: skip
     o = o.transpose(1, 2)
     return (o if o.shape[3] == dim_v else o[..., :dim_v]), lse
@@ -515,7 +526,7 @@ def flash_attn_with_kvcache(
     if isinstance(block_table, Tensor) and block_table.ndim == 2:  # decode() judges the table
         capacity *= block_table.shape[1]
     window = window_within(window_size, capacity)
-    cap, lengths = cap_of(softcap), _lengths(cache_seqlens, q)
+    cap, lengths, sinks = cap_of(softcap), _lengths(cache_seqlens, q), _sinks_of(s_aux, q)
     queries = q.transpose(1, 2)
     if k is None or v is None:
         _check_nothing_new(k, v, rotary_cos, rotary_sin)
@@ -539,7 +550,7 @@ def flash_attn_with_kvcache(
     found = key = None
     plain = cache_batch_idx is None and cache_leftpad is None and num_splits == 0
     if plain and lengths is not None:
-        heads = heads_given(alibi_slopes=alibi_slopes, sinks=s_aux)
+        heads = heads_given(alibi_slopes=alibi_slopes, sinks=sinks)
         given = queries, keys, values, lengths, block_table, *heads
         limits = NO_LIMITS
         if window is not None or cap is not None or invariant is not False:
@@ -553,7 +564,7 @@ def flash_attn_with_kvcache(
             alibi_slopes=alibi_slopes,
             window=window,
             softcap=cap,
-            sinks=s_aux,
+            sinks=sinks,
             invariant=invariant,
         )
         found = decoder.decode(
