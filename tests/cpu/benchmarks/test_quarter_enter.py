@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,14 +103,6 @@ def test_the_folder_has_the_lines_a_page_and_the_picture(
     assert "702" in (folder / "measured.svg").read_text()
 
 
-def test_the_picture_is_that_of_the_record(tmp_path: Path) -> None:
-    shown = [case for case in RECORD["cases"] if enter.drawn(case)]
-    enter.draw(shown, RECORD["runs"][0], tmp_path / "measured.svg")
-    committed = RESULTS / "nvidia_h200" / "measured.svg"
-    assert (tmp_path / "measured.svg").read_text() == committed.read_text()
-    assert "prefers-color-scheme: dark" in committed.read_text()
-
-
 def test_a_tiny_run_is_not_entered(tmp_path: Path) -> None:
     lines.append(tmp_path / "tiny.jsonl", about(tiny=True))
     with pytest.raises(FlashgenError, match="1 tiny"):
@@ -131,18 +122,6 @@ def test_a_bar_is_the_fastest_of_those_that_were_right() -> None:
         )
     )  # fmt: skip
     assert found == {"flashgen, schedule hopper": 650.0, "flashgen, plain kernels": 500.0}
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_the_page_has_the_figures_of_the_record(number: int) -> None:
-    rows = re.findall(
-        r"^\| ((?:for|back)ward, d.*) \|$", (RESULTS / H200.slug / "README.md").read_text(), re.M
-    )
-    measured = [case for case in RECORD["cases"] if case["direction"] != "decode"]
-    assert len(rows) == len(measured) == 6
-    found = enter.rates(measured[number])
-    words = [f"{found[bar]:.0f}" for bar in enter.BARS if bar in found]
-    assert re.findall(r"\b\d{3}\b", rows[number].split("|", 1)[1]) == words
 
 
 def test_readme_states_the_ratios_of_the_record() -> None:
