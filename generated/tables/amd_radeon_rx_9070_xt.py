@@ -12,6 +12,7 @@ ARCH = "gfx1201"
 ROWS = {
     "untimed": """
 fwd_bf16_d64 4096 br128_bc32_w8_s2_fa2_ptr -
+fwd_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr -
 fwd_bf16_d64_causal 4096 br128_bc128_w8_s3_fa2_ptr_lpt -
 fwd_bf16_d64_causal_varlen 1024 br128_bc128_w8_s3_fa2_ptr_lpt -
 fwd_bf16_d64_causal_sink 16384 br128_bc128_w8_s3_fa2_ptr_lpt -
@@ -28,6 +29,9 @@ fwd_bf16_d128_causal_varlen_paged 16384 br64_bc32_w4_s2_fa2_ptr -
 fwd_bf16_d128_causal_chunk 16384 br128_bc64_w8_s3_fa2_ptr_lpt -
 fwd_bf16_d128_causal_chunk_varlen 16384 br128_bc64_w8_s3_fa2_ptr_lpt -
 fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc64_w8_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_window 16384 br128_bc64_w8_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_window_varlen 16384 br128_bc64_w8_s3_fa2_ptr_lpt -
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc64_w8_s3_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal_varlen 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
 fwd_bf16_d192v128_causal_varlen_paged 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
@@ -55,6 +59,7 @@ bwd_delta_bf16_d128 4096 br64_bc16_w4_s1_fa2_ptr -
 bwd_delta_bf16_d256 4096 br16_bc16_w4_s1_fa2_ptr -
 bwd_delta_bf16_d512 4096 br16_bc16_w8_s1_fa2_ptr -
 bwd_dkv_bf16_d64 4096 br16_bc64_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d64_varlen 1 br16_bc64_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64_causal 4096 br16_bc64_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64_causal_varlen 4096 br16_bc64_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d64_causal_window 4096 br16_bc64_w4_s1_fa2_ptr -
@@ -64,7 +69,10 @@ bwd_dkv_bf16_d128_causal 4096 br16_bc32_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d128_causal_varlen 16384 br16_bc32_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d128_causal_chunk 16384 br16_bc32_w4_s1_fa2_ptr -
 bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br16_bc32_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d128_causal_window 4096 br16_bc32_w4_s1_fa2_ptr -
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br16_bc32_w4_s1_fa2_ptr -
 bwd_dq_bf16_d64 4096 br64_bc16_w4_s1_fa2_ptr -
+bwd_dq_bf16_d64_varlen 1 br64_bc16_w4_s1_fa2_ptr -
 bwd_dq_bf16_d64_causal 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d64_causal_varlen 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d64_causal_window 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
@@ -73,6 +81,9 @@ bwd_dq_bf16_d64_causal_dropout 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d128_causal 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d128_causal_varlen 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d128_causal_chunk 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_chunk_varlen 16384 br64_bc16_w4_s1_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_window 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
+bwd_dq_bf16_d128_causal_window_varlen 4096 br64_bc16_w4_s1_fa2_ptr_lpt -
 bwd_dq_bf16_d192v128_causal 4096 br32_bc16_w8_s1_fa2_ptr -
 bwd_dq_bf16_d192v128_causal_varlen 4096 br32_bc16_w8_s1_fa2_ptr -
 bwd_dq_bf16_d256_causal 4096 br32_bc16_w8_s1_fa2_ptr -
