@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -27,7 +26,6 @@ ALL_STAGES: tuple[Stage, ...] = (*GPU_STAGES, "final")
 
 RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 """Statuses without a usable time, although the kernel is not at fault."""
-
 
 FACTS = (
     "registers", "spill_bytes", "shared_bytes", "tensor_columns", "residents", "shortcomings",
@@ -62,7 +60,7 @@ class Evidence:
         self._log = log
         self._notify = notify
         self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
-        self._digest = functools.cache(partial(goal.digest_of, goal.spec))
+        self._digest = cache(partial(goal.digest_of, goal.spec))
         self._launched: dict[KernelConfig, KernelConfig] = {}
         self._done = 0.0
         self._tried: set[KernelConfig] = set()
@@ -108,15 +106,13 @@ class Evidence:
         """Have an outcome of each."""
         goal, source = self.goal, self._evaluator.source
         unknown = []
+        recall = partial(self._log.recall, stage, goal.spec, goal.problem, source=source)
         for config in configs:
-            if (stage, config) in self._seen:
-                continue
-            kernel = config, self._digest(config)
-            known = self._log.recall(stage, goal.spec, goal.problem, *kernel, source=source)
-            if known is None:
-                unknown.append(config)
-            else:
-                self._take(known)
+            if (stage, config) not in self._seen:
+                if known := recall(config, self._digest(config)):
+                    self._take(known)
+                else:
+                    unknown.append(config)
         if unknown:
             self._evaluate(stage, unknown)
 

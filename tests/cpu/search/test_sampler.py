@@ -307,11 +307,11 @@ class TestAuto:
             for place in PLACES[::5]:
                 each.learn(place, bowl(place))
             each.trials.begin(PLACES.index((0, 7)))
-        for each in (misled, corrected):
-            each.trials.assume({PLACES.index((0, 7)): 1.0}, (), ())
         for each in (corrected, straight):
             each.learn((0, 7), bowl((0, 7)))
-        assert corrected.propose(3) == straight.propose(3) != misled.propose(3)
+        values = {PLACES.index((0, 7)): 1.0}
+        led, right = (each.trials.ask(values=values) for each in (misled, corrected))
+        assert right == straight.trials.ask() != led
 
     def test_a_running_trial_that_is_ignored_may_come_again(self) -> None:
         made = own()
@@ -320,10 +320,8 @@ class TestAuto:
                 made.learn(place, bowl(place))
         number = PLACES.index((5, 2))
         made.trials.begin(number)
-        made.trials.assume({}, {number}, ())
         assert made.trials.ask({number}) == number
-        made.trials.assume({}, {number}, {number})
-        assert made.trials.ask() is None
+        assert made.trials.ask({number}, closed={number}) is None
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)

@@ -20,16 +20,23 @@ from flashgen.search.goal import Found, Goal, Progress, goal_for
 from flashgen.search.study import Trials
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
-from tests.fakes import FakeEvaluator, Killed, digest_of
+from tests.fakes import FakeEvaluator, digest_of
 from tests.makers import make_config
-from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run
+from tests.searches import (
+    BEST,
+    DEFAULT,
+    GPU,
+    PROBLEM,
+    SPACE,
+    SPEC,
+    fake,
+    landscape,
+    make_goal,
+    noisy,
+    run,
+)
 
 SEED = make_config(32, 32)
-
-
-def noisy(config: KernelConfig) -> float:
-    """An estimate within 20 % of half the time, by a draw that is the config's own."""
-    return landscape(config) / 2 * random.Random(config.label).uniform(0.8, 1.2)
 
 
 def half(config: KernelConfig) -> float:
@@ -309,13 +316,13 @@ class TestSampled:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assumed: list[dict[int, float]] = []
-        assume = Trials.assume
+        ask = Trials.ask
 
-        def noted(self: Trials, values: dict[int, float], *others: Any) -> None:
+        def noted(self: Trials, again: set[int], values: dict[int, float], *others: Any) -> Any:
             assumed.append(values)
-            assume(self, values, *others)
+            return ask(self, again, values, *others)
 
-        monkeypatch.setattr(Trials, "assume", noted)
+        monkeypatch.setattr(Trials, "ask", noted)
         broken = {c for c in SPACE if c.br == 128} - {BEST}
         evaluator = guided(
             half,
@@ -361,22 +368,6 @@ def area(config: KernelConfig) -> float:
 
 
 class TestKilled:
-    @pytest.mark.parametrize("sampler", ["auto", "exhaustive"])
-    def test_a_resumed_search_repeats_nothing_and_ends_alike(
-        self, tmp_path: Path, sampler: str
-    ) -> None:
-        whole = guided()
-        expected = run(tmp_path / "whole", whole, sampler=sampler)
-        kept = [item for item in whole.asked if item[0] != "final"]
-        for kill_after in (17, 41, len(kept) - 1):
-            folder = tmp_path / str(kill_after)
-            killed = guided(kill_after=kill_after)
-            with pytest.raises(Killed):
-                run(folder, killed, sampler=sampler)
-            resumed = guided()
-            assert run(folder, resumed, sampler=sampler) == expected
-            assert killed.asked + resumed.asked == whole.asked
-
     GUESSES: ClassVar[dict[str, Callable[[KernelConfig], float | None]]] = {
         "noisy": noisy,
         "none of the seeds": lambda c: None if c in (DEFAULT, SEED) else noisy(c),
@@ -384,37 +375,31 @@ class TestKilled:
         "the winner rather late": lambda c: 140.0 if c == BEST else 100.0 + SPACE.index(c),
     }
 
-    HALF = pytest.mark.slow("make test has every other case of one guess")
-
-    @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=HALF)])
     @pytest.mark.parametrize(
-        "guess",
+        ("guess", "trials", "sampler"),
         [
-            pytest.param("noisy", marks=HALF),
-            pytest.param("none of the seeds", marks=HALF),
-            pytest.param("the winner far below", marks=HALF),
-            "the winner rather late",
+            ("the winner rather late", 16, "tpe"),
+            ("the winner rather late", 30, "random"),
+            ("the winner rather late", len(SPACE), "tpe"),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow("make test has those of one guess"))
+                for each in itertools.product(GUESSES, (16, 30, len(SPACE)), ("random", "tpe"))
+            ),
         ],
     )
     def test_run_again_with_its_own_winner_it_takes_the_same_path(
-        self, tmp_path: Path, guess: str, turn: int
+        self, tmp_path: Path, guess: str, trials: int, sampler: str
     ) -> None:
         """The incumbent is known from the start then, and must not change what comes before it."""
-        turn += list(self.GUESSES).index(guess)
-        cases = itertools.product((16, 30, len(SPACE)), ("random", "tpe"))
-        for number, (trials, sampler) in enumerate(cases):
-            if (number // 2 + number + turn) % 2:
-                continue
-            folder = tmp_path / str(number)
-            options: dict[str, Any] = {"trials": trials, "seed": number, "sampler": sampler}
-            evaluator, again = guided(self.GUESSES[guess]), guided(self.GUESSES[guess])
-            first = run(folder, evaluator, **options)
-            goal = make_goal(incumbent=first.winner.config)
-            second = run(folder, again, goal=goal, **options)
-            assert again.asked == []
-            assert second.winner == first.winner
-            assert second.runners_up == first.runners_up
-            assert second.candidates == first.candidates
+        options: dict[str, Any] = {"trials": trials, "sampler": sampler}
+        evaluator, again = guided(self.GUESSES[guess]), guided(self.GUESSES[guess])
+        first = run(tmp_path, evaluator, **options)
+        goal = make_goal(incumbent=first.winner.config)
+        second = run(tmp_path, again, goal=goal, **options)
+        assert again.asked == []
+        assert second.winner == first.winner
+        assert second.runners_up == first.runners_up
+        assert second.candidates == first.candidates
 
     def test_so_it_does_where_the_winner_had_waited(self, tmp_path: Path) -> None:
         """It is proposed in the first round and measured in the second; the sampler learns in between."""
@@ -478,14 +463,21 @@ class TestKilled:
 
 
 @pytest.mark.parametrize(
-    "trials", [20, pytest.param(60, marks=pytest.mark.slow("make test has 20 trials"))]
+    ("fields", "trials", "least"),
+    [
+        ({"us": area, "guess": lambda c: area(c) / 3}, 20, 0.6),
+        ({"us": area, "source": "measured"}, 30, 0.9),
+        ({"us": area, "source": "estimated"}, 30, 0.9),
+    ],
 )
-def test_progress_only_grows_and_ends_near_its_total(tmp_path: Path, trials: int) -> None:
+def test_progress_only_grows_and_ends_near_its_total(
+    tmp_path: Path, fields: dict[str, Any], trials: int, least: float
+) -> None:
     steps: list[Progress] = []
-    goal = real_goal()
-    evaluator = guided(us=area, guess=lambda c: area(c) / 3)
-    run(tmp_path, evaluator, goal=goal, trials=trials, notify=steps.append)
+    run(tmp_path, fake(**fields), goal=real_goal(), trials=trials, notify=steps.append)
     done = [step.done for step in steps]
     assert done == sorted(done)
     assert all(step.done <= step.total for step in steps)
-    assert done[-1] > 0.6 * steps[-1].total
+    assert done[-1] > least * steps[-1].total
+    assert steps[0].best_us is None
+    assert steps[-1].best_us == min(step.best_us for step in steps if step.best_us)

@@ -64,16 +64,6 @@ def trap() -> Landscape:
     )
 
 
-def test_the_order_is_reversed() -> None:
-    (landscape, *_) = search_race.published()
-    wrong = from_slow_to_fast(landscape)
-    times = [time for time in wrong.times if time is not None]
-    assert wrong.likely_first
-    assert times == sorted(times, reverse=True)
-    assert wrong.times[: -len(times)] == (None,) * (len(wrong.times) - len(times))
-    assert sorted(map(str, wrong.points)) == sorted(map(str, landscape.points))
-
-
 @pytest.mark.parametrize("landscape", search_race.shipped(), ids=lambda each: each.name)
 def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
     """Five draws; the failures of the three spaces of flashgen's kernels come first."""
