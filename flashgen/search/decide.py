@@ -156,18 +156,17 @@ def to_measure(
         if outcome.config in always:
             (promising if outcome.estimate else first).append(outcome)
         else:
-            far = outcome.estimate.median_us if outcome.estimate else 0.0
-            (postponed if far > PROMISING * least_us else promising).append(outcome)
-    ranked = iter(_ranked(outcome for outcome in promising if outcome.estimate))
+            us = outcome.estimate.median_us if outcome.estimate else 0.0
+            (postponed if us > PROMISING * least_us else promising).append(outcome)
+
+    def far(outcome: Outcome) -> float:
+        return median_us(outcome.estimate)
+
+    ranked = iter(sorted((o for o in promising if o.estimate), key=far))
     blind = [outcome for outcome in promising if not outcome.estimate]
     sound_first = iter(sorted(blind, key=lambda outcome: outcome.shortcomings or 0))
     order = [next(ranked) if outcome.estimate else next(sound_first) for outcome in promising]
-    return first + order, _ranked(postponed)
-
-
-def _ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Sorted by estimate."""
-    return sorted(outcomes, key=lambda outcome: median_us(outcome.estimate))
+    return first + order, sorted(postponed, key=far)
 
 
 def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) -> bool:

@@ -36,7 +36,7 @@ FACTS = (
 
 class Evidence:
     """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
-    for progress. prunes: whether a rough time ends a config; report: is told each, once logged.
+    for progress. judge: may end a config after a rough time; report: is told each, once logged.
     stages: those that a candidate passes, in order. on_gpu: whether they are measured.
     """
 
@@ -54,7 +54,7 @@ class Evidence:
         self.planned = 0.0
         self.trials = 0
         self.best_us = math.inf
-        self.prunes: Callable[[KernelConfig, float], bool] = lambda *_: False
+        self.judge: Callable[[Outcome], Outcome] = lambda outcome: outcome
         self.report: Callable[[KernelConfig, float], None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
@@ -176,19 +176,11 @@ class Evidence:
         for outcomes in [list(answers)] if stage == "final" else ([each] for each in answers):
             in_order = all(outcome.config == left.popleft() for outcome in outcomes)
             assert in_order, "an evaluator answers in the order of the requests"
-            found = [self._pruned(outcome) for outcome in outcomes]
+            found = [self.judge(o) if o.stage == "rough" and o.ok else o for o in outcomes]
             self._log.append(*found)
             for outcome in found:
                 self._take(outcome)
         assert not left, "an evaluator answers all requests"
-
-    def _pruned(self, outcome: Outcome) -> Outcome:
-        """The outcome, which ends a candidate whose rough time is far from the best so far."""
-        us, best_us = median_us(outcome.timing), self.best_us
-        if not (outcome.stage == "rough" and outcome.ok and self.prunes(outcome.config, us)):
-            return outcome
-        why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
-        return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
         """Store an outcome and report progress. Twins of candidates count as none."""

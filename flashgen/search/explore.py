@@ -1,9 +1,7 @@
 """Explorer: which configs are evaluated, in which order, and when that ends.
 
-A candidate passes the stages one after the other, in batches; a stage that it fails ends it. On a
-GPU with estimates, compiling runs ahead of measuring, and only what is measured is a trial of the
-budget; docs/searching.md says what is compiled and measured next. Without any estimate, and with no
-GPU, nobody waits, and each config that is evaluated is a trial of the budget.
+docs/searching.md says what is compiled and measured next on a GPU with estimates. Without any
+estimate, and with no GPU, nobody waits, and each config that is evaluated is a trial of the budget.
 
 The incumbent is evaluated first but costs nothing, and plays no part before its own turn comes: so
 a search that is run again, with its own winner for an incumbent, takes the same path.
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Stage, Status, Timing
-from flashgen.search.decide import believable, can_win, to_measure
+from flashgen.search.decide import believable, can_win, median_us, to_measure
 from flashgen.search.evidence import RIGHT_ALL_THE_SAME, Evidence
 from flashgen.search.goal import RUNNERS_UP
 from flashgen.search.points import ILLEGAL, ListedSpace
@@ -67,7 +65,7 @@ class Explorer:
             space, method, others=points[size:], storage=storage, name=goal.title, fresh=True
         )
         self._launched: dict[KernelConfig, KernelConfig] = {}
-        evidence.prunes, evidence.report = self._prunes, self._report
+        evidence.judge, evidence.report = self._judged, self._report
         self._budget = budget.trials
         self._enumerated = self._to_the_last or len(goal.order) <= budget.trials
         self._most = len(goal.order) if self._enumerated else budget.trials
@@ -110,7 +108,6 @@ class Explorer:
 
     @property
     def _late(self) -> bool:
-        """Whether the time budget is used up."""
         return time.monotonic() >= self._end
 
     @property
@@ -122,9 +119,8 @@ class Explorer:
     @property
     def _guided(self) -> bool:
         """Whether there is a GPU, and an estimate of any config considered so far."""
-        return self._evidence.on_gpu and any(
-            self._estimate_us(self._configs[number]) for number in self._trials.ids
-        )
+        configs = (self._configs[number] for number in self._trials.ids)
+        return self._evidence.on_gpu and any(map(self._estimate_us, configs))
 
     def _met(self, config: KernelConfig) -> bool:
         """Whether a config has a trial."""
@@ -294,12 +290,16 @@ class Explorer:
             configs = [c for c, outcome in zip(configs, outcomes, strict=True) if outcome.ok]
         return configs
 
-    def _prunes(self, launched: KernelConfig, us: float) -> bool:
-        """Whether the study's pruner ends a config after this rough time."""
-        config = self._launched.get(launched, launched)
-        if not self._met(config):
-            return us > DROP_ABOVE * self._evidence.best_us
-        return self._trials.prunes(self._number[config], us, 0)
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """The outcome, which the study's pruner may end after this rough time."""
+        config = self._launched.get(outcome.config, outcome.config)
+        us, best_us = median_us(outcome.timing), self._evidence.best_us
+        if self._met(config):
+            dropped = self._trials.prunes(self._number[config], us, 0)
+        else:
+            dropped = us > DROP_ABOVE * best_us
+        why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
+        return replace(outcome, status=Status.DROPPED, detail=why) if dropped else outcome
 
     def _report(self, launched: KernelConfig, us: float) -> None:
         config = self._launched.get(launched, launched)

@@ -245,7 +245,6 @@ def space_of(space: Sequence[Point] | Space) -> Space:
 
 
 def _check_names(points: Sequence[Point]) -> None:
-    """Raise InvalidArgument unless these are mappings of the same names."""
     if not points:
         raise InvalidArgument("space must have a point at least: got none")
     for number, point in enumerate(points):

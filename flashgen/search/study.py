@@ -44,19 +44,16 @@ LEAST = "least_us"
 OF_NAMES = ("auto", "exhaustive", "tpe", "random", "brute-force")
 """Samplers that get the values of every parameter as names; others get the ranks of numbers."""
 
-CLASSES = {
-    "tpe": "optuna.samplers:TPESampler",
-    "gp": "optuna.samplers:GPSampler",
-    "cmaes": "optuna.samplers:CmaEsSampler",
-    "qmc": "optuna.samplers:QMCSampler",
-    "random": "optuna.samplers:RandomSampler",
-    "brute-force": "optuna.samplers:BruteForceSampler",
+QUIET = {"warn_independent_sampling": False}
+CLASSES: Mapping[str, tuple[str, Mapping[str, bool]]] = {
+    "tpe": ("TPESampler", {"multivariate": True, "constant_liar": True}),
+    "gp": ("GPSampler", {}),
+    "cmaes": ("CmaEsSampler", QUIET),
+    "qmc": ("QMCSampler", {**QUIET, "warn_asynchronous_seeding": False}),
+    "random": ("RandomSampler", {}),
+    "brute-force": ("BruteForceSampler", {}),
 }
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "tpe": {"multivariate": True, "constant_liar": True},
-    "cmaes": {"warn_independent_sampling": False},
-    "qmc": {"warn_independent_sampling": False, "warn_asynchronous_seeding": False},
-}
+"""Optuna's samplers by name, with their options."""
 
 
 class Drop(BasePruner):
@@ -71,12 +68,9 @@ class Drop(BasePruner):
         """As BasePruner.prune."""
         if trial.last_step is None:
             return False
-        known = [
-            min([*each.intermediate_values.values(), *(each.values or ())])
-            for each in study.get_trials(deepcopy=False)
-            if each.intermediate_values or each.values
-        ]
-        best = min([*known, study.user_attrs.get(LEAST, float("inf"))])
+        best = study.user_attrs.get(LEAST, float("inf"))
+        for each in study.get_trials(deepcopy=False):
+            best = min([best, *each.intermediate_values.values(), *(each.values or ())])
         return bool(trial.intermediate_values[trial.last_step] > self.factor * best)
 
 
@@ -84,12 +78,13 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
     """A sampler of Optuna's by its name, or of `module:Class`, seeded. Raises InvalidArgument if
     there is none, ToolchainError if a package is missing.
     """
-    module, _, kind = CLASSES.get(name, name).partition(":")
+    kind, options = CLASSES.get(name, (name, {}))
+    module, _, kind = kind.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), kind)
+        found = getattr(importlib.import_module(module or "optuna.samplers"), kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            made = found(seed=seed, **OPTIONS.get(name, {}))
+            made = found(seed=seed, **options)
     except ImportError as error:
         if name in CLASSES or not module.startswith(error.name or " "):
             raise ToolchainError(
@@ -135,8 +130,9 @@ class Trials:
         self.space = space
         self._others = others
         self._method = method
-        every = [*map(space.point, space), *others] if others else []
-        union = parameters_of(every) if others else space.parameters
+        union = space.parameters
+        if others:
+            union = parameters_of([*map(space.point, space), *others])
         own = method.sampler in ("auto", "exhaustive")
         self._fresh = fresh and not own
         sampler = self._sampler(0) if not own else KernelSampler(

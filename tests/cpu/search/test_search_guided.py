@@ -98,38 +98,6 @@ class TestEnumerated:
         ]
         assert stages.count("compile") == 1 + -(-len(SPACE) // BATCH)
 
-    def test_those_without_an_estimate_keep_their_places(self, tmp_path: Path) -> None:
-        """As of the space of an H200, where a schedule that no estimate is for stands first."""
-        blind = set(SPACE[:6]) - {DEFAULT, SEED}
-        known = {config: half(config) for config in SPACE if config not in blind}
-        evaluator = guided(table(known, None))
-        self.run(tmp_path, evaluator)
-        assert len(blind) >= 4
-        measured = evaluator.configs("rough")
-        assert blind <= set(measured[: len(blind) + 3])  # the default, and two seeds before them
-        rest = [config for config in measured[1:] if config not in blind]
-        later = {c for c in rest if known[c] > 1.5 * min(known.values())} - {DEFAULT, SEED}
-        assert rest == sorted(rest, key=lambda c: (c in later, known[c]))
-
-    def test_seeds_without_an_estimate_are_measured_first(self, tmp_path: Path) -> None:
-        """The kernels that only a GPU proves lead the seeds: docs/kernels.md."""
-        blind = (SPACE[-1], SPACE[-2])
-        goal = make_goal(seeds=(SPACE[3], *blind))
-        evaluator = guided(lambda c: None if c in blind else noisy(c))
-        self.run(tmp_path, evaluator, goal=goal)
-        assert evaluator.configs("rough")[:3] == [DEFAULT, *blind]
-
-    def test_a_wrong_kernel_sets_no_standard(self, tmp_path: Path) -> None:
-        """It is estimated at a tenth, which would postpone all others."""
-        bad = SPACE[4]
-        evaluator = guided(
-            lambda c: 5.0 if c == bad else half(c),
-            failing=lambda stage, c: Status.WRONG if (stage, c) == ("check", bad) else None,
-        )
-        self.run(tmp_path, evaluator)
-        others = [c for c in self.order() if c not in (bad, DEFAULT, SEED)]
-        assert evaluator.configs("rough") == [DEFAULT, SEED, *others]
-
     def test_time_runs_out_on_the_worst(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -192,10 +160,6 @@ class TestStop:
         evaluator = self.evaluator()
         assert run(tmp_path, evaluator, sampler="exhaustive").exhaustive
         assert set(evaluator.configs("rough")) == set(SPACE)
-
-    def test_a_band_that_reaches_below_the_best_measured_keeps_them(self, tmp_path: Path) -> None:
-        evaluator = self.evaluator(band=(0.3, 3.0))
-        assert run(tmp_path, evaluator, trials=len(SPACE)).exhaustive
 
 
 class TestSampled:
