@@ -27,7 +27,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Stage, Status
 from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from flashgen.search.points import ListedSpace
 from flashgen.search.space import Point
 from flashgen.spec.gpu import TARGETS

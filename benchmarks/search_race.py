@@ -52,7 +52,7 @@ from benchmarks.recorded import Landscape, dump, from_outcomes, read, replay
 from flashgen.errors import FlashgenError
 from flashgen.schedules.space import seed_configs, tuned_default
 from flashgen.search import Method
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 

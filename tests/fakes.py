@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,8 @@ Failing = Callable[[Stage, KernelConfig], Status | None]
 
 @dataclass
 class FakeEvaluator:
-    """Serves `us`, or the status that `failing` gives; keeps what it was asked. spread: half the band.
+    """Serves `us`, or the status that `failing` gives; keeps what it was asked. spread: half the band,
+    and how far the passes of a final round lie from `us` at most.
 
     guess: what the estimator says, with a band of `band` times it, or nothing.
     """
@@ -67,6 +69,11 @@ class FakeEvaluator:
             timing = Timing(
                 median_us=us, low_us=max(us - self.spread, us * 1e-3), high_us=us + self.spread
             )
+        passes_us: tuple[float, ...] = ()
+        if stage == "final" and timing:
+            draw = random.Random(config.label)
+            bias = [draw.uniform(-1, 1) * self.spread for _ in range(10)]
+            passes_us = tuple(max(timing.median_us + each, timing.low_us) for each in bias)
         compiled = stage == "compile" and status is Status.OK
         guess = self.guess(config) if stage == "check" or status is Status.OK else None
         low, high = self.band
@@ -84,6 +91,7 @@ class FakeEvaluator:
             timing=timing,
             estimate=guess and Timing(median_us=guess, low_us=low * guess, high_us=high * guess),
             check=check,
+            passes_us=passes_us,
             registers=self.registers(config) if compiled else None,
             spill_bytes=self.spill_bytes(config) if compiled else None,
             shared_bytes=65536 if compiled else None,

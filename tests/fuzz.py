@@ -54,8 +54,7 @@ from flashgen.report.html import write_report
 from flashgen.runtime import kernel_files
 from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.search import Method
-from flashgen.search.history import outcomes_of
-from flashgen.search.log import Log
+from flashgen.search.log import Log, outcomes_of
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table import emit
 from flashgen.table.evidence import evidence_file, evidence_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,11 @@ def landscape(config: KernelConfig) -> float:
     """Microseconds, least at BEST."""
     differing = sum(getattr(config, name) != getattr(BEST, name) for name in vars(BEST))
     return 100.0 + 20.0 * differing + SPACE.index(config) * 1e-3
+
+
+def noisy(config: KernelConfig) -> float:
+    """An estimate within 20 % of half the time, by a draw that is the config's own."""
+    return landscape(config) / 2 * random.Random(config.label).uniform(0.8, 1.2)
 
 
 def fake(us: Callable[[KernelConfig], float] = landscape, **fields: Any) -> FakeEvaluator:

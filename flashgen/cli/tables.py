@@ -170,7 +170,7 @@ def report(
 def write_report_of(slug: str, out: Path) -> None:
     """Write the report of a GPU, and say where it is."""
     from flashgen.report.html import write_report
-    from flashgen.search.history import outcomes_of
+    from flashgen.search.log import outcomes_of
     from flashgen.table.show import console
 
     table, page = named_table(slug, out, evidence=True), out / "report.html"

@@ -18,7 +18,7 @@ from flashgen.errors import FlashgenError
 from flashgen.schedules.base import Loads
 from flashgen.schedules.outcome import Outcome, Timing
 from flashgen.search.decide import spearman
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from flashgen.spec.vocabulary import Direction
 
 LEAST_CONFIGS = 5

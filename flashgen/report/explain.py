@@ -19,7 +19,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Status
 from flashgen.schedules.space import seed_configs
 from flashgen.search.decide import TIE
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import workload

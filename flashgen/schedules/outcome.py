@@ -171,7 +171,7 @@ class Outcome(Record):
         InvalidArgument: naming the field.
 
     Examples:
-        >>> from flashgen.search.history import outcomes_of
+        >>> from flashgen.search.log import outcomes_of
         >>> [o.status for o in outcomes_of(log)]  # doctest: +SKIP
     """
 

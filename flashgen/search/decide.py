@@ -13,8 +13,7 @@ round in pairs, because both candidates of a pass ran at the same clock:
     the incumbent. For their number, p values are corrected by Holm's step-down (Scandinavian
     Journal of Statistics 6, 1979), so LEVEL bounds the chance of any mistake in a round.
 
-Equal passes, or too few for LEVEL, prove nothing. Records older than passes are compared by
-percentiles: a challenger wins if its 80th lies below the other's 20th.
+Equal passes, or too few for LEVEL, prove nothing.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None
     """
     if not held:
         return finals[0] if finals else None
-    beating = _beating(finals, held)
-    winner = next((o for o in finals if o not in held and o.config in beating), None)
-    incumbent, default = held[0], held[-1]
-    return winner or (default if default.config in beating else incumbent)
+    p_of = _corrected(finals, held)
+    beating = [o for o in finals if p_of.get(o.config, 1.0) <= LEVEL]
+    winner = next((o for o in beating if o not in held), None)
+    return winner or (held[-1] if held[-1] in beating else held[0])
 
 
 def p_value(winner: Outcome, finals: Sequence[Outcome], held: Sequence[Outcome]) -> float | None:
     """The p of a round's winner against the strongest of the others in `held`.
 
     A challenger's p is corrected; that of an incumbent that stays is not. None if there is nothing
-    else in `held`, or no passes are known.
+    else in `held`, or these are times of no round.
     """
     others = _others(winner, held)
-    if not others or not _paired(finals):
+    if not others or not all(outcome.passes_us for outcome in finals):
         return None
-    if winner.config == held[0].config:
-        return max(LEAST_P, _largest_p(winner, others))
-    return max(LEAST_P, _corrected(finals, held)[winner.config])
+    stays = winner.config == held[0].config
+    p = _largest_p(winner, others) if stays else _corrected(finals, held)[winner.config]
+    return max(LEAST_P, p)
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,30 +79,17 @@ def p_faster(challenger: tuple[float, ...], other: tuple[float, ...]) -> float:
     return float(stats.wilcoxon(ratios, alternative="less").pvalue)
 
 
-def _beating(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Collection[KernelConfig]:
-    """The challengers that beat all of `held`; against the incumbent, the default is one."""
-    if _paired(finals):
-        return [config for config, p in _corrected(finals, held).items() if p <= LEVEL]
-    return [
-        challenger.config
-        for challenger in _challengers(finals, held)
-        if all(_apart(challenger, other) for other in _others(challenger, held))
-    ]
-
-
 def _others(outcome: Outcome, held: Sequence[Outcome]) -> list[Outcome]:
     return [other for other in held if other.config != outcome.config]
 
 
-def _challengers(finals: Sequence[Outcome], held: Sequence[Outcome]) -> list[Outcome]:
-    """All but the incumbent; without one, all but the default."""
-    return [outcome for outcome in finals if outcome.config != held[0].config]
-
-
 def _corrected(finals: Sequence[Outcome], held: Sequence[Outcome]) -> dict[KernelConfig, float]:
     """Each challenger's p against the stronger of those it must beat, by Holm's step-down."""
-    challengers = _challengers(finals, held)
-    alone = {each.config: _largest_p(each, _others(each, held)) for each in challengers}
+    alone = {
+        each.config: _largest_p(each, _others(each, held))
+        for each in finals
+        if each.config != held[0].config  # the incumbent or, without one, the default
+    }
     least, corrected = 0.0, {}
     for place, config in enumerate(sorted(alone, key=alone.__getitem__)):
         least = max(least, min(1.0, (len(alone) - place) * alone[config]))
@@ -113,19 +99,6 @@ def _corrected(finals: Sequence[Outcome], held: Sequence[Outcome]) -> dict[Kerne
 
 def _largest_p(outcome: Outcome, others: Sequence[Outcome]) -> float:
     return max(p_faster(outcome.passes_us, other.passes_us) for other in others)
-
-
-def _paired(finals: Sequence[Outcome]) -> bool:
-    """Whether all have times of the same passes."""
-    counts = {len(outcome.passes_us) for outcome in finals}
-    return len(counts) == 1 and all(o.passes_us and min(o.passes_us) > 0 for o in finals)
-
-
-def _apart(challenger: Outcome, other: Outcome) -> bool:
-    """Whether the challenger's band lies entirely below the other's."""
-    if challenger.timing is None or other.timing is None:
-        return False
-    return challenger.timing.high_us < other.timing.low_us
 
 
 PROMISING = 1.5
@@ -183,18 +156,17 @@ def to_measure(
         if outcome.config in always:
             (promising if outcome.estimate else first).append(outcome)
         else:
-            far = outcome.estimate.median_us if outcome.estimate else 0.0
-            (postponed if far > PROMISING * least_us else promising).append(outcome)
-    ranked = iter(_ranked(outcome for outcome in promising if outcome.estimate))
+            us = outcome.estimate.median_us if outcome.estimate else 0.0
+            (postponed if us > PROMISING * least_us else promising).append(outcome)
+
+    def far(outcome: Outcome) -> float:
+        return median_us(outcome.estimate)
+
+    ranked = iter(sorted((o for o in promising if o.estimate), key=far))
     blind = [outcome for outcome in promising if not outcome.estimate]
     sound_first = iter(sorted(blind, key=lambda outcome: outcome.shortcomings or 0))
     order = [next(ranked) if outcome.estimate else next(sound_first) for outcome in promising]
-    return first + order, _ranked(postponed)
-
-
-def _ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Sorted by estimate."""
-    return sorted(outcomes, key=lambda outcome: median_us(outcome.estimate))
+    return first + order, sorted(postponed, key=far)
 
 
 def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) -> bool:

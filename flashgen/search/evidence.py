@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -28,7 +27,6 @@ ALL_STAGES: tuple[Stage, ...] = (*GPU_STAGES, "final")
 RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 """Statuses without a usable time, although the kernel is not at fault."""
 
-
 FACTS = (
     "registers", "spill_bytes", "shared_bytes", "tensor_columns", "residents", "shortcomings",
     "estimate", "check",
@@ -38,7 +36,7 @@ FACTS = (
 
 class Evidence:
     """The known outcomes of the configs of one goal. `planned` and `trials`: numbers of candidates,
-    for progress. prunes: whether a rough time ends a config; report: is told each, once logged.
+    for progress. judge: may end a config after a rough time; report: is told each, once logged.
     stages: those that a candidate passes, in order. on_gpu: whether they are measured.
     """
 
@@ -56,13 +54,13 @@ class Evidence:
         self.planned = 0.0
         self.trials = 0
         self.best_us = math.inf
-        self.prunes: Callable[[KernelConfig, float], bool] = lambda *_: False
+        self.judge: Callable[[Outcome], Outcome] = lambda outcome: outcome
         self.report: Callable[[KernelConfig, float], None] = lambda *_: None
         self._evaluator = evaluator
         self._log = log
         self._notify = notify
         self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
-        self._digest = functools.cache(partial(goal.digest_of, goal.spec))
+        self._digest = cache(partial(goal.digest_of, goal.spec))
         self._launched: dict[KernelConfig, KernelConfig] = {}
         self._done = 0.0
         self._tried: set[KernelConfig] = set()
@@ -108,15 +106,13 @@ class Evidence:
         """Have an outcome of each."""
         goal, source = self.goal, self._evaluator.source
         unknown = []
+        recall = partial(self._log.recall, stage, goal.spec, goal.problem, source=source)
         for config in configs:
-            if (stage, config) in self._seen:
-                continue
-            kernel = config, self._digest(config)
-            known = self._log.recall(stage, goal.spec, goal.problem, *kernel, source=source)
-            if known is None:
-                unknown.append(config)
-            else:
-                self._take(known)
+            if (stage, config) not in self._seen:
+                if known := recall(config, self._digest(config)):
+                    self._take(known)
+                else:
+                    unknown.append(config)
         if unknown:
             self._evaluate(stage, unknown)
 
@@ -180,19 +176,11 @@ class Evidence:
         for outcomes in [list(answers)] if stage == "final" else ([each] for each in answers):
             in_order = all(outcome.config == left.popleft() for outcome in outcomes)
             assert in_order, "an evaluator answers in the order of the requests"
-            found = [self._pruned(outcome) for outcome in outcomes]
+            found = [self.judge(o) if o.stage == "rough" and o.ok else o for o in outcomes]
             self._log.append(*found)
             for outcome in found:
                 self._take(outcome)
         assert not left, "an evaluator answers all requests"
-
-    def _pruned(self, outcome: Outcome) -> Outcome:
-        """The outcome, which ends a candidate whose rough time is far from the best so far."""
-        us, best_us = median_us(outcome.timing), self.best_us
-        if not (outcome.stage == "rough" and outcome.ok and self.prunes(outcome.config, us)):
-            return outcome
-        why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
-        return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
         """Store an outcome and report progress. Twins of candidates count as none."""

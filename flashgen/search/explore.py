@@ -1,9 +1,7 @@
 """Explorer: which configs are evaluated, in which order, and when that ends.
 
-A candidate passes the stages one after the other, in batches; a stage that it fails ends it. On a
-GPU with estimates, compiling runs ahead of measuring, and only what is measured is a trial of the
-budget; docs/searching.md says what is compiled and measured next. Without any estimate, and with no
-GPU, nobody waits, and each config that is evaluated is a trial of the budget.
+docs/searching.md says what is compiled and measured next on a GPU with estimates. Without any
+estimate, and with no GPU, nobody waits, and each config that is evaluated is a trial of the budget.
 
 The incumbent is evaluated first but costs nothing, and plays no part before its own turn comes: so
 a search that is run again, with its own winner for an incumbent, takes the same path.
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Stage, Status, Timing
-from flashgen.search.decide import believable, can_win, to_measure
+from flashgen.search.decide import believable, can_win, median_us, to_measure
 from flashgen.search.evidence import RIGHT_ALL_THE_SAME, Evidence
 from flashgen.search.goal import RUNNERS_UP
 from flashgen.search.points import ILLEGAL, ListedSpace
@@ -67,7 +65,7 @@ class Explorer:
             space, method, others=points[size:], storage=storage, name=goal.title, fresh=True
         )
         self._launched: dict[KernelConfig, KernelConfig] = {}
-        evidence.prunes, evidence.report = self._prunes, self._report
+        evidence.judge, evidence.report = self._judged, self._report
         self._budget = budget.trials
         self._enumerated = self._to_the_last or len(goal.order) <= budget.trials
         self._most = len(goal.order) if self._enumerated else budget.trials
@@ -99,7 +97,7 @@ class Explorer:
         """The number of evaluated configs; one that waits to be measured does not count. Where a
         budget limits them, these are trials, and rivals count only where they were one.
         """
-        if self._enumerated or not len(self._trials):
+        if self._enumerated or not self._trials.ids:
             return len(self.explored.keys() - (self._waiting.keys() - {*self._goal.rivals}))
         return sum(c not in self._waiting and self._met(c) for c in self.explored)
 
@@ -110,7 +108,6 @@ class Explorer:
 
     @property
     def _late(self) -> bool:
-        """Whether the time budget is used up."""
         return time.monotonic() >= self._end
 
     @property
@@ -122,13 +119,12 @@ class Explorer:
     @property
     def _guided(self) -> bool:
         """Whether there is a GPU, and an estimate of any config considered so far."""
-        return self._evidence.on_gpu and any(
-            self._estimate_us(self._configs[number]) for number in self._trials
-        )
+        configs = (self._configs[number] for number in self._trials.ids)
+        return self._evidence.on_gpu and any(map(self._estimate_us, configs))
 
     def _met(self, config: KernelConfig) -> bool:
         """Whether a config has a trial."""
-        return self._number.get(config, ILLEGAL) in self._trials
+        return self._number.get(config, ILLEGAL) in self._trials.ids
 
     @property
     def _trusted(self) -> bool:
@@ -142,14 +138,17 @@ class Explorer:
         promising is measured after each batch.
         """
         rest = iter(configs)
-        while not enough() and (batch := list(islice(rest, self._ahead(BATCH)))):
+        while not enough():
+            ahead = LOOK_AHEAD if self._guided else 1
+            if not (batch := list(islice(rest, ahead * BATCH))):
+                break
             self._admit(batch)
             while self._half_time <= time.monotonic() < self._end and (best := self._best(BATCH)):
                 self._measure(best)
 
     def _round(self) -> bool:
         """Choose a batch and evaluate it. Returns whether there was anything to do."""
-        before = self._measured, len(self._trials)
+        before = self._measured, len(self._trials.ids)
         left = self._most - self._measured
         count = min(BATCH, left)
         chosen, doubts = list[KernelConfig](), count
@@ -159,13 +158,13 @@ class Explorer:
             by_estimate = max(0, min(count - doubts, left - untried))
             for _ in range(0 if self._enumerated else LOOK_AHEAD):
                 self._admit(self._proposed(by_estimate, estimates=True))
-            ended = before[1] == len(self._trials)
+            ended = before[1] == len(self._trials.ids)
             chosen = self._best(by_estimate) or self._best(by_estimate * ended, postponed=True)
             doubts = max(doubts, min(untried, count - by_estimate))
         if not self._to_the_last:
             chosen += self._doubted(doubts, chosen)
         self._measure(chosen)
-        return before != (self._measured, len(self._trials))
+        return before != (self._measured, len(self._trials.ids))
 
     def _doubted(self, count: int, chosen: Collection[KernelConfig]) -> list[KernelConfig]:
         """Configs to measure whatever is estimated of them: those that the search started with, one
@@ -186,7 +185,7 @@ class Explorer:
         """Configs of tiles of which none was measured, one each: an estimator errs by tile, because
         the loop that it replays is a tile's. It is the one most like the best measured.
         """
-        times = {config: us for config in self._tried if (us := self._evidence.us(config))}
+        times = self._times()
         if not times or not self._guided:
             return []
         like = vars(min(times, key=times.__getitem__)).items()
@@ -217,9 +216,7 @@ class Explorer:
         most = min(count, self._room)
         while len(found) < most:
             again = set() if estimates else waiting - closed
-            self._trials.assume(values, set() if estimates else waiting, closed)
-            number = self._trials.ask(again)
-            if number is None:
+            if (number := self._trials.ask(again, values, closed)) is None:
                 break
             if number in waiting:
                 closed.add(number)
@@ -229,11 +226,7 @@ class Explorer:
     @property
     def _room(self) -> int:
         """How many configs may still be compiled."""
-        return LOOK_AHEAD * self._budget - len(self._trials)
-
-    def _ahead(self, count: int) -> int:
-        """The number of configs to compile for this number to measure."""
-        return LOOK_AHEAD * count if self._guided else count
+        return LOOK_AHEAD * self._budget - len(self._trials.ids)
 
     def _admit(self, batch: Sequence[KernelConfig]) -> None:
         """Compile configs. They wait to be measured, or proceed if nothing is to wait for."""
@@ -257,8 +250,7 @@ class Explorer:
     def _best(self, count: int, *, postponed: bool = False) -> list[KernelConfig]:
         """The next configs to measure by their estimates."""
         expected, pairs, first = self._expected_us(), self._pairs(), self._goal.first
-        measured = [us for config in self._tried if (us := self._evidence.us(config))]
-        least_us = min([*expected.values(), *measured], default=math.inf)
+        least_us = min([*expected.values(), *self._times().values()], default=math.inf)
         compiled = zip(self._waiting, self._evidence.ask("compile", self._waiting), strict=True)
         bands, outcomes = {}, []
         for config, outcome in compiled:
@@ -298,12 +290,16 @@ class Explorer:
             configs = [c for c, outcome in zip(configs, outcomes, strict=True) if outcome.ok]
         return configs
 
-    def _prunes(self, launched: KernelConfig, us: float) -> bool:
-        """Whether the study's pruner ends a config after this rough time."""
-        config = self._launched.get(launched, launched)
-        if not self._met(config):
-            return us > DROP_ABOVE * self._evidence.best_us
-        return self._trials.prunes(self._number[config], us, 0)
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """The outcome, which the study's pruner may end after this rough time."""
+        config = self._launched.get(outcome.config, outcome.config)
+        us, best_us = median_us(outcome.timing), self._evidence.best_us
+        if self._met(config):
+            dropped = self._trials.prunes(self._number[config], us, 0)
+        else:
+            dropped = us > DROP_ABOVE * best_us
+        why = f"{us / best_us:.2f} times the best so far, {best_us:.1f} us"
+        return replace(outcome, status=Status.DROPPED, detail=why) if dropped else outcome
 
     def _report(self, launched: KernelConfig, us: float) -> None:
         config = self._launched.get(launched, launched)
@@ -346,9 +342,8 @@ class Explorer:
         what the estimates of its tile were off by, and of all tiles as far as few were measured.
         """
         errors: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for config in self._tried:
-            estimate, actual = self._estimate_us(config), self._evidence.us(config)
-            if estimate and actual:
+        for config, actual in self._times().items():
+            if estimate := self._estimate_us(config):
                 errors[_tile(config)].append(math.log(actual / estimate))
         common = statistics.median(chain.from_iterable(errors.values())) if errors else 0.0
         expected = {}
@@ -358,10 +353,14 @@ class Explorer:
                 expected[config] = estimate * math.exp((sum(own) + common) / (len(own) + 1))
         return expected
 
+    def _times(self) -> dict[KernelConfig, float]:
+        """Measured medians of the configs tried, in microseconds."""
+        return {config: us for config in self._tried if (us := self._evidence.us(config))}
+
     def _pairs(self) -> list[tuple[float, float]]:
         """Estimated and measured medians of the configs tried, in microseconds."""
-        pairs = ((self._estimate_us(c), self._evidence.us(c)) for c in self._tried)
-        return [(estimated, actual) for estimated, actual in pairs if estimated and actual]
+        times = self._times().items()
+        return [(estimate, us) for c, us in times if (estimate := self._estimate_us(c))]
 
     def _estimate_us(self, config: KernelConfig) -> float | None:
         outcome = self._evidence.get("compile", config)

@@ -78,24 +78,19 @@ class Goal:
         """All candidates: the incumbent, the seeds, the default, then the space in its order. If
         nothing can be timed, the first correct one is taken.
         """
-        return tuple(dict.fromkeys((*self.held, *self.first, *self.legal)))
+        return tuple(dict.fromkeys((*filter(None, [self.incumbent]), *self.space)))
 
     @functools.cached_property
     def space(self) -> tuple[KernelConfig, ...]:
         """The same in an order that does not depend on the incumbent: only if it is no other
         candidate, it comes last.
         """
-        return tuple(dict.fromkeys((*self.first, *self.legal, *self.order)))
-
-    @property
-    def held(self) -> tuple[KernelConfig, ...]:
-        """The incumbent, if any."""
-        return () if self.incumbent is None else (self.incumbent,)
+        return tuple(dict.fromkeys((*self.first, *self.legal, *self.rivals)))
 
     @property
     def rivals(self) -> tuple[KernelConfig, ...]:
         """What a challenger must beat: the incumbent, if any, and the default."""
-        return tuple(dict.fromkeys((*self.held, self.default)))
+        return tuple(dict.fromkeys(filter(None, (self.incumbent, self.default))))
 
 
 def goal_for(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
@@ -90,7 +89,6 @@ def opened(path: Path, notice: Callable[[str], None], *, resumed: bool) -> Itera
     """The storage of a journal, begun anew unless the run is resumed. Raises FlashgenError if the
     disk cannot be written.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not resumed:
         path.unlink(missing_ok=True)
     with disk_errors(path):

@@ -1,29 +1,38 @@
 """Log: the append-only record of outcomes, from which a killed run resumes.
 
 JSON lines, one record per outcome, each on disk before its search goes on: kill -9 loses only what
-was in progress.
+was in progress. outcomes_of() reads such a file later: it is not written and not locked.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.evaluate.evaluator import protocol_of
-from flashgen.files import append_whole, disk_errors, open_own, records_of
+from flashgen.files import (
+    append_whole,
+    disk_errors,
+    open_own,
+    records_of,
+    unpacked_content_of,
+    whole_lines,
+)
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import PASSING, Outcome, Source, Stage
-from flashgen.search.history import outcome_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import UnknownKey, parsed, value_of
 
 LogKey = tuple[object, ...]
 Notice = Callable[[str], None]
@@ -187,6 +196,80 @@ def _lacks_estimate(outcome: Outcome, problem: Problem) -> bool:
 
 
 def _line(outcome: Outcome) -> bytes:
-    """The record of an outcome."""
     text = json.dumps(outcome.to_json(), separators=(",", ":"), allow_nan=False)
     return text.encode() + b"\n"
+
+
+def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
+    """All outcomes of a log in their order, of any GPU, Triton and protocol.
+
+    An incomplete last record, torn by a kill or still being written, is left out.
+
+    Args:
+        path: the log, or a JSON file of outcomes; either may be gzipped.
+        notice: is called with a sentence on what is left out.
+
+    Returns:
+        The outcomes.
+
+    Raises:
+        InvalidArgument: if there is no such file.
+        FlashgenError: if it cannot be read, or a line is no outcome.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from flashgen.search.log import outcomes_of
+        >>> outcomes = outcomes_of(Path("tuning.jsonl"), print)  # doctest: +SKIP
+    """
+    try:
+        content = unpacked_content_of(path)
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"{path}: there is no such log; flashgen tune writes .flashgen/<slug>.jsonl"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FlashgenError(f"{path} is no gzip file ({error}): copy it again") from None
+    except OSError as error:
+        raise FlashgenError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise FlashgenError(f"{path}: {error}; name another") from None
+    if path.name.removesuffix(".gz").endswith(".json"):
+        return _of_landscape(content, path)
+    lines, whole = whole_lines(content)
+    outcomes = [outcome_of(line, path, number) for number, line in enumerate(lines, 1)]
+    if whole < len(content):
+        notice(f"{path}: the last record is torn; it is left out")
+    return outcomes
+
+
+def outcome_of(line: bytes, path: Path, number: int) -> Outcome:
+    """The outcome of a line of a log. Raises FlashgenError."""
+    where = f"{path}, line {number}"
+    try:
+        return Outcome.from_json(parsed(line))
+    except UnknownKey as error:
+        raise FlashgenError(
+            f"{where}: {error}: a newer version wrote this log; update flashgen, "
+            "or name another log or folder"
+        ) from None
+    except ValueError as error:
+        raise FlashgenError(
+            f"{where}: this is no record of an outcome ({error}); delete the line, "
+            "or name another log"
+        ) from None
+
+
+def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
+    try:
+        found = value_of(dict[str, Any], parsed(content), "the file")
+        if "outcomes" in found:
+            return list(value_of(tuple[Outcome, ...], found["outcomes"], "outcomes"))
+    except ValueError as error:
+        raise FlashgenError(
+            f"{path} is no file of outcomes ({error}): name one that "
+            "has them, or a log of flashgen tune"
+        ) from None
+    raise FlashgenError(
+        f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a JSON "
+        "file of outcomes"
+    )

@@ -177,7 +177,7 @@ def _order(trials: Trials, guessed: int, first: Iterable[int]) -> Iterator[int]:
     """
     yield from [number for _ in range(guessed) if (number := trials.ask()) is not None]
     for number in first:
-        if number not in trials:
+        if number not in trials.ids:
             trials.begin(number)
             yield number
     while (number := trials.ask()) is not None:

@@ -245,7 +245,6 @@ def space_of(space: Sequence[Point] | Space) -> Space:
 
 
 def _check_names(points: Sequence[Point]) -> None:
-    """Raise InvalidArgument unless these are mappings of the same names."""
     if not points:
         raise InvalidArgument("space must have a point at least: got none")
     for number, point in enumerate(points):
@@ -262,15 +261,13 @@ def _check_names(points: Sequence[Point]) -> None:
 
 def _values_of(points: Sequence[Point], name: str) -> tuple[Value, ...]:
     """The values of a parameter, in order of occurrence."""
-    try:
-        values = tuple(dict.fromkeys(point[name] for point in points))
-        for value in values:
-            _check_value(name, value, "the space")
-    except (TypeError, InvalidArgument):  # name the point, which takes longer to find
-        for number, point in enumerate(points):
-            _check_value(name, point[name], f"point {number}")
-        raise
-    return values
+    values = dict[Value, None]()
+    for number, point in enumerate(points):
+        value = point[name]
+        if not isinstance(value, Value) or value not in values:
+            _check_value(name, value, f"point {number}")
+            values[value] = None
+    return tuple(values)
 
 
 def _check_value(name: str, value: object, where: str) -> None:

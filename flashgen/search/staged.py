@@ -1,12 +1,12 @@
 """search(): evaluate configs of one spec in stages, then choose.
 
-On a GPU a candidate is compiled, checked, timed roughly and timed well. In the final round the best
-few, the incumbent and the default are timed in alternation. Without a GPU candidates are compiled
-and estimated, then checked until a winner, two runners-up and the default are correct. For tensors
-without descriptors the pointer twin of a winner is served instead, so it must be correct too.
+On a GPU a candidate is compiled, checked, timed roughly and timed well; a final round follows.
+Without a GPU candidates are compiled and estimated, then checked until a winner, two runners-up and
+the default are correct. For tensors without descriptors the pointer twin of a winner is served
+instead, so it must be correct too.
 
-Outcomes are looked up in the log before they are evaluated, and all decisions depend only on
-outcomes and seed: a killed search repeats nothing and ends the same.
+All decisions depend only on outcomes, which are in the log, and seed: a killed search repeats
+nothing and ends the same.
 """
 
 from __future__ import annotations

@@ -44,19 +44,16 @@ LEAST = "least_us"
 OF_NAMES = ("auto", "exhaustive", "tpe", "random", "brute-force")
 """Samplers that get the values of every parameter as names; others get the ranks of numbers."""
 
-CLASSES = {
-    "tpe": "optuna.samplers:TPESampler",
-    "gp": "optuna.samplers:GPSampler",
-    "cmaes": "optuna.samplers:CmaEsSampler",
-    "qmc": "optuna.samplers:QMCSampler",
-    "random": "optuna.samplers:RandomSampler",
-    "brute-force": "optuna.samplers:BruteForceSampler",
+QUIET = {"warn_independent_sampling": False}
+CLASSES: Mapping[str, tuple[str, Mapping[str, bool]]] = {
+    "tpe": ("TPESampler", {"multivariate": True, "constant_liar": True}),
+    "gp": ("GPSampler", {}),
+    "cmaes": ("CmaEsSampler", QUIET),
+    "qmc": ("QMCSampler", {**QUIET, "warn_asynchronous_seeding": False}),
+    "random": ("RandomSampler", {}),
+    "brute-force": ("BruteForceSampler", {}),
 }
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "tpe": {"multivariate": True, "constant_liar": True},
-    "cmaes": {"warn_independent_sampling": False},
-    "qmc": {"warn_independent_sampling": False, "warn_asynchronous_seeding": False},
-}
+"""Optuna's samplers by name, with their options."""
 
 
 class Drop(BasePruner):
@@ -71,12 +68,9 @@ class Drop(BasePruner):
         """As BasePruner.prune."""
         if trial.last_step is None:
             return False
-        known = [
-            min([*each.intermediate_values.values(), *(each.values or ())])
-            for each in study.get_trials(deepcopy=False)
-            if each.intermediate_values or each.values
-        ]
-        best = min([*known, study.user_attrs.get(LEAST, float("inf"))])
+        best = study.user_attrs.get(LEAST, float("inf"))
+        for each in study.get_trials(deepcopy=False):
+            best = min([best, *each.intermediate_values.values(), *(each.values or ())])
         return bool(trial.intermediate_values[trial.last_step] > self.factor * best)
 
 
@@ -84,12 +78,13 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
     """A sampler of Optuna's by its name, or of `module:Class`, seeded. Raises InvalidArgument if
     there is none, ToolchainError if a package is missing.
     """
-    module, _, kind = CLASSES.get(name, name).partition(":")
+    kind, options = CLASSES.get(name, (name, {}))
+    module, _, kind = kind.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), kind)
+        found = getattr(importlib.import_module(module or "optuna.samplers"), kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            made = found(seed=seed, **OPTIONS.get(name, {}))
+            made = found(seed=seed, **options)
     except ImportError as error:
         if name in CLASSES or not module.startswith(error.name or " "):
             raise ToolchainError(
@@ -106,8 +101,8 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
 
 
 class Trials:
-    """The trials of one study, by the numbers of their points. Raises InvalidArgument if the
-    sampler does not apply, ToolchainError if a package is missing.
+    """The trials of one study, by the numbers of their points; `ids` are Optuna's. Raises
+    InvalidArgument if the sampler does not apply, ToolchainError if a package is missing.
 
     Args:
         space: the points that may be proposed.
@@ -135,8 +130,9 @@ class Trials:
         self.space = space
         self._others = others
         self._method = method
-        every = [*map(space.point, space), *others] if others else []
-        union = parameters_of(every) if others else space.parameters
+        union = space.parameters
+        if others:
+            union = parameters_of([*map(space.point, space), *others])
         own = method.sampler in ("auto", "exhaustive")
         self._fresh = fresh and not own
         sampler = self._sampler(0) if not own else KernelSampler(
@@ -164,29 +160,28 @@ class Trials:
             optuna.delete_study(study_name=self.study.study_name, storage=self._storage)
             self.study, self._left = open_study(), deque()
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        self._ids: dict[int, int] = {}  # of trials, by the numbers of their points
+        self.ids: dict[int, int] = {}
         self._by_chance = self._drawn(RandomState(method.seed))
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._ids
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def ask(self, again: Collection[int] = ()) -> int | None:
+    def ask(
+        self,
+        again: Collection[int] = (),
+        values: Mapping[int, float] | None = None,
+        closed: Collection[int] = (),
+    ) -> int | None:
         """The number of a point that the sampler proposes, which has a trial from now on; None if
-        all have one. again: points under way that may come again.
+        all have one. again: points under way that may come again. They, values and closed are as
+        `ignored` and so on of KernelSampler.assume; others make their own of running trials.
         """
+        if isinstance(self.study.sampler, KernelSampler):
+            self.study.sampler.assume(values, again, closed)
         for _ in range(ASKS):
-            if sum(n < self.space.size for n in self) >= self.space.size and not again:
+            if sum(n < self.space.size for n in self.ids) >= self.space.size and not again:
                 return None
             trial_id = self._next()
             number = self._number_of(self._storage.get_trial(trial_id))
-            if number != ILLEGAL and number not in self:
-                self._ids[number] = trial_id
+            if number != ILLEGAL and number not in self.ids:
+                self.ids[number] = trial_id
                 return number
             status = "illegal" if number == ILLEGAL else "repeated"
             self._tell(trial_id, None, {"status": status}, TrialState.PRUNED)
@@ -199,24 +194,24 @@ class Trials:
 
     def begin(self, number: int) -> None:
         """Ask for the trial of a point, whatever the sampler would propose."""
-        if number not in self:
+        if number not in self.ids:
             size = self.space.size
             point = self.space.point(number) if number < size else self._others[number - size]
             values = {name: point[name] for name in self._distributions}
             ranks = {name: some.index(values[name]) for name, some in self._ranked.items()}
-            self._ids[number] = self._next(values | ranks)
+            self.ids[number] = self._next(values | ranks)
 
     def prunes(self, number: int, value: float, step: int) -> bool:
         """Whether the pruner would end the trial of a point that reports this value."""
-        trial = copy.copy(self._storage.get_trial(self._ids[number]))
+        trial = copy.copy(self._storage.get_trial(self.ids[number]))
         trial.intermediate_values = {**trial.intermediate_values, step: value}
         return self.study.pruner.prune(self.study, trial)
 
     def report(self, number: int, value: float, step: int) -> None:
         """Report an intermediate value to a trial, unless it has that or has ended."""
-        trial = self._storage.get_trial(self._ids[number])
+        trial = self._storage.get_trial(self.ids[number])
         if step not in trial.intermediate_values and not trial.state.is_finished():
-            self._storage.set_trial_intermediate_value(self._ids[number], step, value)
+            self._storage.set_trial_intermediate_value(self.ids[number], step, value)
 
     def tell(
         self,
@@ -231,18 +226,11 @@ class Trials:
         """
         state = TrialState.PRUNED if pruned else TrialState.FAIL
         state = state if value is None else TrialState.COMPLETE
-        self._tell(self._ids[number], value, attrs or {}, state)
-
-    def assume(
-        self, values: Mapping[int, float], ignored: Collection[int], closed: Collection[int]
-    ) -> None:
-        """As KernelSampler.assume; other samplers make their own of running trials."""
-        if isinstance(self.study.sampler, KernelSampler):
-            self.study.sampler.assume(values, ignored, closed)
+        self._tell(self.ids[number], value, attrs or {}, state)
 
     def close(self, status: str) -> None:
         """Prune what has not ended, for this reason."""
-        for trial_id in self._ids.values():
+        for trial_id in self.ids.values():
             self._tell(trial_id, None, {"status": status}, TrialState.PRUNED)
 
     def _next(self, params: Mapping[str, Any] | None = None) -> int:
@@ -295,13 +283,9 @@ class Trials:
 
     def _drawn(self, random: RandomState) -> Iterator[int]:
         """New points by chance; if none is found, in their order."""
-
-        def new(number: int) -> bool:
-            return number not in self
-
-        while found := list(filter(new, self.space.draw(random, DRAWN).tolist())):
-            yield from filter(new, found)
-        yield from filter(new, self.space)
+        while found := [n for n in self.space.draw(random, DRAWN).tolist() if n not in self.ids]:
+            yield from (number for number in found if number not in self.ids)
+        yield from (number for number in self.space if number not in self.ids)
 
     def _sampler(self, number: int) -> BaseSampler:
         return sampler_for(self._method.sampler, (self._method.seed + number) % 2**32)

@@ -66,8 +66,7 @@ class Fit:
         return cls(**{**record, "lengths": tuple(record["lengths"])})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
+class Known(NamedTuple):
     """n evaluated points: codes (n x parameters), heights (n), and trend (n: logarithms of guesses,
     or 0).
     """
@@ -89,8 +88,7 @@ class _Solved(NamedTuple):
     evidence: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
+class Expectation(NamedTuple):
     """The expected heights of m points, and their standard deviations."""
 
     mean: Floats
@@ -98,8 +96,7 @@ class Expectation:
 
     def scores(self, best: float) -> Floats:
         """The logarithm of the expected improvement over the best, of every point."""
-        gain = _log_improvement((best - self.mean) / self.spread)
-        scores: Floats = np.log(self.spread) + gain
+        scores: Floats = np.log(self.spread) + _log_improvement((best - self.mean) / self.spread)
         return scores
 
 
@@ -187,12 +184,10 @@ def _better(
     else:
         fits = [replace(fit, slope=1.0 - fit.slope)]
     others = [each for each in fits if each != fit]
-    tried = [fit, *others] if evidence is None else others
     plain = _matern(rest) if turn >= len(gaps) else None
     found = [] if evidence is None else [evidence]
-    for new in tried:
-        covariance = plain
-        if covariance is None:
+    for new in [fit, *others][len(found) :]:
+        if (covariance := plain) is None:
             covariance = _matern(rest + gaps[turn] / new.lengths[turn] ** 2)
         found.append(_solve(covariance, known.heights - new.slope * known.trend, new).evidence)
     best = choose_first(found)

@@ -39,9 +39,8 @@ from flashgen.inputs.features import check_softcap
 from flashgen.kernels.loader import load_kernel, toolchain_error
 from flashgen.schedules.config import config_of
 from flashgen.schedules.outcome import Timing
-from flashgen.search.history import outcomes_of
 from flashgen.search.journal import opened
-from flashgen.search.log import Log
+from flashgen.search.log import Log, outcomes_of
 from flashgen.spec.problem import problem_of
 from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.show import console, wrapped

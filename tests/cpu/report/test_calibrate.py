@@ -1,4 +1,4 @@
-"""report/calibrate.py, report/charts.py and search/history.py: figures one can compute by hand, from logs that are made up."""
+"""report/calibrate.py, report/charts.py and search/log.py: figures one can compute by hand, from logs that are made up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flashgen.report.calibrate import (
 from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.schedules.space import legal_configs
 from flashgen.search.decide import ranks, spearman
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from flashgen.spec.problem import workload
 from tests.makers import make_spec
 from tests.tables import H200

@@ -137,10 +137,6 @@ class TestByEstimate:
         spills = outcome(A, 100.0, spill_bytes=8)
         assert self.order(spills, outcome(B, 104.0), neighbours=(A, A)) == [B, A]
 
-    def test_what_an_old_log_does_not_say_is_not_held_against_it(self) -> None:
-        old = outcome(A, 100.0, spill_bytes=None, registers=None)
-        assert self.order(old, outcome(B, 101.0, spill_bytes=4)) == [A, B]
-
     def test_all_ties_are_with_the_best_not_with_the_next(self) -> None:
         chain = outcome(A, 100.0), outcome(B, 104.0, registers=96), outcome(C, 108.0, registers=32)
         assert self.order(*chain) == [B, A, C]
@@ -190,7 +186,3 @@ class TestByFacts:
         dkv = SPEC.for_direction("backward_dkv")
         made = [replace(outcome(c, None, residents=1), spec=dkv) for c in (tall, wide)]
         assert [each.config for each in by_facts(made)] == [wide, tall]
-
-    def test_what_an_old_log_does_not_say_leaves_the_order(self) -> None:
-        old = [outcome(c, None) for c in (C, A, D)]
-        assert by_facts(old) == old

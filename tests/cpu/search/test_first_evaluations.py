@@ -64,12 +64,3 @@ def test_in_what_is_made(small: bool) -> None:
     some = search_race.of_folder("made")
     some = list(map(of_24, some)) if small else some
     assert statistics.mean(map(found, some)) <= statistics.mean(map(expected, some))
-
-
-def test_random_points_are_drawn_without_replacement() -> None:
-    """Of six points one is left out; each is, equally often."""
-    points = tuple({"x": x} for x in range(6))
-    times = (1.0, 2.0, None, 5.0, 9.0, 3.0)
-    made = Landscape(name="made", source="made", unit="s", points=points, times=times)
-    best, second = clipped(0.0), clipped(1.0)
-    assert expected(made) == pytest.approx((5 * best + second) / 6)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,15 +20,14 @@ from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.evaluate.evaluator import protocol_of
 from flashgen.schedules.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.search.history import outcomes_of
-from flashgen.search.log import Log
+from flashgen.search.log import Log, outcomes_of
 from flashgen.spec.problem import workload
-from flashgen.tune.alone import alone_in
 from tests.makers import make_config, make_spec
 
 SPEC = make_spec()
 SHORT, LONG = workload(SPEC, 512), workload(SPEC, 4096)
 CONFIG = make_config()
+ESTIMATE = Timing(median_us=9.0, low_us=7.0, high_us=14.0)
 
 
 def outcome(stage: Stage = "timed", **changes: object) -> Outcome:
@@ -69,23 +66,19 @@ def recall(log: Log, like: Outcome, **changes: object) -> Outcome | None:
     )
 
 
-def test_an_outcome_is_recalled_equal_after_reopening(tmp_path: Path) -> None:
+def test_a_record_is_one_json_line_and_the_later_counts(tmp_path: Path) -> None:
+    made = outcome(estimate=ESTIMATE, spill_bytes=16)
     with open_log(tmp_path) as log:
-        log.append(outcome())
-        assert recall(log, outcome()) == outcome()
-    with open_log(tmp_path) as log:
-        assert recall(log, outcome()) == outcome()
-
-
-def test_a_record_is_one_json_line_with_every_field(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        log.append(outcome())
-        lines = log.path.read_text().splitlines()  # on the disk before close
-    assert len(lines) == 1
-    record = json.loads(lines[0])
+        log.append(outcome(detail="first"))
+        log.append(made)
+        assert recall(log, made) == made
+        _, line = log.path.read_text().splitlines()  # on the disk before close
+    record = json.loads(line)
     wanted = {*"spec problem config stage status source timing digest detail".split()}
     assert wanted <= record.keys()
-    assert Outcome.from_json(record) == outcome()
+    assert Outcome.from_json(record) == made
+    with open_log(tmp_path) as log:
+        assert recall(log, made) == made
 
 
 @pytest.mark.parametrize(
@@ -155,28 +148,6 @@ def test_compiles_and_checks_hold_for_every_problem(tmp_path: Path, stage: Stage
         assert recall(log, outcome(stage), problem=SHORT) == outcome(stage, problem=SHORT)
 
 
-ESTIMATE = Timing(median_us=9.0, low_us=7.0, high_us=14.0)
-
-
-def test_estimate_and_spills_come_back_beside_the_measurement(tmp_path: Path) -> None:
-    made = outcome(estimate=ESTIMATE, spill_bytes=16)
-    with open_log(tmp_path) as log:
-        log.append(made)
-    with open_log(tmp_path) as log:
-        assert recall(log, made) == made
-
-
-def test_a_log_from_before_there_were_estimates_is_read(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        log.append(outcome("compile"))
-    record = json.loads(log.path.read_text())
-    assert record.pop("estimate") is record.pop("spill_bytes") is None
-    log.path.write_text(json.dumps(record) + "\n")
-    with open_log(tmp_path) as log:
-        assert recall(log, outcome("compile")) == outcome("compile")
-        assert recall(log, outcome("compile"), problem=SHORT) == outcome("compile", problem=SHORT)
-
-
 @pytest.mark.parametrize("reopened", [False, True])
 def test_an_estimate_holds_for_its_own_problem_alone(tmp_path: Path, reopened: bool) -> None:
     built, checked = (outcome(stage, estimate=ESTIMATE) for stage in ("compile", "check"))
@@ -234,16 +205,6 @@ def test_no_estimate_is_recalled_by_the_offline_evaluator(tmp_path: Path) -> Non
     with open_log(tmp_path) as log:
         log.append(none)
         assert recall(log, none, source="estimated") == none
-
-
-def test_the_later_record_counts(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        log.append(outcome(detail="first"))
-        log.append(outcome(detail="second"))
-    with open_log(tmp_path) as log:
-        found = recall(log, outcome())
-        assert found is not None
-        assert found.detail == "second"
 
 
 def test_a_final_round_counts_only_whole(tmp_path: Path) -> None:
@@ -309,28 +270,6 @@ def test_a_log_of_another_gpu_is_refused(tmp_path: Path) -> None:
         open_log(tmp_path)
 
 
-def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
-    with alone_in(tmp_path):
-        said = rf"another flashgen tunes in .* \(process {os.getpid()}\): wait .* --out"
-        with pytest.raises(FlashgenError, match=said), alone_in(tmp_path):
-            pass
-    with alone_in(tmp_path):
-        pass
-
-
-def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys, pathlib; from flashgen.tune.alone import alone_in\n"
-        "with alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], cwd=Path(__file__).parents[3], check=False
-    )
-    assert ended.returncode == -9
-    with alone_in(tmp_path):
-        pass
-
-
 @pytest.mark.parametrize("failing", ["write", "fsync"])
 def test_a_full_disk_is_one_sentence_and_leaves_whole_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -355,18 +294,15 @@ def test_a_full_disk_is_one_sentence_and_leaves_whole_records(
         log.append(outcome("rough"))
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FlashgenError, match="cannot be written"):
-        open_log(tmp_path / "file")
-
-
-def test_a_read_only_folder_is_one_sentence(
+def test_a_folder_that_cannot_be_written_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FlashgenError, match="cannot be written"):
+        open_log(tmp_path / "file")
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(FlashgenError, match=r"Read-only file system.* --out"):
         open_log(tmp_path)

@@ -72,12 +72,6 @@ class TestEverySampler:
         assert found.value == min(known) == cost(found.point)
         assert found.exhaustive is (sampler == "exhaustive")
 
-    @pytest.mark.parametrize("sampler", ["auto", "tpe"])
-    def test_it_learns_from_what_it_sees(self, sampler: str) -> None:
-        """30 of 84, six times: by chance the best one is among them all six times in 500 only."""
-        assert [search(sampler, seed=seed, trials=30).value for seed in range(6)] == [100.0] * 6
-        assert max(search("random", seed=seed, trials=30).value for seed in range(6)) > 100.0
-
     def test_exhaustive_keeps_the_order_whatever_the_budget(self) -> None:
         assert points(search("exhaustive", trials=1)) == SPACE
 
@@ -113,10 +107,7 @@ class TestSeeds:
 
 
 class TestGuesses:
-    def test_good_ones_find_the_best_at_once(self) -> None:
-        assert points(search(guesses=cost, trials=1)) == [BEST]
-
-    def test_a_common_factor_and_missing_ones_do_not_matter(self) -> None:
+    def test_good_ones_find_the_best_at_once_up_to_a_factor_and_if_some_are_missing(self) -> None:
         def guess(point: Point) -> float | None:
             return None if point["way"] == "c" else cost(point) / 1e6
 
@@ -163,8 +154,6 @@ class TestBudget:
     def test_more_trials_than_points_evaluate_each_once(self) -> None:
         found = search(space=SPACE[:4], trials=1000)
         assert (len(found.evaluations), found.exhaustive) == (4, True)
-
-    def test_the_last_of_the_budget_may_complete_the_space(self) -> None:
         assert search(space=SPACE[:4], trials=4).exhaustive
         assert not search(space=SPACE[:4], trials=3).exhaustive
 

@@ -29,7 +29,7 @@ from flashgen.search.acquisition import MIDDLE, START, Acquisition, Seen
 from flashgen.search.points import ListedSpace, ProductSpace, Space
 from flashgen.search.space import Method, Point
 from flashgen.search.study import Trials, sampler_for
-from flashgen.search.surrogate import Expectation, Fit, Known, Process
+from flashgen.search.surrogate import Expectation, Process
 
 SAMPLERS = ("auto", "tpe", "cmaes", "qmc", "random", "brute-force", "optuna.samplers:NSGAIISampler")
 GENETIC = SAMPLERS[-1]
@@ -307,11 +307,11 @@ class TestAuto:
             for place in PLACES[::5]:
                 each.learn(place, bowl(place))
             each.trials.begin(PLACES.index((0, 7)))
-        for each in (misled, corrected):
-            each.trials.assume({PLACES.index((0, 7)): 1.0}, (), ())
         for each in (corrected, straight):
             each.learn((0, 7), bowl((0, 7)))
-        assert corrected.propose(3) == straight.propose(3) != misled.propose(3)
+        values = {PLACES.index((0, 7)): 1.0}
+        led, right = (each.trials.ask(values=values) for each in (misled, corrected))
+        assert right == straight.trials.ask() != led
 
     def test_a_running_trial_that_is_ignored_may_come_again(self) -> None:
         made = own()
@@ -320,10 +320,8 @@ class TestAuto:
                 made.learn(place, bowl(place))
         number = PLACES.index((5, 2))
         made.trials.begin(number)
-        made.trials.assume({}, {number}, ())
         assert made.trials.ask({number}) == number
-        made.trials.assume({}, {number}, {number})
-        assert made.trials.ask() is None
+        assert made.trials.ask({number}, closed={number}) is None
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)
@@ -527,28 +525,6 @@ class TestProduct:
             (number,) = made.propose(1)
             made.learn(number, 1.0 + number % 7)
         assert len(asked) < 20 * 4000  # of 144,000 for one look at all
-
-    @pytest.mark.parametrize("size", [10, 100])
-    def test_as_many_points_are_rated_in_a_large_space(
-        self, size: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        rated: list[int] = []
-        expect = Process.expect
-
-        def counted(self: Process, known: Known, fit: Fit, codes: Any, *others: Any) -> Expectation:
-            rated.append(len(codes))
-            return expect(self, known, fit, codes, *others)
-
-        monkeypatch.setattr(Process, "expect", counted)
-        space = ListedSpace(
-            [{"x": x, "y": y, "z": x % 3} for x in range(size) for y in range(size)]
-        )
-        made = Made(space, Method())
-        for number in range(MIDDLE):
-            made.learn(number * 6, 1.0 + number)
-        made.propose(8)
-        assert len(rated) == 8
-        assert max(rated) < acquisition.POOL + acquisition.BEST * 2 * 2 * size
 
     @pytest.mark.slow("20 s: a thousand proposals")
     @pytest.mark.parametrize(("parameters", "trials", "limit"), [(6, 100, 0.2), (5, 1000, 0.3)])

@@ -20,16 +20,23 @@ from flashgen.search.goal import Found, Goal, Progress, goal_for
 from flashgen.search.study import Trials
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
-from tests.fakes import FakeEvaluator, Killed, digest_of
+from tests.fakes import FakeEvaluator, digest_of
 from tests.makers import make_config
-from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run
+from tests.searches import (
+    BEST,
+    DEFAULT,
+    GPU,
+    PROBLEM,
+    SPACE,
+    SPEC,
+    fake,
+    landscape,
+    make_goal,
+    noisy,
+    run,
+)
 
 SEED = make_config(32, 32)
-
-
-def noisy(config: KernelConfig) -> float:
-    """An estimate within 20 % of half the time, by a draw that is the config's own."""
-    return landscape(config) / 2 * random.Random(config.label).uniform(0.8, 1.2)
 
 
 def half(config: KernelConfig) -> float:
@@ -90,38 +97,6 @@ class TestEnumerated:
             stage for stage, _ in itertools.groupby(evaluator.asked, key=lambda each: each[0])
         ]
         assert stages.count("compile") == 1 + -(-len(SPACE) // BATCH)
-
-    def test_those_without_an_estimate_keep_their_places(self, tmp_path: Path) -> None:
-        """As of the space of an H200, where a schedule that no estimate is for stands first."""
-        blind = set(SPACE[:6]) - {DEFAULT, SEED}
-        known = {config: half(config) for config in SPACE if config not in blind}
-        evaluator = guided(table(known, None))
-        self.run(tmp_path, evaluator)
-        assert len(blind) >= 4
-        measured = evaluator.configs("rough")
-        assert blind <= set(measured[: len(blind) + 3])  # the default, and two seeds before them
-        rest = [config for config in measured[1:] if config not in blind]
-        later = {c for c in rest if known[c] > 1.5 * min(known.values())} - {DEFAULT, SEED}
-        assert rest == sorted(rest, key=lambda c: (c in later, known[c]))
-
-    def test_seeds_without_an_estimate_are_measured_first(self, tmp_path: Path) -> None:
-        """The kernels that only a GPU proves lead the seeds: docs/kernels.md."""
-        blind = (SPACE[-1], SPACE[-2])
-        goal = make_goal(seeds=(SPACE[3], *blind))
-        evaluator = guided(lambda c: None if c in blind else noisy(c))
-        self.run(tmp_path, evaluator, goal=goal)
-        assert evaluator.configs("rough")[:3] == [DEFAULT, *blind]
-
-    def test_a_wrong_kernel_sets_no_standard(self, tmp_path: Path) -> None:
-        """It is estimated at a tenth, which would postpone all others."""
-        bad = SPACE[4]
-        evaluator = guided(
-            lambda c: 5.0 if c == bad else half(c),
-            failing=lambda stage, c: Status.WRONG if (stage, c) == ("check", bad) else None,
-        )
-        self.run(tmp_path, evaluator)
-        others = [c for c in self.order() if c not in (bad, DEFAULT, SEED)]
-        assert evaluator.configs("rough") == [DEFAULT, SEED, *others]
 
     def test_time_runs_out_on_the_worst(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,10 +160,6 @@ class TestStop:
         evaluator = self.evaluator()
         assert run(tmp_path, evaluator, sampler="exhaustive").exhaustive
         assert set(evaluator.configs("rough")) == set(SPACE)
-
-    def test_a_band_that_reaches_below_the_best_measured_keeps_them(self, tmp_path: Path) -> None:
-        evaluator = self.evaluator(band=(0.3, 3.0))
-        assert run(tmp_path, evaluator, trials=len(SPACE)).exhaustive
 
 
 class TestSampled:
@@ -309,13 +280,13 @@ class TestSampled:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assumed: list[dict[int, float]] = []
-        assume = Trials.assume
+        ask = Trials.ask
 
-        def noted(self: Trials, values: dict[int, float], *others: Any) -> None:
+        def noted(self: Trials, again: set[int], values: dict[int, float], *others: Any) -> Any:
             assumed.append(values)
-            assume(self, values, *others)
+            return ask(self, again, values, *others)
 
-        monkeypatch.setattr(Trials, "assume", noted)
+        monkeypatch.setattr(Trials, "ask", noted)
         broken = {c for c in SPACE if c.br == 128} - {BEST}
         evaluator = guided(
             half,
@@ -361,22 +332,6 @@ def area(config: KernelConfig) -> float:
 
 
 class TestKilled:
-    @pytest.mark.parametrize("sampler", ["auto", "exhaustive"])
-    def test_a_resumed_search_repeats_nothing_and_ends_alike(
-        self, tmp_path: Path, sampler: str
-    ) -> None:
-        whole = guided()
-        expected = run(tmp_path / "whole", whole, sampler=sampler)
-        kept = [item for item in whole.asked if item[0] != "final"]
-        for kill_after in (17, 41, len(kept) - 1):
-            folder = tmp_path / str(kill_after)
-            killed = guided(kill_after=kill_after)
-            with pytest.raises(Killed):
-                run(folder, killed, sampler=sampler)
-            resumed = guided()
-            assert run(folder, resumed, sampler=sampler) == expected
-            assert killed.asked + resumed.asked == whole.asked
-
     GUESSES: ClassVar[dict[str, Callable[[KernelConfig], float | None]]] = {
         "noisy": noisy,
         "none of the seeds": lambda c: None if c in (DEFAULT, SEED) else noisy(c),
@@ -384,37 +339,31 @@ class TestKilled:
         "the winner rather late": lambda c: 140.0 if c == BEST else 100.0 + SPACE.index(c),
     }
 
-    HALF = pytest.mark.slow("make test has every other case of one guess")
-
-    @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=HALF)])
     @pytest.mark.parametrize(
-        "guess",
+        ("guess", "trials", "sampler"),
         [
-            pytest.param("noisy", marks=HALF),
-            pytest.param("none of the seeds", marks=HALF),
-            pytest.param("the winner far below", marks=HALF),
-            "the winner rather late",
+            ("the winner rather late", 16, "tpe"),
+            ("the winner rather late", 30, "random"),
+            ("the winner rather late", len(SPACE), "tpe"),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow("make test has those of one guess"))
+                for each in itertools.product(GUESSES, (16, 30, len(SPACE)), ("random", "tpe"))
+            ),
         ],
     )
     def test_run_again_with_its_own_winner_it_takes_the_same_path(
-        self, tmp_path: Path, guess: str, turn: int
+        self, tmp_path: Path, guess: str, trials: int, sampler: str
     ) -> None:
         """The incumbent is known from the start then, and must not change what comes before it."""
-        turn += list(self.GUESSES).index(guess)
-        cases = itertools.product((16, 30, len(SPACE)), ("random", "tpe"))
-        for number, (trials, sampler) in enumerate(cases):
-            if (number // 2 + number + turn) % 2:
-                continue
-            folder = tmp_path / str(number)
-            options: dict[str, Any] = {"trials": trials, "seed": number, "sampler": sampler}
-            evaluator, again = guided(self.GUESSES[guess]), guided(self.GUESSES[guess])
-            first = run(folder, evaluator, **options)
-            goal = make_goal(incumbent=first.winner.config)
-            second = run(folder, again, goal=goal, **options)
-            assert again.asked == []
-            assert second.winner == first.winner
-            assert second.runners_up == first.runners_up
-            assert second.candidates == first.candidates
+        options: dict[str, Any] = {"trials": trials, "sampler": sampler}
+        evaluator, again = guided(self.GUESSES[guess]), guided(self.GUESSES[guess])
+        first = run(tmp_path, evaluator, **options)
+        goal = make_goal(incumbent=first.winner.config)
+        second = run(tmp_path, again, goal=goal, **options)
+        assert again.asked == []
+        assert second.winner == first.winner
+        assert second.runners_up == first.runners_up
+        assert second.candidates == first.candidates
 
     def test_so_it_does_where_the_winner_had_waited(self, tmp_path: Path) -> None:
         """It is proposed in the first round and measured in the second; the sampler learns in between."""
@@ -478,14 +427,21 @@ class TestKilled:
 
 
 @pytest.mark.parametrize(
-    "trials", [20, pytest.param(60, marks=pytest.mark.slow("make test has 20 trials"))]
+    ("fields", "trials", "least"),
+    [
+        ({"us": area, "guess": lambda c: area(c) / 3}, 20, 0.6),
+        ({"us": area, "source": "measured"}, 30, 0.9),
+        ({"us": area, "source": "estimated"}, 30, 0.9),
+    ],
 )
-def test_progress_only_grows_and_ends_near_its_total(tmp_path: Path, trials: int) -> None:
+def test_progress_only_grows_and_ends_near_its_total(
+    tmp_path: Path, fields: dict[str, Any], trials: int, least: float
+) -> None:
     steps: list[Progress] = []
-    goal = real_goal()
-    evaluator = guided(us=area, guess=lambda c: area(c) / 3)
-    run(tmp_path, evaluator, goal=goal, trials=trials, notify=steps.append)
+    run(tmp_path, fake(**fields), goal=real_goal(), trials=trials, notify=steps.append)
     done = [step.done for step in steps]
     assert done == sorted(done)
     assert all(step.done <= step.total for step in steps)
-    assert done[-1] > 0.6 * steps[-1].total
+    assert done[-1] > least * steps[-1].total
+    assert steps[0].best_us is None
+    assert steps[-1].best_us == min(step.best_us for step in steps if step.best_us)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,44 +33,6 @@ def regrets(landscape: Landscape, draws: Sequence[int]) -> list[float]:
     return [replay(wrong, Method(seed=seed), TRIALS)[-1] for seed in draws]
 
 
-def trap() -> Landscape:
-    """As a public convolution: the best have two switches on, one of which is bad without the other.
-    Padding makes the valley beside theirs wider.
-    """
-    luck, times = random.Random(0), {}
-    base = {
-        (0, 0, 0): 1.5,
-        (0, 1, 0): 1.5,
-        (0, 1, 1): 1.5,
-        (1, 0, 0): 2.6,
-        (1, 1, 0): 1.0,
-        (1, 1, 1): 1.6,
-    }
-    for x, y, tx, ty in itertools.product(range(16), range(5), range(4), range(4)):
-        off = 0.04 * abs(x - 5) + 0.25 * abs(y - 2) + 0.25 * abs(tx - 1) + 0.2 * abs(ty - 2)
-        for switches, least in base.items():
-            steep = 2 if switches == (1, 1, 0) else 1
-            times[x, y, tx, ty, *switches] = least * math.exp(steep * off + luck.gauss(0, 0.15))
-    names = ("x", "y", "tx", "ty", "cache", "copy", "pad")
-    return Landscape(
-        name="trap",
-        source="made",
-        unit="ms",
-        points=tuple(dict(zip(names, point, strict=True)) for point in times),
-        times=tuple(times.values()),
-    )
-
-
-def test_the_order_is_reversed() -> None:
-    (landscape, *_) = search_race.published()
-    wrong = from_slow_to_fast(landscape)
-    times = [time for time in wrong.times if time is not None]
-    assert wrong.likely_first
-    assert times == sorted(times, reverse=True)
-    assert wrong.times[: -len(times)] == (None,) * (len(wrong.times) - len(times))
-    assert sorted(map(str, wrong.points)) == sorted(map(str, landscape.points))
-
-
 @pytest.mark.parametrize("landscape", search_race.shipped(), ids=lambda each: each.name)
 def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
     """Five draws; the failures of the three spaces of flashgen's kernels come first."""
@@ -89,10 +48,3 @@ def test_of_all_draws(name: str) -> None:
     some = search_race.shipped() if name == "shipped" else [made[f"made {name}"]]
     for each in some:
         assert statistics.median(regrets(each, range(DRAWS))) <= NEAR
-
-
-@pytest.mark.slow("20 s: twelve draws")
-def test_few_searches_are_trapped() -> None:
-    """Without proposals for other valleys half of them are."""
-    found = regrets(trap(), range(DRAWS))
-    assert sum(regret <= NEAR for regret in found) >= 0.75 * DRAWS

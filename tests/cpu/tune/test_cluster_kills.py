@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from flashgen import paths
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from tests.cpu.tune.test_cluster import H200, ROOT, actors, written
 
 ray = pytest.importorskip("ray")

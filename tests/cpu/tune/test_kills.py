@@ -26,7 +26,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Stage
 from flashgen.schedules.space import legal_configs
 from flashgen.search.goal import Budget, Goal, goal_for
-from flashgen.search.history import outcomes_of
+from flashgen.search.log import outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, workload

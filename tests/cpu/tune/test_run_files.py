@@ -1,11 +1,18 @@
-"""tune/run_files.py: an unfinished run is resumed by the request that began it, and by no other."""
+"""tune/run_files.py, tune/alone.py: a run is resumed by the request that began it, and is alone."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from flashgen.errors import FlashgenError
 from flashgen.table.table import Table
+from flashgen.tune.alone import alone_in
 from flashgen.tune.run_files import Session
 from tests.tables import H200, made_run, made_table, named
 
@@ -39,3 +46,25 @@ def test_another_request_starts_anew_and_takes_the_place(tmp_path: Path) -> None
     assert started.found(H200).entries == ()
     assert begin(path, other, "c", made_table()).run.id == named("b")
     assert not begin(path, REQUEST, "d", made_table()).resumed
+
+
+def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
+    with alone_in(tmp_path):
+        said = rf"another flashgen tunes in .* \(process {os.getpid()}\): wait .* --out"
+        with pytest.raises(FlashgenError, match=said), alone_in(tmp_path):
+            pass
+    with alone_in(tmp_path):
+        pass
+
+
+def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, pathlib; from flashgen.tune.alone import alone_in\n"
+        "with alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], cwd=Path(__file__).parents[3], check=False
+    )
+    assert ended.returncode == -9
+    with alone_in(tmp_path):
+        pass
