@@ -129,7 +129,9 @@ class RunTable:
         if held.key not in self._written and self._restates(held, entry):
             return "the same config is chosen, and --restate would write its new estimates"
         run = self.walked.run_of(held)
-        named = replace(entry, evidence=replace(entry.evidence, run=held.evidence.run))
+        # Of one round p differs: the winner was a challenger before, and is the incumbent now.
+        evidence = replace(entry.evidence, run=held.evidence.run, p_value=held.evidence.p_value)
+        named = replace(entry, evidence=evidence)
         same = text_of_entry(self.table.gpu, named) == text_of_entry(self.table.gpu, held)
         if same and run and run.protocol == self.run.protocol:
             return "it says the same"
