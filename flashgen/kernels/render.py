@@ -8,6 +8,7 @@ import io
 import re
 import textwrap
 import tokenize
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jinja2 import (
@@ -224,6 +225,7 @@ def _environment() -> Environment:
     )
     environment.globals.clear()
     environment.filters["block"] = _block
+    environment.filters["functions"] = _functions
     environment.filters["py"] = _py
     return environment
 
@@ -234,6 +236,11 @@ def _block(text: str, width: int = 0) -> str:
     So a macro call on a line of its own stands for the macro's lines and nothing more.
     """
     return textwrap.indent(text, " " * width).removesuffix("\n")
+
+
+def _functions(texts: Iterable[str]) -> str:
+    """Functions one behind the other, as Python has them; an empty one is left out."""
+    return "\n\n\n".join(_block(text) for text in texts if text.strip())
 
 
 def quoted(text: str) -> str:

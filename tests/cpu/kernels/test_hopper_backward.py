@@ -288,8 +288,7 @@ OF_NEXT_S = {
     "the first Q is not awaited": ("mbarrier.wait(q_full.index(0), 0)", "pass"),
     "S of the same tile again": ("following = ((nth + 1) % STAGES)", "following = (nth % STAGES)"),
     "nobody loads the Q after the last": (
-        "        row = [batch, kv_head, seq_q, 0]\n        mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)\n"
-        "        tma_load(q_desc, row, q_full.index(stage), q_smem.index(stage))\n", ""),
+        "seq_q, 0]\n        load(q_desc, row, nth, None, q_full, q_smem)\n", "seq_q, 0]\n"),
     "it is loaded while its place is in use": (
         "        mbarrier.wait(empty.index(stage), phase ^ 1)\n        row = [batch, kv_head, seq_q", "        row = [batch, kv_head, seq_q"),
     "S of the next tile is not finished": (
@@ -324,8 +323,7 @@ OF_SHARED_KEYS = {
     "Q of the next tile is not awaited": ("        mbarrier.wait(q_full.index(following), phase)\n", ""),
     "dO of the next tile is not awaited": ("        mbarrier.wait(do_full.index(following), phase)\n", ""),
     "nobody loads the dO after the last": (
-        "\n    mbarrier.expect(do_full.index(stage), do_desc.block_type.nbytes)\n"
-        "    tma_load(do_desc, row, do_full.index(stage), do_smem.index(stage))\n", "\n"),
+        "\n    load(do_desc, row, nth, None, do_full, do_smem)\n", "\n"),
     "a place is given back before it is read": (
         "        dk = warpgroup_mma_wait(2, deps=(dk,))\n        mbarrier.arrive(empty.index(stage), count=1)\n",
         "        mbarrier.arrive(empty.index(stage), count=1)\n        dk = warpgroup_mma_wait(2, deps=(dk,))\n"),
@@ -359,8 +357,8 @@ OF_64_ROWS_AT_ONCE = {
 
 
 OF_ONE_V = {
-    "V is loaded while it is read": ("mbarrier.wait(v_empty.index(0), (i & 1) ^ 1)", "pass"),
-    "the producer waits for the wrong phase of V": ("(i & 1) ^ 1", "i & 1"),
+    "V is loaded while it is read": ("i, v_empty, v_full, v_smem)", "i, None, v_full, v_smem)"),
+    "the producer waits for the wrong phase of V": ("i, v_empty, v_full", "i + 1, v_empty, v_full"),
     "V is given back before it is read": (
         "                dp = warpgroup_mma_wait(0, deps=(dp,))\n                mbarrier.arrive(v_empty.index(0), count=1)\n",
         "                mbarrier.arrive(v_empty.index(0), count=1)\n                dp = warpgroup_mma_wait(0, deps=(dp,))\n"),

@@ -123,7 +123,7 @@ MUTANTS: dict[str, Mutant] = {
         WINDOW, WINDOWS, "first_key_of(first_row + diagonal + 63, batch, begins)",
         "first_key_of(first_row + diagonal, batch, begins)"),
     "the last V is the first tile's": (
-        WINDOW, WINDOWS, "if INVARIANT else first_tile * BC)", "if INVARIANT else 0)"),
+        WINDOW, WINDOWS, "start = start if INVARIANT else first_tile * BC", "start = start if INVARIANT else 0"),
     "the walk begins at the first key": (
         WINDOW, WINDOWS, "(first_tile + key_tiles - 1) * BC", "(key_tiles - 1) * BC"),
     "the right side is forgotten": (

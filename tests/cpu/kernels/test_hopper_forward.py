@@ -136,11 +136,9 @@ FREE_V = "                release(v_empty.index(before))\n"
 MUTANTS = {
     "producer waits for the wrong phase": ("phase ^ 1", "phase"),
     "producer waits for no place of K": (
-        "load_nth(k_desc, at, i, k_empty, k_full, k_smem)",
-        "load(k_desc, at, k_full.index(i % 2), k_smem.index(i % 2))"),
+        "i, k_empty, k_full, k_smem)", "i, None, k_full, k_smem)"),
     "producer waits for no place of V": (
-        "load_nth(v_desc, at, i - 1, v_empty, v_full, v_smem)",
-        "load(v_desc, at, v_full.index((i - 1) % 2), v_smem.index((i - 1) % 2))"),
+        "i - 1, v_empty, v_full, v_smem)", "i - 1, None, v_full, v_smem)"),
     "K is given back before it is read": (LOOP_K + FREE_K, FREE_K + LOOP_K),
     "V is given back before it is read": (LOOP_V + FREE_V, FREE_V + LOOP_V),
     "K is never given back": (FREE_K, ""),
@@ -151,23 +149,23 @@ MUTANTS = {
     "V of the wrong tile": ("phase_before = (i - 1) % STAGES", "phase_before = i % STAGES"),
     "the last V of the wrong phase": ("v_full.index(stage), phase)", "v_full.index(stage), phase ^ 1)"),
     "one arrival empties": ("new_barriers(STAGES, WARPGROUPS)", "new_barriers(STAGES, 1)"),
-    "Q is not awaited": ("        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n", ""),
+    "Q is not awaited": ("        mbarrier.wait(q_full.index(w), q_phase)\n", ""),
     "no first turn": ('row_max = turn(row_max, "arrive", 0)', "pass"),
     "no last turn": ('row_max = turn(row_max, "sync", 0)', "pass"),
     "turns are never passed on": (
-        'row_max = turn(row_max, "arrive", (WARPGROUP + 1) % WARPGROUPS)', "pass"),
+        'row_max = turn(row_max, "arrive", (w + 1) % WARPGROUPS)', "pass"),
     "K in another order than V": (
-        "tile_start, 0]\n            load_nth(v_desc", "i * BC - BC, 0]\n            load_nth(v_desc"),
+        "load(v_desc, at(of_k, kv_head, start), i - 1", "load(v_desc, at(of_k, kv_head, i * BC - BC), i - 1"),
     "the diagonal is not seen": (" <= limits", " < limits"),
     "a lane's keys are another's": ("keys & 6", "keys & 2"),
-    "a mask for no tile but the first": ("if i < walked + masked_tiles", "if i < 1"),
+    "a mask for no tile but the first": ("else i < walked + masked_tiles", "else i < 1"),
     "the mask of the tile before": ("else end - 1 - i", "else end - i"),
     "a masked tile too few": (
         "masked_tiles = gl.maximum(key_tiles - full_tiles, 1)",
         "masked_tiles = gl.maximum(key_tiles - full_tiles - 1, 1)"),
     "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
     "the maximum starts infinite": ("-3.4028234663852886e38", 'float("-inf")'),
-    "O of another warpgroup": ("else q_smem.index(WARPGROUP)", "else q_smem.index(0)"),
+    "O of another warpgroup": ("else q_smem.index(w)", "else q_smem.index(0)"),
     "a sum that is not rescaled": ("row_sum * gl.expand_dims(scale, 1)", "row_sum"),
 }  # fmt: skip
 

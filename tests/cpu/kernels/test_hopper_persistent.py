@@ -146,18 +146,24 @@ def test_each_program_walks_every_fifth_tile_of_its_order(
         assert sorted(keys) == sorted(2 * seen), "K and V, once each"
 
 
-GIVE_Q = "mbarrier.arrive(q_empty.index(WARPGROUP), count=1)"
-AWAIT_Q = "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n"
+GIVE_Q = "mbarrier.arrive(q_empty.index(w), count=1)"
+AWAIT_Q = "        mbarrier.wait(q_full.index(w), q_phase)\n"
 READ_LAST_V = "            acc = warpgroup_mma_wait(0, deps=(acc,))\n"
 FREE_LAST_V = (
     "            if PERSISTENT:\n                mbarrier.arrive(v_empty.index(stage), count=1)\n"
 )
 STORED = "        if not PERSISTENT or not O_APART:\n            tma.store_wait(0)\n"
 GIVE_PLACE = f"        if PERSISTENT and not O_APART:\n            {GIVE_Q}\n"
+PRODUCER_WALKS = """gl.num_programs(0) if PERSISTENT else 1,
+    ):
+        tile, walk = tile_of(pid, where[1], ORDER, BR, BC) if PERSISTENT else (where, lengths[4])
+        batch_head, batch, head, row_start, kv_head = tile
+        first_tile, key_tiles = walk
+        of_q, of_k"""
 PERSISTENT_MUTANTS = {
     "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
     "Q of the wrong phase is loaded": ("q_phase ^ 1)", "q_phase)"),
-    "Q of the wrong phase is read": ("q_full.index(WARPGROUP), q_phase", "q_full.index(WARPGROUP), 0"),
+    "Q of the wrong phase is read": ("q_full.index(w), q_phase", "q_full.index(w), 0"),
     "Q is never given back": (GIVE_Q, "pass"),
     "Q is given back twice": (GIVE_Q, f"{GIVE_Q}; {GIVE_Q}"),
     "Q is given back before it is read": (AWAIT_Q, f"{AWAIT_Q}        {GIVE_Q}\n"),
@@ -186,8 +192,7 @@ PERSISTENT_MUTANTS = {
     "nobody counts uses of Q": ("= end, q_phase ^ 1", "= end, q_phase"),
     "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
     "the producer walks other tiles": (
-        "gl.num_programs(0) if PERSISTENT else 1,\n    ):\n        # In the order",
-        "gl.num_programs(0) + 1 if PERSISTENT else 1,\n    ):\n        # In the order"),
+        PRODUCER_WALKS, PRODUCER_WALKS.replace("(0) if", "(0) + 1 if")),
     "the last tile is left out": ("where[0] if PERSISTENT", "where[0] - 1 if PERSISTENT"),
     "no first turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "arrive", 0)', "pass"),
     "no last turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "sync", 0)', "pass"),
