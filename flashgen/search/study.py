@@ -80,8 +80,9 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
     """
     kind, options = CLASSES.get(name, (name, {}))
     module, _, kind = kind.rpartition(":")
+    module = module or "optuna.samplers"
     try:
-        found = getattr(importlib.import_module(module or "optuna.samplers"), kind)
+        found = getattr(importlib.import_module(module), kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             made = found(seed=seed, **options)
