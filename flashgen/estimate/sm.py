@@ -371,7 +371,8 @@ class Replay(Record):
         """Raise InvalidArgument where lengths or signs contradict each other."""
         of_phase = (*self.cycles, *self.far_cycles, self.lone_cycles, self.loaded_bytes, self.usage)
         of_loop = (self.block_flops, self.block_work, self.least_cycles, self.equal_parts)
-        loops = sorted(loop for phase in self.phases for loop in phase)
+        # Warps whose loops are fewer than others' stay in their last one, so it is in several.
+        loops = sorted({loop for phase in self.phases for loop in phase})
         if (
             not all(self.phases)
             or not self.phases

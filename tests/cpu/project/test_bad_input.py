@@ -400,6 +400,12 @@ class TestCaches:
         with pytest.raises(InvalidArgument, match="as many figures as blocks, phases and loops"):
             replace(fuzz.REPLAY, phases=()).must_agree()
 
+    def test_a_loop_may_be_in_two_phases_of_a_replay(self) -> None:
+        """As of a persistent kernel of Triton 3.6, one of whose consumers has a loop less."""
+        replace(fuzz.REPLAY, phases=((0, 1), (0, 2))).must_agree()
+        with pytest.raises(InvalidArgument, match="as many figures as blocks, phases and loops"):
+            replace(fuzz.REPLAY, phases=((0, 1), (0, 1))).must_agree()
+
     @pytest.mark.parametrize(
         ("mode", "private"), [(0o700, True), (0o755, True), (0o770, False), (0o777, False)]
     )
