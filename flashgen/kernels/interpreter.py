@@ -8,6 +8,7 @@ An integer cast to bfloat16 becomes a bit pattern, too. float32 -> float8_e4m3 l
 2^-6, where the spacing of values is constant, and the pattern of NaN is read as 480. All are
 repaired. Other conversions of float8_e4m3 are right, and it needs no `dot`: it is widened.
 log2 of 0 is -inf, the LSE of a row without keys, and numpy warns of it, where a GPU does not.
+Bounds of loops are arrays of one element in Triton 3.6, which numpy takes for numbers up to 2.4.
 
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
 operands are exact in float32.
@@ -59,6 +60,7 @@ def prepare() -> None:
     with _lock:
         if not _repaired:
             _repair()
+            _index_by_item()
             interpreter_speed.quicken()
             _launch_one_by_one()
             _repaired = True
@@ -78,6 +80,25 @@ def _launch_one_by_one() -> None:
             return launch(self, *arguments, **options)
 
     InterpretedFunction.run = launched
+
+
+def _index_by_item() -> None:
+    """Have a bound of a loop be a number under Triton 3.6, too, which asks numpy for the int of an
+    array of one element: an error from numpy 2.5 on.
+    """
+    import triton
+    from triton.runtime import interpreter
+
+    if not triton.__version__.startswith("3.6."):
+        return
+    patch = interpreter._patch_lang_tensor
+
+    @functools.wraps(patch)
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
 
 
 def _repair() -> None:

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
 
 from flashgen.kernels import interpreter
 from flashgen.kernels.loader import load_kernel
@@ -218,3 +220,21 @@ def test_rounding_matches_torch_on_the_odd_values() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
 def test_shapes_are_kept(shape: tuple[int, ...]) -> None:
     assert interpreter.round_to_bfloat16(np.ones(shape, np.float32)).shape == shape
+
+
+def test_a_loop_under_triton_3_6_has_numbers_for_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its int of an array of one element is an error from numpy 2.5 on."""
+
+    class Bound:
+        handle = SimpleNamespace(data=np.array([7], dtype=np.int32))
+
+    def patch(tensor: Any, scope: Any) -> None:
+        scope.set_attr(tensor, "__index__", lambda self: self.refused)
+
+    monkeypatch.setattr(triton.runtime.interpreter, "_patch_lang_tensor", patch)
+    for version, wraps in (("3.7.1", False), ("3.6.0", True)):
+        monkeypatch.setattr(triton, "__version__", version)
+        interpreter._index_by_item()
+        assert (triton.runtime.interpreter._patch_lang_tensor is not patch) is wraps
+    triton.runtime.interpreter._patch_lang_tensor(Bound, SimpleNamespace(set_attr=setattr))
+    assert list(range(Bound())) == list(range(7))  # type: ignore[call-overload]
