@@ -33,7 +33,8 @@ def report(run: GpuRun, console: Console) -> None:
         copy = "" if run.results.changed else " (a copy of the shipped table)"
         table = paths.table_file(options.out, run.slug)
         lines.append(f"Written: {table}{copy} and {paths.generated_dir(options.out)}")
-    console.print("", *lines, *_to_try(run), sep="\n", soft_wrap=True)  # commands stay whole
+    to_try = _to_try(run) if found else ()
+    console.print("", *lines, *to_try, sep="\n", soft_wrap=True)  # commands stay whole
 
 
 def report_interrupted(run: GpuRun, console: Console, *, generated: bool) -> None:

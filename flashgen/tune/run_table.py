@@ -67,9 +67,9 @@ class RunTable:
     @property
     def writes(self) -> bool:
         """Whether a run that ends writes the table: where it changed, and into a folder that had
-        none, which gets the shipped one where nothing beat it.
+        none, which gets the shipped one where nothing that was found beat it.
         """
-        return self.changed or (self._new and bool(self.table.everything))
+        return self.changed or (self._new and bool(self.found and self.table.everything))
 
     def enter(self, entry: Entry, run: Run, found: Found, *, measured: bool) -> str | None:
         """Put a result of `run` into the table, and save it; the sentence that says why it is not

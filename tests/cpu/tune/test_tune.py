@@ -216,6 +216,21 @@ def test_ctrl_c_before_there_is_a_better_result_says_that_the_log_alone_is_kept(
     assert Path(log).stat().st_size > 0
 
 
+def test_a_run_that_found_nothing_leaves_no_copy_of_the_shipped_table(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    """As of fp8 for a GPU without it; and no command is suggested."""
+    fails = Served(us=us, gpu=H200, failing=lambda *_: Status.COMPILE_ERROR)
+    console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(evaluators, "make_evaluator", lambda *_: fails)
+    where = TargetOptions(target=H200.slug)
+    with pytest.raises(FlashgenError, match="1 of 1 searches found no right config"):
+        tune.tune(TuneOptions(specs=(SPEC,), budget=TRIALS, out=tmp_path, where=where), console)
+    assert emitted == []
+    assert not list(tmp_path.glob("configs/*"))
+    assert "flashgen" not in console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+
+
 def test_a_run_that_was_killed_before_it_generated_generates_when_it_goes_on(
     tmp_path: Path, monkeypatch: Patch, emitted: Emitted
 ) -> None:
