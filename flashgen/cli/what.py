@@ -148,8 +148,8 @@ class What:
         )
 
     def _of_file(self, say: Callable[[str], object]) -> tuple[WeightedPiece, ...]:
-        """With --invariant each piece is in its numeric class, but for the fused backward, which
-        adds up in any order.
+        """The pieces of the file, after printing it; without one none. With --invariant each is in
+        its numeric class, but for the fused backward, which adds up in any order.
         """
         self._demand_tables()
         from flashgen.tune import hf_config, workloads

@@ -110,7 +110,7 @@ def _sinks_of(sinks: Tensor | None, q: Tensor) -> Tensor | None:
     """Sinks as attention() takes them: float32 where they have neither that dtype nor q's, which
     changes no value.
     """
-    if not isinstance(sinks, Tensor) or sinks.dtype in (q.dtype, torch.float32):
+    if not isinstance(sinks, Tensor) or sinks.dtype == getattr(q, "dtype", None):
         return sinks
     return sinks.float() if sinks.dtype in (torch.float16, torch.bfloat16) else sinks
 

@@ -375,6 +375,7 @@ def flash_attn_with_kvcache(
             "page_table, max_seqlen_q and cache_seqlens, a tensor, must be given with cu_seqlens_q"
         )
     flash_attn.check_dimensions("four", 4, k_cache=k_cache, v_cache=v_cache)
+    flash_attn.check_dimensions("two", 2, page_table=page_table)
     o, lse = flash_attn.attend_packed(
         q, k_cache, v_cache, cu_seqlens_q, None, max_seqlen_q,
         page_table.shape[-1] * k_cache.shape[1], block_table=page_table, seqused_k=cache_seqlens,

@@ -216,6 +216,7 @@ def flash_attn_varlen_func(
         if cu_seqlens_k is not None or seqused_k is None:
             raise InvalidArgument("page_table needs seqused_k, and cu_seqlens_k must be None")
         flash_attn.check_dimensions("four", 4, k=k, v=v)
+        flash_attn.check_dimensions("two", 2, page_table=page_table)
         bounds_k, max_seqlen_k = None, page_table.shape[-1] * k.shape[1]
     o, lse = flash_attn.attend_packed(
         q, k, v, cu_seqlens_q, bounds_k, max_seqlen_q, max_seqlen_k, block_table=page_table,
@@ -236,6 +237,8 @@ def _packed(
     """
     if bounds is not None:
         flash_attn.check_dimensions("three", 3, **{name: x})
+        of = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
+        flash_attn.check_dimensions("one", 1, **{of: bounds})
         if longest is None:
             longest = int(bounds.diff().max()) if bounds.numel() > 1 else 0
         return None, x, bounds, longest

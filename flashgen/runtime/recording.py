@@ -152,7 +152,8 @@ def _replaced(owner: Any, attribute: str, new: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording(path: str | Path, name: str = "recorded") -> Iterator[Recorder]:
-    """Record the attention of a program, and write it as a workload to `path` at the end.
+    """Record the attention of a program, and write it as a workload to `path` at the end, also that
+    of an exception. Where nothing was recorded, nothing is written, and a UserWarning says why.
 
     Calls of flashgen and of torch's scaled_dot_product_attention count, on any device; those inside
     of torch.compile or a CUDA graph's replay do not. Calls take longer meanwhile. One at a time.

@@ -171,8 +171,10 @@ class Trials:
         closed: Collection[int] = (),
     ) -> int | None:
         """The number of a point that the sampler proposes, which has a trial from now on; None if
-        all have one. again: points under way that may come again. They, values and closed are as
-        `ignored` and so on of KernelSampler.assume; others make their own of running trials.
+        all have one.
+
+        again: points under way that may come again. Only a KernelSampler is told of them, and of
+        values and closed, as its assume() has them; others judge what is under way themselves.
         """
         if isinstance(self.study.sampler, KernelSampler):
             self.study.sampler.assume(values, again, closed)

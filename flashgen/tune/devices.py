@@ -32,10 +32,14 @@ def devices(query: str = QUERY) -> dict[int, Gpu]:
         raise ToolchainError(f"torch cannot list the GPUs of this machine: {answer}")
     found = [record_of(Gpu, each, "a GPU") for each in answer.value["gpus"]]
     if not found:
-        raise NoGpuError(
-            f"torch sees no GPU here; without one, type: --target {OFFLINE_TARGET} in its place"
-        )
+        instead = in_place_of("--gpus")
+        raise NoGpuError(f"torch sees no GPU here; without one, type: {instead}")
     return dict(enumerate(found))
+
+
+def in_place_of(option: str) -> str:
+    """What a user types where there is no GPU; the other options stay."""
+    return f"--target {OFFLINE_TARGET} in place of {option}"
 
 
 def list_devices(_: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from flashgen.tune import devices
 ALL = "all"
 """Names all known targets, or all GPUs."""
 
-WITHOUT_A_GPU = f"--target {OFFLINE_TARGET} in its place"
-
 Say = Callable[[str], object]
 
 
@@ -103,7 +101,7 @@ def choose(wanted: TargetOptions, say: Say) -> tuple[tuple[Gpu, ...], dict[int, 
         from flashgen.kernels.launch import device_gpu
 
         try:
-            gpu = device_gpu(0, instead=WITHOUT_A_GPU)
+            gpu = device_gpu(0, instead=devices.in_place_of("--gpu"))
         except NoGpuError:
             if wanted.gpu:
                 raise

@@ -159,11 +159,11 @@ class TestBadInput:
             ("tune --shard 5/5", 2, "at most the number of specs, 4: got 5/5"),
             ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
             ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
-            ("tune --gpus all", 3, "type: --target nvidia_h100_80gb_hbm3 in its place"),
+            ("tune --gpus all", 3, "type: --target nvidia_h100_80gb_hbm3 in place of --gpus"),
             pytest.param(
                 "tune --gpus 0",
                 3,
-                "type: --target nvidia_h100_80gb_hbm3 in its place",
+                "type: --target nvidia_h100_80gb_hbm3 in place of --gpus",
                 marks=pytest.mark.slow("make test has --gpus all, which asks the same child"),
             ),
             ("report nvidia_h2000", 2, "did you mean nvidia_h200?"),

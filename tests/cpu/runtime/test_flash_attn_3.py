@@ -176,6 +176,8 @@ def test_packed_queries_need_their_pages(change: str) -> None:
     }  # fmt: skip
     with pytest.raises(InvalidArgument, match="page_table, max_seqlen_q and cache_seqlens"):
         flash_attn.flash_attn_with_kvcache(Q[0], pool, pool, **given | {change: None})
+    with pytest.raises(InvalidArgument, match=r"^page_table must be a tensor"):
+        flash_attn.flash_attn_with_kvcache(Q[0], pool, pool, **given | {"page_table": [[0]]})
     with pytest.raises(InvalidArgument, match=r"^k must be None with cu_seqlens_q"):
         flash_attn.flash_attn_with_kvcache(Q[0], pool, pool, k=Q, **given)
 

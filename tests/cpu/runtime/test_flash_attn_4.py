@@ -135,3 +135,13 @@ def test_what_computes_something_else_is_refused(name: str, word: str) -> None:
 def test_pages_need_lengths() -> None:
     with pytest.raises(InvalidArgument, match="page_table needs seqused_k"):
         cute.flash_attn_varlen_func(Q[0], K, V, cu_seqlens_q=BOUNDS, page_table=BOUNDS[None])
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k", "page_table"])
+def test_what_is_no_tensor_is_named(name: str) -> None:
+    tensors = (Q[0], K, V) if name == "page_table" else (Q[0], K[0], V[0])
+    given: dict[str, Any] = {"cu_seqlens_q": BOUNDS, "cu_seqlens_k": KEYS}
+    if name == "page_table":
+        given = {"cu_seqlens_q": BOUNDS, "seqused_k": BOUNDS[1:]}
+    with pytest.raises(InvalidArgument, match=f"^{name} must be a tensor"):
+        cute.flash_attn_varlen_func(*tensors, **given | {name: [0, 1]})

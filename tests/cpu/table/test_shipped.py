@@ -26,7 +26,7 @@ from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Status
 from flashgen.search.decide import TIE
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import features_on
+from flashgen.spec.features import OFF, features_on
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket, timed_problems
 from flashgen.spec.vocabulary import BACKWARD, Direction
@@ -121,6 +121,22 @@ def test_a_table_that_no_time_chose_has_an_entry_of_each_spec(slug: str) -> None
     assert not {spec.name for spec in wanted - held}
 
 
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_gradients_of_a_feature_have_entries_where_its_forward_has(slug: str) -> None:
+    held = {entry.spec for entry in table_of(slug).everything}
+    features = ("window", "sink", "softcap", "bias")
+    wanted = {
+        spec.for_direction(direction)
+        for spec in held
+        if spec.direction == "forward"
+        and any(getattr(spec, name) != OFF[name] for name in features)
+        if not (spec.paged or spec.invariant)
+        for direction in (*APART, *["backward_dbias"] * (spec.bias == "additive"))
+    }
+    assert wanted
+    assert not {spec.name for spec in wanted - held if not spills_everywhere(slug, spec)}
+
+
 @pytest.mark.parametrize("slug", [slug for slug in NVIDIA if estimable(TARGETS[slug].arch)])
 def test_a_flat_cache_is_not_read_slower_than_pages(slug: str) -> None:
     """By estimate, of the same problem, within a tie; and all are timed for several batches."""
@@ -177,8 +193,8 @@ def test_no_known_gpu_runs_an_untuned_tile_of_what_a_model_needs(slug: str) -> N
 
 @pytest.mark.parametrize("slug", NVIDIA)
 def test_every_table_of_nvidia_has_the_widest_layers_of_gemma_4(slug: str) -> None:
-    """Of a prefill, packed too, as vLLM has it, of its training and of a decode. 512 is no head dim of
-    HEAD_DIMS, and packed specs are in no workload.
+    """Of a prefill, packed too, as vLLM has it, of its training and of a decode, in every bucket: 512 is
+    no head dim of HEAD_DIMS.
     """
     names = {f"fwd_bf16_d512_causal{more}" for more in ("", "_varlen", "_varlen_paged")}
     names |= {f"bwd_{kernel}_bf16_d512_causal" for kernel in ("dkv", "dq")}
