@@ -237,6 +237,7 @@ class Child:
             self._spoiled
             or self._buffer
             or not self._arrived.empty()
+            or self._has_ended()  # the end of its pipe may arrive later
             or usage.resident(self._process.pid) > self._memory_bytes // 2
         )
 
@@ -379,17 +380,18 @@ class Child:
         """Give a child whose pipe closed a moment to end by itself, without reaping it; returns
         whether it did.
         """
-        if not hasattr(os, "waitid"):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-            return self._process.returncode is not None
         deadline = time.monotonic() + 1.0
+        while not (ended := self._has_ended()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return ended
+
+    def _has_ended(self) -> bool:
+        """Whether the process has ended. It is not reaped where kill() needs its group's number."""
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         with contextlib.suppress(ChildProcessError):  # close() has reaped it
-            while time.monotonic() < deadline:
-                if os.waitid(os.P_PID, self._process.pid, flags) is not None:
-                    return True
-                time.sleep(0.01)
+            return os.waitid(os.P_PID, self._process.pid, flags) is not None
         return False
 
 

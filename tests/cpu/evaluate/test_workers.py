@@ -325,6 +325,23 @@ def test_a_child_killed_between_tasks_is_replaced_without_blame(workers: Workers
     assert second.value["pid"] != first.value["pid"]
 
 
+def test_a_child_that_ended_takes_no_task_though_its_pipe_has_not_said_so(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(SimpleQueue[bytes]):
+        """A pipe whose reading thread has not run since."""
+
+        def empty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(child.queue, "SimpleQueue", Late)
+    first = answer(workers, "echo")
+    assert isinstance(first, Done)
+    os.kill(first.value["pid"], signal.SIGKILL)
+    assert eventually(lambda: not running(first.value["pid"]))
+    assert isinstance(answer(workers, "echo"), Done)
+
+
 def test_a_task_that_spoiled_its_process_gets_its_answer_and_a_fresh_one_follows(
     workers: Workers,
 ) -> None:
