@@ -20,6 +20,7 @@ from torch import Tensor
 from flashgen.evaluate.check_sampled import SampledCase, operands, sampled_cases, sampled_trial
 from flashgen.inputs.features import Features
 from flashgen.inputs.packed import Sequences, from_bounds
+from flashgen.kernels.descriptors import LEAST_PAGE
 from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.launch_forward import Forward, order_limits
 from flashgen.reference import attention as reference
@@ -228,6 +229,7 @@ def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase,
     """
     br, bc = config.br, config.bc
     alignment = "top_left" if spec.direction in BY_KEYS else "bottom_right"
+    smallest = LEAST_PAGE if config.loads == "descriptor" else 1
     return (
         packed_case(
             [(br + 5, bc + 7), (0, 3), (3, 0), (1, bc), (0, 0)],
@@ -235,7 +237,7 @@ def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase,
             kv_heads=2,
             varied=True,
         ),
-        packed_case([(br, 2 * bc), (br, bc)], index="int64", page_size=1),
+        packed_case([(br, 2 * bc), (br, bc)], index="int64", page_size=smallest),
         packed_case(
             [(br + 1, bc), (2, bc - 1), (br - 1, 1)],
             spare=(3, 5),
@@ -263,7 +265,7 @@ def in_pages(
     assert isinstance(case, PackedCase)
     size, lengths = case.page_size, packed.lengths()
     width = max(-(-keys // size) for *_, keys in lengths) if lengths else 0
-    far = FAR_PAGES if size == 1 else 0
+    far = FAR_PAGES if case.index == "int64" else 0
     pages = far + len(lengths) * width + SPARE_PAGES
     order = far + torch.randperm(pages - far, generator=torch.Generator().manual_seed(seed + 3))
     table = order[: len(lengths) * width].view(len(lengths), width).to(k.device)

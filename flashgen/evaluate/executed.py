@@ -79,11 +79,17 @@ class ExecutedKernel:
 
     def _variant(self, arguments: Sequence[Any]) -> CompiledPtx:
         """The kernel for the types of this launch's tensors: Triton compiles another one where they
-        are not those of the signature, such as an output in float32 or bounds in int64.
+        are not those of the signature, such as an output in float32, bounds in int64 or larger
+        pages.
         """
         other = []
         for name, value in zip(self.arg_names, arguments, strict=True):
             expected = self._plain.types[name]
+            if (block := getattr(value, "block_shape", None)) is not None:
+                kind, rest = expected.split("[", 1)  # tensordesc<bf16[1, 1, 16, 64],...
+                given = f"{kind}{list(block)}{rest[rest.index(']') + 1 :]}"
+                if given != expected:
+                    other.append((name, given))
             if expected.startswith("*") and isinstance(value, torch.Tensor):
                 given = f"*{_TYPES.get(value.dtype, expected[1:])}"
                 if given != expected:

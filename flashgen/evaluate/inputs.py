@@ -25,7 +25,13 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import PER_HEAD
-from flashgen.spec.problem import TUNED_DOCUMENT, Problem, sequences_of, tuned_limits
+from flashgen.spec.problem import (
+    PAGE_SIZE,
+    TUNED_DOCUMENT,
+    Problem,
+    sequences_of,
+    tuned_limits,
+)
 from flashgen.spec.vocabulary import DECODING
 
 if TYPE_CHECKING:
@@ -35,9 +41,6 @@ if TYPE_CHECKING:
     from flashgen.kernels.launch_backward import Backward
     from flashgen.kernels.launch_cache import Decode
     from flashgen.kernels.launch_forward import Forward
-
-PAGE_SIZE = 16
-"""Keys to a page: the smallest that serving engines use by default."""
 
 
 def kernel_in(folder: Path, spec: AttentionSpec, config: KernelConfig) -> Any:

@@ -43,6 +43,24 @@ def take_descriptors(*tensors: Tensor) -> bool:
     return all(map(takes_descriptor, tensors))
 
 
+LEAST_PAGE = 8
+"""Rows of a swizzled tile that repeat its order, 1,024 bytes: the smallest box of it."""
+
+
+def take_pages(*pools: Tensor) -> bool:
+    """Whether the TMA unit can address pools of pages (pages, kv_heads, page_size, dim) as rows
+    that lie at multiples of the row stride: END and _packed_extents say how.
+    """
+    for pool in pools:
+        pages, _, size, _ = pool.shape
+        page_step, _, step, _ = pool.stride()
+        if size < LEAST_PAGE or step <= 0 or page_step % step:
+            return False
+        if pages * page_step // step + size > MOST_ROWS:
+            return False
+    return True
+
+
 _Layout = tuple[object, ...]
 _DESCRIBED: dict[_Layout, Callable[[Tensor], Any]] = {}
 _MOST_DESCRIBED = 1024
@@ -119,6 +137,8 @@ def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:
 
 END = 1 << 30
 """Where the rows of packed sequences end in their descriptors; tensors have fewer."""
+MOST_ROWS = 0x7FFF0000
+"""That a dimension of a descriptor counts."""
 
 
 def _packed_extents(shape: list[int], strides: list[int]) -> tuple[list[int], list[int]]:
@@ -127,9 +147,10 @@ def _packed_extents(shape: list[int], strides: list[int]) -> tuple[list[int], li
     A block at (END, e, h, END - n + i, 0) begins at row i of the sequence of n rows that ends
     before row e: END * (2^34 - step) + e * step + (END - n + i) * step is the place of row
     e - n + i, modulo 2^64 bytes, and rows from n on lie behind the tensor's last, so that they are
-    read as 0 and not written. Of Triton's tools/ragged_tma.py.
+    read as 0 and not written. Of Triton's tools/ragged_tma.py. A pool of pages (pages, heads,
+    page_size, head_dim) has a sequence in each page.
     """
     _, heads, _, dim = shape
     _, head_step, step, _ = strides
-    most = 0x7FFF0000
-    return [most, most, heads, END, dim], [(1 << 34) - step, step, head_step, step, 1]
+    extents = [MOST_ROWS, MOST_ROWS, heads, END, dim]
+    return extents, [(1 << 34) - step, step, head_step, step, 1]

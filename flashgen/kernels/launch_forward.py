@@ -21,6 +21,7 @@ from flashgen.kernels.arguments import (
     sizes,
     strided,
 )
+from flashgen.kernels.descriptors import take_pages
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.schedules import grid_rules
 from flashgen.schedules.config import SCHEDULES
@@ -48,6 +49,12 @@ class Forward(KernelCall[tuple[Tensor, Tensor]]):
     def loaded(self) -> tuple[Tensor, ...]:
         """The tensors that a kernel with TMA loads needs descriptors of."""
         return self.q, self.k, self.v
+
+    def takes_descriptors(self) -> bool:
+        """Whether the TMA unit can address them."""
+        packed = self.features.sequences
+        in_pages = packed is not None and packed.paged
+        return super().takes_descriptors() and (not in_pages or take_pages(self.k, self.v))
 
 
 Launch = tuple[int, Arguments]
@@ -95,7 +102,9 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
     if packed is not None:
         batch, longest = packed.count, max(1, packed.max_q)
         seq_k = packed.most_keys(seq_k)
-    if packed is not None and packed.paged:
+    if packed is not None and packed.paged and plan.by_descriptor:
+        arguments = plan.tensors(q=q, k=k, v=v, o=o) | rows_of_pages(k=k, v=v)
+    elif packed is not None and packed.paged:
         arguments = strided("q", q) | strided("k", k, "phs") | strided("v", v, "phs")
         arguments |= strided("o", o)
     else:
@@ -113,6 +122,11 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
         sms, persistent = order_limits(q.device).sms, plan.config.persistent
         blocks = grid_rules.launched_blocks(blocks, sms, persistent=persistent)
     return blocks, arguments
+
+
+def rows_of_pages(**pools: Tensor) -> Arguments:
+    """How many rows a page of K and V takes, of those that their descriptors count."""
+    return {f"rows_of_{name}_page": x.stride(0) // x.stride(2) for name, x in pools.items()}
 
 
 def _order_arguments(q: Tensor, v: Tensor) -> Arguments:

@@ -139,6 +139,8 @@ _SEQUENCES = (
 _TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=paged)
 _PAGES = (
     number("stride_table", "", paged), number("page_bits", "log2 of the page size", paged),
+    *(number(f"rows_of_{x}_page", "its stride over that of a row" * (x == "k"),
+             both(paged, described)) for x in "kv"),
 )
 _BLOCK_MASK = (
     Parameter("block_counts_ptr", "*i32:16",

@@ -14,7 +14,7 @@ from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
-from flashgen.kernels.descriptors import descriptor_of
+from flashgen.kernels.descriptors import descriptor_of, take_descriptors
 from flashgen.kernels.direct_launch import Direct, Relaunch
 from flashgen.kernels.signature import descriptor_block
 from flashgen.schedules.base import BY_KEYS
@@ -40,6 +40,10 @@ class KernelCall(Generic[Result]):
     def loaded(self) -> tuple[Tensor, ...]:
         """The tensors that a kernel with TMA loads needs descriptors of."""
         return ()
+
+    def takes_descriptors(self) -> bool:
+        """Whether the TMA unit can address them."""
+        return take_descriptors(*self.loaded)
 
 
 class NotedLaunch(NamedTuple):
@@ -79,6 +83,7 @@ class Plan:
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
         self.packed = spec.varlen
+        self.paged = spec.paged
         self.rows_of_eight = rows_of_eight(spec, config)
         self.by_descriptor = config.loads == "descriptor"
         described = [x.removesuffix("_desc") for x in self.names if x.endswith("_desc")]
@@ -111,6 +116,9 @@ class Plan:
         if self.by_descriptor:
             for name, x in named.items():
                 argument, rows, dim = self._blocks[name]
+                if self.paged and name in ("k", "v"):
+                    page_size = x.shape[2]
+                    rows, dim = descriptor_block(self.spec, self.config, name, page_size)
                 gluon = self.config.specialized
                 arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon, packed=self.packed)
             if self.packed:  # results have pointers, too

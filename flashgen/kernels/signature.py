@@ -16,6 +16,7 @@ from flashgen.kernels.constants import Constant, constants_of
 from flashgen.kernels.parameters import given
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.problem import PAGE_SIZE
 from flashgen.spec.vocabulary import SHORT_DTYPE
 
 _ALIGNED = ":16"
@@ -122,9 +123,13 @@ def _byte(config: KernelConfig) -> str:
     return "fp8e4nv" if config.widening == "native" else "i8"
 
 
-def descriptor_block(spec: AttentionSpec, config: KernelConfig, tensor: str) -> tuple[int, int]:
-    """Rows and padded dim of the blocks that a kernel loads or stores of a tensor by descriptor."""
-    return SCHEDULES[config.schedule].block(spec, config, tensor)
+def descriptor_block(
+    spec: AttentionSpec, config: KernelConfig, tensor: str, page_size: int = PAGE_SIZE
+) -> tuple[int, int]:
+    """Rows and padded dim of the blocks that a kernel loads or stores of a tensor by descriptor.
+    Where K and V lie in pages, they depend on the page size.
+    """
+    return SCHEDULES[config.schedule].block(spec, config, tensor, page_size)
 
 
 def _descriptor(spec: AttentionSpec, config: KernelConfig, tensor: str, element: str) -> str:

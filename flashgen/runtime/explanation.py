@@ -15,7 +15,7 @@ from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
 from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, decode_spec
 from flashgen.runtime.launcher import Launcher
-from flashgen.runtime.resolver import Resolver, key, spec_of_call
+from flashgen.runtime.resolver import Resolver, forward_of, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
 from flashgen.schedules.config import kernel_name
 from flashgen.schedules.numeric_class import class_name
@@ -86,7 +86,8 @@ def explain_call(
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
     found = resolver.ladder(spec, problem.seq_k, q.device)
     resolved = resolver.launchers.get(key(call, q, v, direction))
-    first, config = (resolved or Launcher(resolver.package, found.rungs)).serves(q, k, v)
+    launcher = resolved or Launcher(resolver.package, found.rungs)
+    first, config = launcher.serves(forward_of(call, q, k, v))
     command = resolver.tune_command(spec, problem.seq_k, q.device)
     return Explanation(
         spec=spec,

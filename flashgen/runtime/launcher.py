@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-
-from torch import Tensor
+from typing import Any
 
 from flashgen.errors import LaunchError
 from flashgen.kernels import interpreter, launch
-from flashgen.kernels.descriptors import take_descriptors
 from flashgen.kernels.loader import toolchain_error
 from flashgen.kernels.plan import KernelCall, Plan, Result
 from flashgen.runtime import kernel_files
@@ -53,7 +51,7 @@ class Launcher:
         """The same, its plan launched by another function."""
         steps = self._aligned
         if self._unaligned is not steps:
-            steps = self._steps(*call.loaded)
+            steps = self._steps(described=call.takes_descriptors())
         return steps.run(call, launch)
 
     @property
@@ -61,15 +59,13 @@ class Launcher:
         """The rung that serves aligned tensors now."""
         return self._aligned.selection
 
-    def serves(self, *tensors: Tensor) -> tuple[Selection, KernelConfig]:
-        """The rung that serves these tensors now, and the config that it launches for them."""
-        steps = self._steps(*tensors)
+    def serves(self, call: KernelCall[Any]) -> tuple[Selection, KernelConfig]:
+        """The rung that serves a call now, and the config that it launches for it."""
+        steps = self._steps(described=call.takes_descriptors())
         return steps.selection, steps.config
 
-    def _steps(self, *tensors: Tensor) -> _Steps:
-        if self._unaligned is self._aligned or take_descriptors(*tensors):
-            return self._aligned
-        return self._unaligned
+    def _steps(self, *, described: bool) -> _Steps:
+        return self._aligned if described else self._unaligned
 
 
 class _Steps:

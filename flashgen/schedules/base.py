@@ -259,9 +259,11 @@ class Schedule(Generic[Fields]):
         """Numbers that its texts alone are compiled for, by name."""
         return {}
 
-    def block(self, spec: AttentionSpec, config: Fields, tensor: str) -> tuple[int, int]:
+    def block(
+        self, spec: AttentionSpec, config: Fields, tensor: str, page_size: int
+    ) -> tuple[int, int]:
         """Rows and padded columns of the blocks that it loads or stores of a tensor by descriptor:
-        q, k, v, o, and do, dq, dk and dv, the gradients.
+        q, k, v, o, and do, dq, dk and dv, the gradients. page_size: where K and V lie in pages.
         """
         rows = config.bc if tensor in ("k", "v", "dk", "dv") else config.br
         return rows, padded(spec.head_dim if tensor in ("q", "k", "dq", "dk") else spec.head_dim_v)

@@ -219,8 +219,10 @@ class Blackwell(Schedule[BlackwellFields]):
         found["O_PART"] = 32 if row_tiles(config) == 2 and padded(spec.head_dim_v) > 64 else 64
         return found | {"RESCALE_LOG2": config.rescale_log2, "PIECES": k_pieces(spec)}
 
-    def block(self, spec: AttentionSpec, config: BlackwellFields, tensor: str) -> tuple[int, int]:
-        rows, dim = super().block(spec, config, tensor)
+    def block(
+        self, spec: AttentionSpec, config: BlackwellFields, tensor: str, page_size: int
+    ) -> tuple[int, int]:
+        rows, dim = super().block(spec, config, tensor, page_size)
         if tensor not in ("k", "v", "dk", "dv"):
             rows = min(rows, TENSOR_ROWS)
         return rows, 64 if tensor in ("q", "k") and k_pieces(spec) > 1 else dim

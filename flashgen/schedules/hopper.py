@@ -57,6 +57,10 @@ _BY_CONSUMERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(BY_KEYS, ("dk", "dv")),
 }
 """What every consumer loads or stores by itself, its own rows only."""
+MOST_BOX_ROWS = 64
+"""Of a page that the TMA unit loads at once."""
+SWIZZLED_COLUMNS = 64
+"""Columns of a box, that lie side by side in a swizzled tile: 128 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,7 @@ class Hopper(Schedule[HopperFields]):
     gluon = roles = orders = ahead = True
     directions = own_text = AHEAD
     features: ClassVar = {
-        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen"),
+        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
         **dict.fromkeys(PAIR, ("alibi", "window", "chunk", "softcap", "varlen")),
     }
     in_class = ("forward",)
@@ -208,8 +212,12 @@ class Hopper(Schedule[HopperFields]):
         found = {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
         return {**found, "NEXT_S": config.next_s}
 
-    def block(self, spec: AttentionSpec, config: HopperFields, tensor: str) -> tuple[int, int]:
-        rows, dim = super().block(spec, config, tensor)
+    def block(
+        self, spec: AttentionSpec, config: HopperFields, tensor: str, page_size: int
+    ) -> tuple[int, int]:
+        rows, dim = super().block(spec, config, tensor, page_size)
+        if spec.paged and tensor in ("k", "v"):  # boxes, each of one page
+            return min(page_size, MOST_BOX_ROWS, rows), SWIZZLED_COLUMNS
         return WARPGROUP_ROWS if tensor in _BY_CONSUMERS[spec.direction] else rows, dim
 
     def added(self, shape: Sequence[int], rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

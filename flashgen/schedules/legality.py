@@ -286,7 +286,7 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         )
     if spec.block_mask and 256 in (config.br, config.bc):
         return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
-    if spec.paged and not its.every_feature:
+    if spec.paged and not its.every_feature and "paged" not in own:
         return f"paged needs schedule fa2: got {config.schedule}"
     if its.every_feature:
         return None

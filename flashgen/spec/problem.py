@@ -147,6 +147,9 @@ prefill a long prompt in chunks, each over all keys before it. 2,048 is a defaul
 LEAST_PACKED = 4
 """Packed sequences, at least, of a packed spec as it is measured and estimated."""
 
+PAGE_SIZE = 16
+"""Keys to a page: the smallest that serving engines use by default."""
+
 SHORTEST_SHARE = 1 / 16
 GOLDEN_SHARE = (math.sqrt(5) - 1) / 2
 
