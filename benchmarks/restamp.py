@@ -12,7 +12,8 @@ whose kernel changed in its text alone are stamped anew. CPU only.
 `collect` compiles every kernel that the tables of its checkout name, and their pointer twins, for
 the architectures of those tables, and appends one line each: a digest of the executable sections,
 which hold neither names nor line numbers, registers, spills and shared memory. Kernels whose text
-is in the file already are skipped, so an interrupted run goes on. With --like FILE, a kernel whose
+is in the file already are skipped, so an interrupted run goes on. --kernels 'fwd_*_hopper_*' takes
+those alone whose names match, for a change of few templates. With --like FILE, a kernel whose
 code differs from that file's is compiled again, up to four times: of one text Triton 3.7.1 makes
 one of two machine codes for sm_100, at random.
 
@@ -36,6 +37,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +47,7 @@ from flashgen import paths
 from flashgen.compile.compiler import cache_file, compile_kernel
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import variants
-from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.emit import is_stale, kernels_of
@@ -132,11 +134,11 @@ def read(path: Path) -> Codes:
     return {code.key: code for code in (Code(**json.loads(line)) for line in lines)}
 
 
-def collect(path: Path, like: Path | None) -> None:
-    """Append the kernels that the file lacks."""
+def collect(path: Path, like: Path | None, pattern: str) -> None:
+    """Append the kernels that the file lacks, of those whose names match."""
     before = read(like) if like else {}
     have = {key: code.digest for key, code in read(path).items()}
-    kernels = named()
+    kernels = [each for each in named() if fnmatchcase(kernel_name(*each[:2]), pattern)]
     for n, (spec, config, arch, whole) in enumerate(kernels, 1):
         rendered = render(spec, config)
         if have.get((rendered.name, arch, whole)) == rendered.digest:
@@ -229,13 +231,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("command", choices=("collect", "compare", "stamp"))
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="before, after")
     parser.add_argument("--like", type=Path, metavar="FILE", help="of collect")
+    parser.add_argument("--kernels", default="*", metavar="PATTERN", help="of collect")
     parser.add_argument("--slugs", nargs="+", default=sorted(TARGETS), help="of stamp: tables")
     parser.add_argument("--write", action="store_true", help="of stamp")
     given = parser.parse_args(arguments)
     if len(given.files) != (1 if given.command == "collect" else 2):
         parser.error("collect takes one file, all else two: before and after")
     if given.command == "collect":
-        collect(given.files[0], given.like)
+        collect(given.files[0], given.like, given.kernels)
         return 0
     before, after = map(read, given.files)
     if given.command == "compare":

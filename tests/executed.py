@@ -11,6 +11,7 @@ import torch
 
 from flashgen.evaluate.check import check_loaded
 from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
@@ -68,6 +69,7 @@ def assert_bits_of(
     spec: AttentionSpec,
     config: KernelConfig,
     broken: tuple[str, str] = ("", ""),
+    features: Features = PLAIN,
 ) -> None:
     """Of an invariant forward with three segments, the last of one ragged tile: O and LSE of config,
     its text `broken`, are those of `textbook` to the last bit.
@@ -78,8 +80,9 @@ def assert_bits_of(
     q, k, v = (torch.randn(1, 1, *each, generator=generator).bfloat16() for each in dims)
     (o, lse), (expected, its_lse) = (
         launch(
-            compiled(spec, way, 0, *text, arch=arch), spec, way, q, k, v, scale=0.125, diagonal=2030
-        )
+            compiled(spec, way, 0, *text, arch=arch), spec, way, q, k, v, scale=0.125,
+            diagonal=2030, features=features,
+        )  # fmt: skip
         for way, text in ((config, broken), (textbook, ("", "")))
     )
     assert torch.equal(o, expected)

@@ -15,6 +15,7 @@ from flashgen.schedules.legality import why_illegal
 from flashgen.spec.gpu import TARGETS
 from tests.executed import (
     Load,
+    assert_bits_of,
     assert_found,
     assert_right,
     case,
@@ -91,8 +92,35 @@ def test_what_it_lacks_is_named() -> None:
         spec = make_spec("bfloat16", 64, "causal", **features)
         reason = why_illegal(spec, hopper(), H200)
         assert reason == f"features {words} need schedule fa2: got hopper"
-    invariant = make_spec("bfloat16", 64, "causal", window=True, invariant=True)
-    assert "is invariant without features" in str(why_illegal(invariant, hopper(), H200))
+    invariant = make_spec("bfloat16", 64, "causal", alibi=True, window=True, invariant=True)
+    assert "is invariant without alibi" in str(why_illegal(invariant, hopper(), H200))
+
+
+INVARIANT: dict[str, tuple[Any, ...]] = {
+    "gpt-oss": (64, "causal", hopper(), {"window": True, "sink": True}),
+    "Gemma 2": (128, "causal", hopper(192, 64), {"window": True, "softcap": True}),
+    "Llama 4": (128, "causal", hopper(), {"chunk": True}),
+    "both sides, persistent": (64, "none", hopper(**PERSISTENT), {"window": True}),
+    "packed": (64, "causal", hopper(), {"window": True, "sink": True, "varlen": True}),
+}
+GIVEN = {
+    "window": {"window": (700, 20)},
+    "chunk": {"chunk": 900, "chunk_start": torch.tensor([300], dtype=torch.int32)},
+    "softcap": {"softcap": 3.0},
+    "sink": {"sinks": torch.tensor([1.5])},
+}
+"""Windows and chunks that begin within the second segment."""
+
+
+@pytest.mark.parametrize("name", each(INVARIANT, 5))
+def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(name: str) -> None:
+    dim, mask, config, on = INVARIANT[name]
+    spec = make_spec("bfloat16", dim, mask, invariant=True, **on)
+    assert_right(spec, config)
+    if "varlen" not in on:
+        given = {key: value for word in on for key, value in GIVEN[word].items()}
+        plain = make_config(64, 64, num_warps=4, num_stages=2)
+        assert_bits_of(plain, spec, config, features=Features(**given))
 
 
 WINDOW, CHUNK, CAP, SINK, ALIBI = (
@@ -117,15 +145,15 @@ MUTANTS: dict[str, Mutant] = {
     "first keys do not count from it": (
         WINDOW, WINDOWS, "first_key_of(rows + diagonal, batch, begins) - first_tile * BC",
         "first_key_of(rows + diagonal, batch, begins)"),
-    "tiles that hide first keys have no mask": (WINDOW, WINDOWS, "(i >= hiding)", "(i > end)"),
-    "a hiding tile too few": (WINDOW, WINDOWS, "(i >= hiding)", "(i > hiding)"),
+    "tiles that hide first keys have no mask": (WINDOW, WINDOWS, "i >= hiding", "i > end"),
+    "a hiding tile too few": (WINDOW, WINDOWS, "i >= hiding", "i > hiding"),
     "the last row's first key is the first row's": (
         WINDOW, WINDOWS, "first_key_of(first_row + diagonal + 63, batch, begins)",
         "first_key_of(first_row + diagonal, batch, begins)"),
     "the last V is the first tile's": (
         WINDOW, WINDOWS, "start = start if INVARIANT else first_tile * BC", "start = start if INVARIANT else 0"),
     "the walk begins at the first key": (
-        WINDOW, WINDOWS, "(first_tile + key_tiles - 1) * BC", "(key_tiles - 1) * BC"),
+        WINDOW, WINDOWS, "first_tile + key_tiles - 1) * BC", "key_tiles - 1) * BC"),
     "the right side is forgotten": (
         BOTH, WINDOWS, "diagonal + window_right if window_right", "diagonal if window_right"),
     "the left side by one": (BOTH, WINDOWS, "- window_left", "- window_left + 1"),
