@@ -80,9 +80,16 @@ def assert_bits_of(
     q, k, v = (torch.randn(1, 1, *each, generator=generator).bfloat16() for each in dims)
     (o, lse), (expected, its_lse) = (
         launch(
-            compiled(spec, way, 0, *text, arch=arch), spec, way, q, k, v, scale=0.125,
-            diagonal=2030, features=features,
-        )  # fmt: skip
+            compiled(spec, way, 0, *text, arch=arch),
+            spec,
+            way,
+            q,
+            k,
+            v,
+            scale=0.125,
+            diagonal=2030,
+            features=features,
+        )
         for way, text in ((config, broken), (textbook, ("", "")))
     )
     assert torch.equal(o, expected)

@@ -22,6 +22,7 @@ from flashgen.kernels.arguments import (
     positive_scale,
     sizes,
 )
+from flashgen.kernels.descriptors import take_descriptors
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.vocabulary import padded
@@ -62,10 +63,9 @@ class Backward(KernelCall[tuple[Tensor, ...]]):
     diagonal: int | None
     features: Features = PLAIN
 
-    @property
-    def loaded(self) -> tuple[Tensor, ...]:
-        """The tensors that a kernel with TMA loads needs descriptors of."""
-        return self.q, self.k, self.v, self.do
+    def takes_descriptors(self) -> bool:
+        """Whether the TMA unit can address what it loads."""
+        return take_descriptors(self.q, self.k, self.v, self.do)
 
 
 def contiguous_rows(x: Tensor) -> Tensor:

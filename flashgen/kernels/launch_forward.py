@@ -21,7 +21,7 @@ from flashgen.kernels.arguments import (
     sizes,
     strided,
 )
-from flashgen.kernels.descriptors import take_pages
+from flashgen.kernels.descriptors import take_descriptors, take_pages
 from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.schedules import grid_rules
 from flashgen.schedules.config import SCHEDULES
@@ -45,16 +45,11 @@ class Forward(KernelCall[tuple[Tensor, Tensor]]):
     diagonal: int | None
     features: Features = PLAIN
 
-    @property
-    def loaded(self) -> tuple[Tensor, ...]:
-        """The tensors that a kernel with TMA loads needs descriptors of."""
-        return self.q, self.k, self.v
-
     def takes_descriptors(self) -> bool:
-        """Whether the TMA unit can address them."""
+        """Whether the TMA unit can address what it loads."""
         packed = self.features.sequences
-        in_pages = packed is not None and packed.paged
-        return super().takes_descriptors() and (not in_pages or take_pages(self.k, self.v))
+        fits = packed is None or packed.block_table is None or take_pages(self.k, self.v)
+        return fits and take_descriptors(self.q, self.k, self.v)
 
 
 Launch = tuple[int, Arguments]

@@ -14,7 +14,7 @@ from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
 from flashgen.kernels.constants import constants_of
-from flashgen.kernels.descriptors import descriptor_of, take_descriptors
+from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.direct_launch import Direct, Relaunch
 from flashgen.kernels.signature import descriptor_block
 from flashgen.schedules.base import BY_KEYS
@@ -36,14 +36,9 @@ class KernelCall(Generic[Result]):
 
     __slots__ = ()
 
-    @property
-    def loaded(self) -> tuple[Tensor, ...]:
-        """The tensors that a kernel with TMA loads needs descriptors of."""
-        return ()
-
     def takes_descriptors(self) -> bool:
-        """Whether the TMA unit can address them."""
-        return take_descriptors(*self.loaded)
+        """Whether the TMA unit can address what it loads, where a kernel loads by descriptor."""
+        return True
 
 
 class NotedLaunch(NamedTuple):

@@ -50,8 +50,8 @@ class Launcher:
     def run(self, call: KernelCall[Result], launch: LaunchPlan[Result]) -> Result:
         """The same, its plan launched by another function."""
         steps = self._aligned
-        if self._unaligned is not steps:
-            steps = self._steps(described=call.takes_descriptors())
+        if self._unaligned is not steps and not call.takes_descriptors():
+            steps = self._unaligned
         return steps.run(call, launch)
 
     @property
@@ -61,11 +61,8 @@ class Launcher:
 
     def serves(self, call: KernelCall[Any]) -> tuple[Selection, KernelConfig]:
         """The rung that serves a call now, and the config that it launches for it."""
-        steps = self._steps(described=call.takes_descriptors())
+        steps = self._aligned if call.takes_descriptors() else self._unaligned
         return steps.selection, steps.config
-
-    def _steps(self, *, described: bool) -> _Steps:
-        return self._aligned if described else self._unaligned
 
 
 class _Steps:
