@@ -63,7 +63,7 @@ class Surroundings(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no types there
         self.kept = all(torch.equal(now, was) for now, was in self._before) and all(
-            bool((margin == fill).all()) for margin, fill in self._outputs
+            _holds(margin, fill) for margin, fill in self._outputs
         )
 
 
@@ -77,6 +77,16 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for each in value:
             yield from tensors_in(each)
+
+
+def _holds(margin: Tensor, fill: int) -> bool:
+    """Whether all of these bytes are `fill`; eight at a time, which takes a fifth of the time."""
+    before = -margin.storage_offset() % 8  # up to where words begin
+    words, behind = margin[before:], (margin.numel() - before) % 8
+    ends = torch.cat((margin[:before], words[words.numel() - behind :]))
+    whole = words[: words.numel() - behind].view(torch.int64)
+    word = int.from_bytes(bytes([fill]) * 8, signed=True)
+    return bool((ends == fill).all()) and bool((whole == word).all())
 
 
 def _storage(x: Tensor) -> Tensor:

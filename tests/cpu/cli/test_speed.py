@@ -31,7 +31,9 @@ TRIES = 3  # what else runs can slow the command down and not the yardstick; non
     "line",
     [
         "show nvidia_h200",
-        "show nvidia_h200 --json",
+        pytest.param(
+            "show nvidia_h200 --json", marks=pytest.mark.slow("it reads what the line before reads")
+        ),
         "explain --head-dim 128 --seq 4096 --causal --target nvidia_h200",
     ],
 )

@@ -201,7 +201,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "mutant"), each(BROKEN, 12))
+@pytest.mark.parametrize(("kernel", "mutant"), each(BROKEN, 24))
 def test_a_broken_text_is_found(kernel: str, mutant: tuple[str, tuple[str, str]]) -> None:
     try:
         found = ran({"dkv": DKV, "dq": DQ}[kernel], mutant[1])

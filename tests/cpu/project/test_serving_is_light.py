@@ -63,22 +63,24 @@ for _ in range(10):
         start = time.process_time()
         from generated.dispatcher import attention
         took = time.process_time() - start
-        print(took / yardstick(), flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
+        took /= yardstick()
+        print(took, flush=True)
+        os._exit(took < float(sys.argv[2]))
+    _, light = os.waitpid(child, 0)
+    if light:
+        break
 """
 MOST = 1.8
 """Yardsticks: 65 ms on a machine on which the import takes 40 ms."""
 
 
 def test_the_dispatcher_adds_little_to_torch_and_triton(tmp_path: Path) -> None:
-    """In CPU time, the least of several processes that read bytecode."""
+    """In CPU time, of the first process that shows it, of ten: what else runs slows some down."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT, str(tmp_path)],
+        [sys.executable, "-c", IMPORT, str(tmp_path), str(MOST)],
         env=environment, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     found = [float(line) for line in done.stdout.split()]
-    assert len(found) == 10
     assert min(found) < MOST, found

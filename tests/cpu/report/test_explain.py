@@ -102,7 +102,12 @@ class TestAnatomy:
         assert len(describe(found)) == 3
 
     @pytest.mark.parametrize(
-        ("direction", "steady"), [("forward", 0), ("backward_dq", 0), ("backward_dkv", 1)]
+        ("direction", "steady"),
+        [
+            ("forward", 0),
+            pytest.param("backward_dq", 0, marks=pytest.mark.slow("it walks keys as the forward")),
+            ("backward_dkv", 1),
+        ],
     )
     def test_usage_is_of_the_unmasked_loop(self, direction: Any, steady: int) -> None:
         """The masked loop has the mask's instructions on top; by keys it comes first."""

@@ -126,6 +126,7 @@ def test_a_study_of_optuna_tunes_it(
     module.estimate = estimate  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "matmul", module)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["study.py"])  # not those of pytest
     runpy.run_path(str(FOLDER / "study.py"), run_name="__main__")
     assert len(asked) == len({str(point) for point in asked}) == 12
     assert all(point["ROWS"] * point["COLUMNS"] <= 128 * 256 for point in asked)
