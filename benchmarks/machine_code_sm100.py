@@ -82,6 +82,7 @@ class Shape:
     name: a part of its name. tile: rows and keys of a block. softmax: its warps. products: matrix
     instructions for one tile, 0 where loops inside loops issue them. blocks: those that compute the
     scores of a tile; where they take different branches of a loop, each counts for the whole loop.
+    roles: whether its warps have any; without, all are softmax warps with one loop.
     """
 
     name: str = ""
@@ -89,6 +90,7 @@ class Shape:
     softmax: int
     products: int = 0
     blocks: int = 1
+    roles: bool = True
 
     @property
     def scores(self) -> int:
@@ -196,8 +198,9 @@ def warps_of(role: str, body: Body, shape: Shape) -> float:
 
 
 def part_of(listing: Listing, shape: Shape, *, shared_bytes: int, tensor_columns: int) -> Part:
-    """A kernel with roles, taken apart."""
-    found = steady(listing, shape)
+    """A kernel, taken apart."""
+    one = {} if shape.roles else {"one loop": min(main_bodies(listing), key=len)}
+    found = one or steady(listing, shape)
     ordered = {role: found[role] for role in ROLES if role in found}
     tile_scores = shape.tile[0] * shape.tile[1] / WARP
     return Part(
@@ -210,9 +213,9 @@ def part_of(listing: Listing, shape: Shape, *, shared_bytes: int, tensor_columns
             role: len(body) * warps_of(role, body, shape) * shape.blocks / tile_scores
             for role, body in ordered.items()
         },
-        mufu=sum(i.is_exp2 for i in found["softmax"]) * shape.blocks / shape.scores,
+        mufu=sum(i.is_exp2 for i in found[next(iter(ordered))]) * shape.blocks / shape.scores,
         spills=duel.spills(ordered.values()),
-        masked=masked(listing, shape),
+        masked=masked(listing, shape) if shape.roles else 0,
     )
 
 
@@ -223,36 +226,18 @@ def registers_at(listing: Listing, body: Body) -> int:
     return taken[before[-1]] if before else listing.registers
 
 
-def plain_part(
-    listing: Listing, config: KernelConfig, *, shared_bytes: int, tensor_columns: int
-) -> Part:
-    """A kernel whose warps all do the same, taken apart."""
-    body = min(main_bodies(listing), key=len)
-    scores = config.br * config.bc / (WARP * config.num_warps)
-    return Part(
-        tile=(config.br, config.bc),
-        registers=str(listing.registers),
-        shared_bytes=shared_bytes,
-        tensor_columns=tensor_columns,
-        loops={"one loop": len(body)},
-        per_score={"one loop": len(body) / scores},
-        mufu=sum(i.is_exp2 for i in body) / scores,
-        spills=duel.spills([body]),
-    )
-
-
 def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     """A kernel of ours, compiled for sm_100."""
     built, listing = duel.our_code(spec, config, "sm_100", folder)
-    memory = {"shared_bytes": built.shared_bytes, "tensor_columns": built.tensor_columns}
-    if config.schedule != "blackwell":
-        return plain_part(listing, config, **memory)
+    roles = config.schedule == "blackwell"
     shape = Shape(
         tile=(config.br, config.bc),
         softmax=config.num_warps,
-        products=products_of(spec, config),
-        blocks=SCHEDULES[config.schedule].blocks_of_a_tile(spec),
+        products=products_of(spec, config) if roles else 0,
+        blocks=SCHEDULES[config.schedule].blocks_of_a_tile(spec) if roles else 1,
+        roles=roles,
     )
+    memory = {"shared_bytes": built.shared_bytes, "tensor_columns": built.tensor_columns}
     return part_of(listing, shape, **memory)
 
 

@@ -201,12 +201,14 @@ def kernels(item: Item, gpu: Gpu) -> Iterator[tuple[AttentionSpec, KernelConfig]
         yield from ((spec, config.kernel) for config in found)
 
 
-FEATURES = ("window", "sink", "softcap", "alibi", "chunk", "paged")
+FEATURES = ("window", "sink", "softcap", "alibi", "chunk")
 LONG = ("window", "chunk")
 """They see only a part of the keys, so that they need many."""
+PAGES = "fwd_bf16_d128_causal_varlen_paged"
 
 RIGHT = (
     *(f"fwd_bf16_d128_causal_{word}" for word in FEATURES), "fwd_bf16_d128_causal_varlen",
+    PAGES,
     "bwd_dkv_bf16_d128_causal", "bwd_dq_bf16_d128_causal", "fwd_bf16_d128_causal", "fwd_bf16_d64",
     "bwd_fused_bf16_d64", "bwd_dkv_bf16_d128_causal_varlen", "bwd_dq_bf16_d128_causal_varlen",
     "decode_bf16_d128", "decode_bf16_d128_paged",
@@ -267,7 +269,7 @@ def _head_dims(gpu: Gpu, lines: Lines) -> Iterator[Item]:
 
 def _features(gpu: Gpu, lines: Lines) -> Iterator[Item]:
     (plain,) = dense(128, masks=("causal",))
-    specs = {word: replace(plain, **{word: True}) for word in FEATURES}
+    specs = {word: replace(plain, **{word: True}) for word in FEATURES} | {"paged": spec_of(PAGES)}
     for word, spec in specs.items():
         problem = workload(spec, 16384 if word in LONG else 8192)
         yield a_round(spec, problem, gpu, seeds(spec, gpu, 4))
