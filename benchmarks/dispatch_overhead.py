@@ -65,7 +65,7 @@ from flashgen.runtime.call import Call
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.resolver import Resolver, key
 from flashgen.schedules.defaults import default_config, default_spec
-from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.attention import spec_of
 
 SHAPE = (1, 1, 16, 64)
 BATCH = 25  # so few that most batches meet no other process; far from filling CUDA's queue
@@ -83,49 +83,36 @@ class Cost:
     least_us: float
 
 
-class NoLaunch:
+def no_launch() -> SimpleNamespace:
     """A driver of Triton's for an H200 that compiles, and launches nothing."""
-
-    utils = SimpleNamespace(
-        get_device_properties=lambda device: {"max_shared_mem": 232448, "max_num_regs": 65536},
-        load_binary=lambda *_: (object(), None, 0, 0, 1024),  # without a module it is loaded again
-        unload_module=lambda module: None,
+    return SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        launcher_cls=lambda src, metadata: lambda *_: None,
+        utils=SimpleNamespace(
+            get_device_properties=lambda _: {"max_shared_mem": 232448, "max_num_regs": 65536},
+            load_binary=lambda *_: (object(), None, 0, 0, 1024),  # without a module it loads again
+            unload_module=lambda module: None,
+        ),
     )
 
-    @staticmethod
-    def launcher_cls(src: object, metadata: object) -> Callable[..., None]:
-        """What a compiled kernel is launched by."""
-        return _nothing
 
-    def get_current_target(self) -> GPUTarget:
-        """What is compiled for."""
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """The only one."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The only one."""
-        return 0
-
-
-def _nothing(*_: object) -> None:
-    return None
-
-
-def cost(name: str, call: Callable[[], object]) -> Cost:
-    """Time `call` in batches, after one that compiles and warms caches."""
-    means = []
-    for _ in range(BATCHES + 1):
-        began = time.perf_counter()
-        for _ in range(BATCH):
-            call()
-        means.append((time.perf_counter() - began) / BATCH * 1e6)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    means = means[1:]
-    return Cost(name=name, median_us=statistics.median(means), least_us=min(means))
+def timed(calls: dict[str, Callable[[], object]]) -> list[Cost]:
+    """Time each call in batches, after one that compiles and warms caches."""
+    found = []
+    for name, call in calls.items():
+        means = []
+        for _ in range(BATCHES + 1):
+            began = time.perf_counter()
+            for _ in range(BATCH):
+                call()
+            means.append((time.perf_counter() - began) / BATCH * 1e6)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        median = statistics.median(means[1:])
+        found.append(Cost(name=name, median_us=median, least_us=min(means[1:])))
+    return found
 
 
 def dispatcher() -> Dispatcher:
@@ -147,12 +134,13 @@ def costs() -> list[Cost]:
     torch.set_num_threads(1)
     q, k, v = tensors()
     served = dispatcher()
-    resolved = served.resolver.launchers
+    resolved, calls = served.resolver.launchers, served.calls
     if key(CAUSAL, q, v) not in resolved:
         raise SystemExit("the spec was not resolved, so that there is no look-up to measure")
+    slopes = torch.ones(1, device=q.device)
 
-    def call() -> object:
-        return served.attention(q, k, v, causal=True)
+    def call(**more: Any) -> object:
+        return served.attention(q, k, v, causal=True, **more)
 
     def as_new() -> object:
         calls.clear()
@@ -163,79 +151,69 @@ def costs() -> list[Cost]:
             kept.replay, kept._tries = kept._bind, 0
         return call()
 
-    rows = [cost("lookup", lambda: resolved.get(key(CAUSAL, q, v)))]
-    rows += plain_launches(q, k, v)
+    def sdpa() -> object:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    rows = timed({"lookup": lambda: resolved.get(key(CAUSAL, q, v))} | plain_launches(q, k, v))
     with mock.patch.dict(os.environ, {"FLASHGEN_DIRECT": "0"}):
-        rows.append(cost("call by Triton", call))
-    calls = served.calls
-    rows += [cost("new kind", as_new), cost("second call", as_second), cost("call", call)]
-    slopes = torch.ones(1, device=q.device)
-    rows += [
-        cost("window", lambda: served.attention(q, k, v, causal=True, window=(4, 0))),
-        cost("ALiBi", lambda: served.attention(q, k, v, causal=True, alibi_slopes=slopes)),
-    ]
-    rows.append(cost("torch SDPA", lambda: sdpa(q, k, v)))
+        rows += timed({"call by Triton": call})
+    rows += timed(
+        {
+            "new kind": as_new,
+            "second call": as_second,
+            "call": call,
+            "window": lambda: call(window=(4, 0)),
+            "ALiBi": lambda: call(alibi_slopes=slopes),
+            "torch SDPA": sdpa,
+        }
+    )
     with torch.enable_grad():
         q.requires_grad_()
-        rows.append(cost("call, graph", call))
-        rows.append(cost("SDPA, graph", lambda: sdpa(q, k, v)))
+        rows += timed({"call, graph": call, "SDPA, graph": sdpa})
         q.requires_grad_(False)
-    rows += decoding(served)
-    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    rows.insert(-1, cost("flash_attn", lambda: flash_attn.flash_attn_func(q, k, v, causal=True)))
-    return rows
+    return rows + timed(decoding(served, q, k, v))
 
 
-def decoding(served: Dispatcher) -> list[Cost]:
-    """The rows of decode() and of the drop-in: one sequence of 8192 keys in pages of 64."""
-    q, _, _ = tensors()
-    q = q[:, :, :1].contiguous()
+def decoding(
+    served: Dispatcher, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    """The calls of decode() and of the drop-in: one sequence of 8192 keys in pages of 64."""
+    step = q[:, :, :1].contiguous()
     pool = torch.zeros((128, 64, 1, 64), dtype=q.dtype, device=q.device)
     pages = torch.arange(128, dtype=torch.int32, device=q.device)[None]
     lengths = torch.full((1,), 8192, dtype=torch.int32, device=q.device)
-    sinks = torch.zeros(q.shape[1], device=q.device)
-    of_step = q.transpose(1, 2).contiguous()
+    sinks = torch.zeros(1, device=q.device)
+    q, k, v, of_step = (x.transpose(1, 2).contiguous() for x in (q, k, v, step))
 
-    def step() -> object:
-        return flash_attn.flash_attn_with_kvcache(
+    def decode(**more: Any) -> object:
+        return served.decode(step, pool, pool, lengths=lengths, block_table=pages, **more)
+
+    return {
+        "decode": decode,
+        "decode, window": lambda: decode(window=(4096, 0)),
+        "decode, sinks": lambda: decode(sinks=sinks),
+        "flash_attn": lambda: flash_attn.flash_attn_func(q, k, v, causal=True),
+        "kvcache": lambda: flash_attn.flash_attn_with_kvcache(
             of_step, pool, pool, cache_seqlens=lengths, block_table=pages, causal=True
-        )
-
-    def decode() -> object:
-        return served.decode(q, pool, pool, lengths=lengths, block_table=pages)
-
-    def windowed() -> object:
-        return served.decode(q, pool, pool, lengths=lengths, block_table=pages, window=(4096, 0))
-
-    def with_sinks() -> object:
-        return served.decode(q, pool, pool, lengths=lengths, block_table=pages, sinks=sinks)
-
-    return [
-        cost("decode", decode), cost("decode, window", windowed),
-        cost("decode, sinks", with_sinks), cost("kvcache", step),
-    ]  # fmt: skip
+        ),
+    }
 
 
-def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Cost]:
-    """The rows of one kernel alone, its arguments laid out before."""
-    spec = default_spec(AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"))
+def plain_launches(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    """The launches of one kernel alone, its arguments laid out before."""
+    spec = default_spec(spec_of("fwd_bf16_d64"))
     config = default_config(spec)
-    rendered = render(spec, config)
-    kernel = load_text(rendered)
+    kernel = load_text(render(spec, config))
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
     plan, call = bind(kernel, spec, config), Forward(q=q, k=k, v=v, scale=0.125, diagonal=None)
     arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1] | {NOTHING: None})
-    options = config.launch_options(spec)
-    direct = plan.direct
-    return [
-        cost("Triton launch", lambda: kernel[(1,)](*arguments, *direct.constants, **options)),
-        cost("direct launch", lambda: direct(1, arguments)),
-    ]
-
-
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The call people write."""
-    return scaled_dot_product_attention(q, k, v, is_causal=True)
+    options, direct = config.launch_options(spec), plan.direct
+    return {
+        "Triton launch": lambda: kernel[(1,)](*arguments, *direct.constants, **options),
+        "direct launch": lambda: direct(1, arguments),
+    }
 
 
 def main() -> None:
@@ -246,7 +224,7 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
         os.environ["FLASHGEN_GPU"] = SERVED_AS
-        triton.runtime.driver._active = NoLaunch()
+        triton.runtime.driver._active = no_launch()
         Resolver.left_to_torch = lambda self, device: False  # type: ignore[method-assign]
     with torch.no_grad():
         rows = costs()

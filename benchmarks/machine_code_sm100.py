@@ -5,9 +5,9 @@
     python benchmarks/machine_code_sm100.py --keep-peer     only ours anew: no download
 
 pip fetches FlashAttention-4 into a folder that git ignores, and compile_fa4.py compiles it there.
-Ours are the kernels that the B200's table serves, its entries ("plain") and its list `executed`,
-and the fused backward of schedule blackwell, which no table has.
-All figures are of the steady loops in bfloat16:
+Ours are the kernels that duel.py takes from the B200's table, and the fused backward of schedule
+blackwell, which no table has.
+All figures are of the steady loops:
 
     registers, loops    of each role in the order of ROLES; a kernel without roles has one loop
     a score             instructions of all warps of a role, in warps of 32, for one element of
@@ -26,34 +26,21 @@ their own and the kernels before and after a backward are left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
-import triton
-
-from benchmarks.machine_code import (
-    Kernels,
-    command,
-    in_columns,
-    labels,
-    our_code,
-    ours,
-    page,
-    spec_of,
-    spills,
-)
+from benchmarks import duel
+from benchmarks.duel import Cell, Kernels, Row, row_of
 from benchmarks.peer_kernels import entry_points, installed, listing_in
 from flashgen.compile.loops import Body, loops, main_bodies
 from flashgen.compile.sass import WARP, Listing
@@ -63,10 +50,8 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.vocabulary import Mask
 
 B200 = TARGETS["nvidia_b200"]
-RESULT = ROOT / "benchmarks" / "results" / "machine_code_sm100"
 PEER = "flash-attn-4==4.0.0b36"
 PACKAGES = (
     PEER,
@@ -88,12 +73,6 @@ COMPILE_SECONDS = 600
 FUSED = "blackwell, fused"
 ROLES = ("softmax", "correction", "reduction", "products", "loads", "one loop")
 WARPS = {"correction": 4, "reduction": 4, "products": 1, "loads": 1}
-CELLS: tuple[tuple[str, int, Mask], ...] = tuple(
-    (direction, head_dim, mask)
-    for direction in ("forward", "backward")
-    for head_dim in (64, 128, 256)
-    for mask in ("none", "causal")
-)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +82,7 @@ class Shape:
     name: a part of its name. tile: rows and keys of a block. softmax: its warps. products: matrix
     instructions for one tile, 0 where loops inside loops issue them. blocks: those that compute the
     scores of a tile; where they take different branches of a loop, each counts for the whole loop.
+    roles: whether its warps have any; without, all are softmax warps with one loop.
     """
 
     name: str = ""
@@ -110,6 +90,7 @@ class Shape:
     softmax: int
     products: int = 0
     blocks: int = 1
+    roles: bool = True
 
     @property
     def scores(self) -> int:
@@ -133,40 +114,14 @@ package: the ids of a kernel's warps, and its tiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(duel.Part):
     """A kernel: of each role the instructions of its loop and those a score."""
 
-    tile: tuple[int, int]
-    registers: str
-    shared_bytes: int
     tensor_columns: int
     loops: dict[str, int]
     per_score: dict[str, float]
     mufu: float
-    spills: int
     masked: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A kernel, or the two that make a backward; loops are as in the page, counts as above."""
-
-    direction: str
-    head_dim: int
-    mask: str
-    whose: str
-    tile: str
-    registers: str
-    shared_bytes: int
-    tensor_columns: int
-    loops: dict[str, str]
-    per_score: dict[str, float]
-    all: float
-    mufu: float
-    spills: int
-    masked: int = 0
-    configs: str = ""
-    ships: bool = False
 
 
 def task(body: Body) -> str:
@@ -243,8 +198,9 @@ def warps_of(role: str, body: Body, shape: Shape) -> float:
 
 
 def part_of(listing: Listing, shape: Shape, *, shared_bytes: int, tensor_columns: int) -> Part:
-    """A kernel with roles, taken apart."""
-    found = steady(listing, shape)
+    """A kernel, taken apart."""
+    one = {} if shape.roles else {"one loop": min(main_bodies(listing), key=len)}
+    found = one or steady(listing, shape)
     ordered = {role: found[role] for role in ROLES if role in found}
     tile_scores = shape.tile[0] * shape.tile[1] / WARP
     return Part(
@@ -257,52 +213,31 @@ def part_of(listing: Listing, shape: Shape, *, shared_bytes: int, tensor_columns
             role: len(body) * warps_of(role, body, shape) * shape.blocks / tile_scores
             for role, body in ordered.items()
         },
-        mufu=sum(i.is_exp2 for i in found["softmax"]) * shape.blocks / shape.scores,
-        spills=spills(ordered.values()),
-        masked=masked(listing, shape),
+        mufu=sum(i.is_exp2 for i in found[next(iter(ordered))]) * shape.blocks / shape.scores,
+        spills=duel.spills(ordered.values()),
+        masked=masked(listing, shape) if shape.roles else 0,
     )
 
 
 def registers_at(listing: Listing, body: Body) -> int:
     """Registers of a thread in a loop: what the handover before it left."""
-    before = [
-        int(i.operands.rpartition("0x")[2], 16)
-        for i in listing.instructions
-        if i.base == "USETMAXREG" and "0x" in i.operands and i.address < body[0].address
-    ]
-    return before[-1] if before else listing.registers
-
-
-def plain_part(
-    listing: Listing, config: KernelConfig, *, shared_bytes: int, tensor_columns: int
-) -> Part:
-    """A kernel whose warps all do the same, taken apart."""
-    body = min(main_bodies(listing), key=len)
-    scores = config.br * config.bc / (WARP * config.num_warps)
-    return Part(
-        tile=(config.br, config.bc),
-        registers=str(listing.registers),
-        shared_bytes=shared_bytes,
-        tensor_columns=tensor_columns,
-        loops={"one loop": len(body)},
-        per_score={"one loop": len(body) / scores},
-        mufu=sum(i.is_exp2 for i in body) / scores,
-        spills=spills([body]),
-    )
+    taken = duel.handed_over(listing)
+    before = [address for address in taken if address < body[0].address]
+    return taken[before[-1]] if before else listing.registers
 
 
 def our_part(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Part:
     """A kernel of ours, compiled for sm_100."""
-    built, listing = our_code(spec, config, "sm_100", folder)
-    memory = {"shared_bytes": built.shared_bytes, "tensor_columns": built.tensor_columns}
-    if config.schedule != "blackwell":
-        return plain_part(listing, config, **memory)
+    built, listing = duel.our_code(spec, config, "sm_100", folder)
+    roles = config.schedule == "blackwell"
     shape = Shape(
         tile=(config.br, config.bc),
         softmax=config.num_warps,
-        products=products_of(spec, config),
-        blocks=SCHEDULES[config.schedule].blocks_of_a_tile(spec),
+        products=products_of(spec, config) if roles else 0,
+        blocks=SCHEDULES[config.schedule].blocks_of_a_tile(spec) if roles else 1,
+        roles=roles,
     )
+    memory = {"shared_bytes": built.shared_bytes, "tensor_columns": built.tensor_columns}
     return part_of(listing, shape, **memory)
 
 
@@ -319,33 +254,24 @@ def products_of(spec: AttentionSpec, config: KernelConfig) -> int:
     return max(config.br // TENSOR_ROWS, 1) * depth // 16
 
 
-def row_of(parts: Sequence[Part], cell: tuple[str, int, Mask], whose: str, **more: Any) -> Row:
-    """The line of a kernel, or of kernels that together do a direction."""
-    direction, head_dim, mask = cell
+def figures(parts: Sequence[Part]) -> Row:
+    """The counts of a row, as above; loops as in the page."""
     names = [role for role in ROLES if any(role in part.loops for part in parts)]
-    return Row(
-        direction=direction,
-        head_dim=head_dim,
-        mask=mask,
-        whose=whose,
-        tile=" + ".join(f"{part.tile[0]}x{part.tile[1]}" for part in parts),
-        registers=" + ".join(part.registers for part in parts),
-        shared_bytes=max(part.shared_bytes for part in parts),
-        tensor_columns=max(part.tensor_columns for part in parts),
-        loops={
+    return {
+        "tensor_columns": max(part.tensor_columns for part in parts),
+        "loops": {
             role: " + ".join(str(part.loops[role]) for part in parts if role in part.loops)
             for role in names
         },
-        per_score={role: sum(part.per_score.get(role, 0.0) for part in parts) for role in names},
-        all=sum(sum(part.per_score.values()) for part in parts),
-        mufu=sum(part.mufu for part in parts),
-        spills=sum(part.spills for part in parts),
-        masked=max(part.masked for part in parts),
-        **more,
-    )
+        "per_score": {role: sum(part.per_score.get(role, 0.0) for part in parts) for role in names},
+        "all": sum(sum(part.per_score.values()) for part in parts),
+        "mufu": sum(part.mufu for part in parts),
+        "spills": sum(part.spills for part in parts),
+        "masked": max(part.masked for part in parts),
+    }
 
 
-def compiled(cell: tuple[str, int, Mask], folder: Path) -> Path:
+def compiled(cell: Cell, folder: Path) -> Path:
     """The folder with the cubins and PTX of FlashAttention-4's kernels of a cell."""
     home = installed(folder / PEER.replace("==", "-"), PACKAGES)
     direction, head_dim, mask = cell
@@ -369,16 +295,12 @@ def compiled(cell: tuple[str, int, Mask], folder: Path) -> Path:
     return out
 
 
-def peer_parts(cell: tuple[str, int, Mask], folder: Path) -> list[Part]:
+def peer_parts(cell: Cell, folder: Path) -> list[Part]:
     """FlashAttention-4's kernels of a cell, taken apart."""
     home = compiled(cell, folder)
     shared = max(json.loads((home / "shared.json").read_text()))
     columns = max(tensor_columns(file.read_text()) for file in home.glob("*.ptx"))
-    kernels = [
-        (file, name)
-        for file in sorted(home.glob("*.cubin"))
-        for name in entry_points(file.read_bytes())
-    ]
+    kernels = [(file, name) for file in sorted(home.glob("*.cubin")) for name in entry_points(file)]
     parts = []
     for shape in SHAPES[cell[:2]]:
         file, name = next(each for each in kernels if shape.name in each[1])
@@ -399,54 +321,50 @@ def tensor_columns(ptx: str) -> int:
     return max(found, default=0)
 
 
-def fused(direction: str, head_dim: int, mask: Mask) -> Kernels:
+def fused(cell: Cell) -> Kernels:
     """The fused backward of schedule blackwell that a search tries first; [] where it has none."""
-    spec = spec_of("backward_fused", head_dim, mask)
+    direction, *sizes = cell
+    spec = duel.spec_of("backward_fused", *sizes)  # type: ignore[arg-type]  # head dim and mask
     tried = legal_configs(spec, B200, on_gpu=True) if direction == "backward" else ()
     return [(spec, config) for config in tried if config.schedule == "blackwell"][:1]
 
 
-def kept_peers(record: dict[str, Any]) -> dict[tuple[str, int, Mask], Row]:
-    """The peer's line of each cell of committed results."""
-    rows = (Row(**each) for each in record["rows"] if not each["configs"])
-    return {(row.direction, row.head_dim, row.mask): row for row in rows}  # type: ignore[misc]
+def theirs(cell: Cell, folder: Path) -> Row:
+    """The peer's row of a cell."""
+    parts = peer_parts(cell, folder)
+    return row_of(cell, "FlashAttention-4", parts, figures(parts))
 
 
-def compare(cell: tuple[str, int, Mask], folder: Path, kept: Row | None = None) -> list[Row]:
-    """The lines of a cell, the peer's first, which is `kept` or compiled."""
-    rows = [kept or row_of(peer_parts(cell, folder), cell, "FlashAttention-4")]
-    every = [*ours(*cell, gpu=B200), (FUSED, fused(*cell), False)]
-    for name, kernels, ships in filter(lambda each: each[1], every):
+def ours(cell: Cell, folder: Path) -> Iterator[Row]:
+    """Our rows of a cell."""
+    for name, kernels, ships in [*duel.served(cell, B200), (FUSED, fused(cell), False)]:
         parts = [our_part(spec, config, folder) for spec, config in kernels]
-        more = {"configs": labels(kernels), "ships": ships}
-        rows.append(row_of(parts, cell, f"flashgen, {name}", **more))
-    return rows
+        if parts:
+            whose = f"flashgen, {name}"
+            yield row_of(cell, whose, parts, figures(parts), kernels=kernels, ships=ships)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """One direction as Markdown: loops of each role, then the same a score."""
-    names = [role for role in ROLES if any(role in row.loops for row in rows)]
-    counted = [role for role in names if role != "one loop"]
-    head = ["head dim", "mask", "kernel", "ships", "tile", "registers", "shared", "tensor"]
-    head += [*names, "masked", *(f"{role}, a score" for role in counted)]
-    head += ["all, a score", "mufu", "spills"]
-    cells = [
-        (
-            row.head_dim, row.mask, row.whose, "yes" if row.ships else "", row.tile, row.registers,
-            row.shared_bytes, row.tensor_columns, *(row.loops.get(role, "") for role in names),
-            row.masked or "", *(_number(row.per_score.get(role)) for role in counted),
-            f"{row.all:.2f}", f"{row.mufu:.2f}", row.spills,
-        )
-        for row in rows
-    ]  # fmt: skip
-    return in_columns(head, cells)
+def cells(row: Row, rows: Sequence[Row]) -> dict[str, object]:
+    """A row in columns: loops of each role that one of these rows has, then the same a score."""
+    names = [role for role in ROLES if any(role in each["loops"] for each in rows)]
+    a_score = {
+        f"{role}, a score": f"{row['per_score'][role]:.2f}" if role in row["per_score"] else ""
+        for role in names
+        if role != "one loop"
+    }
+    return {
+        "shared": row["shared_bytes"],
+        "tensor": row["tensor_columns"],
+        **{role: row["loops"].get(role, "") for role in names},
+        "masked": row["masked"] or "",
+        **a_score,
+        "all, a score": f"{row['all']:.2f}",
+        "mufu": f"{row['mufu']:.2f}",
+        "spills": row["spills"],
+    }
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def markdown(rows: Sequence[Row], versions: str) -> str:
+def markdown(record: Row) -> str:
     """The whole page."""
     head = [
         "# Machine code for sm_100 beside FlashAttention-4's",
@@ -454,21 +372,21 @@ def markdown(rows: Sequence[Row], versions: str) -> str:
         "Written by `benchmarks/machine_code_sm100.py`, which says what the columns mean.",
         "Compiled, run on nothing.",
         "",
-        f"Ours: Triton {versions}, sm_100. Theirs, sm_100a: {', '.join(PACKAGES[:2])}.",
+        f"Ours: Triton {record['triton']}, sm_100. Theirs, sm_100a: {', '.join(PACKAGES[:2])}.",
     ]
-    return page(head, rows, table, summary(rows))
+    return duel.page(head, record["rows"], cells, summary(record["rows"]))
 
 
 def summary(rows: Sequence[Row]) -> str:
     """The last lines: in how many cells what ships takes no more instructions a score, and each
     cell's share of theirs.
     """
-    peers = {(row.direction, row.head_dim, row.mask): row for row in rows if not row.configs}
+    found = duel.by_cell(rows)
     shares = {
-        (row.direction, row.head_dim, row.mask): row.all
-        / peers[row.direction, row.head_dim, row.mask].all
-        for row in rows
-        if row.ships
+        cell: row["all"] / mine[0]["all"]
+        for cell, mine in found.items()
+        for row in mine
+        if row["ships"]
     }
     text = "\n".join(
         f"- {direction} d{head_dim} {mask}: {share:.2f}"
@@ -476,21 +394,20 @@ def summary(rows: Sequence[Row]) -> str:
     )
     held = sum(share <= 1 for share in shares.values())
     return (
-        f"What ships takes no more instructions a score in {held} of {len(peers)} cells. Ours over "
+        f"What ships takes no more instructions a score in {held} of {len(found)} cells. Ours over "
         f"theirs:\n\n{text}"
     )
 
 
-def compared(asked: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The record and the page of all cells."""
-    peers: dict[tuple[str, int, Mask], Row] = {}
-    if asked.keep_peer:
-        peers = kept_peers(json.loads(asked.out.with_suffix(".json").read_text()))
-    rows = [row for cell in CELLS for row in compare(cell, asked.folder, peers.get(cell))]
-    record = {"packages": PACKAGES, "rows": [asdict(row) for row in rows]}
-    return record, markdown(rows, triton.__version__)
-
+DUEL = duel.Duel(
+    result=duel.RESULTS / "machine_code_sm100",
+    gpu=B200,
+    cells=duel.cells_of("forward", "backward"),
+    about={"packages": list(PACKAGES)},
+    theirs=theirs,
+    ours=ours,
+    markdown=markdown,
+)
 
 if __name__ == "__main__":
-    more = {"keep_peer": "take theirs of the results"}
-    sys.exit(command(__doc__, sys.argv[1:], compared, RESULT, B200, **more))
+    sys.exit(duel.main(DUEL, __doc__, sys.argv[1:]))

@@ -2,29 +2,29 @@
 
 A wheel is installed by pip into a folder that git ignores, and it must have the hash that stands
 here. Its shared library holds a cubin for each source file and architecture; Triton's cuobjdump
-takes them out. What a kernel computes follows from its mangled name, which lists the template
-arguments of FlashAttention-3's classes: mainloop_fwd_sm90_tma_gmma_ws.hpp and
-mainloop_bwd_sm90_tma_gmma_ws.hpp in hopper/ of Dao-AILab/flash-attention say in which order.
+takes them out. What a kernel computes follows from the template arguments in its name:
+mainloop_fwd_sm90_tma_gmma_ws.hpp and mainloop_bwd_sm90_tma_gmma_ws.hpp in hopper/ of
+Dao-AILab/flash-attention say in which order they stand.
 
-To add a peer, add a row to PEERS; to compare another kernel of one, add a row to KERNELS.
+To add a peer, add a row to PEERS.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.duel import Cell
 from flashgen.compile import sass
 from flashgen.compile.sass import Listing
 from flashgen.errors import ToolchainError
-from flashgen.spec.vocabulary import Mask
 
 ARCH = "sm_90a"
 DECODE = "decode"
@@ -57,115 +57,40 @@ XFORMERS = Peer(
     sha256="3d1fefe0006eb00a730b3b197ff41aab085f1209b50419baab6152445f09e508",
     library="xformers/flash_attn_3/_C.so",
 )
-PEERS = (FA3_FWD, XFORMERS)
+PEERS = {"forward": FA3_FWD, "backward": XFORMERS, DECODE: FA3_FWD}
+"""Whose kernel each direction has; that of decode packs the queries of a group, and splits keys."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerKernel:
-    """A kernel to compare with. direction: forward, backward or decode (queries of a group packed,
-    keys split).
+def pattern_of(cell: Cell) -> re.Pattern[str]:
+    """What the plain name of a cell's kernel matches, with groups br and bc, the rows of Q and K in
+    a tile, and threads of the warps that multiply: in bfloat16, fixed lengths, no feature, one
+    block a cluster.
+
+    Flags of the forward, in order: causal, local, softcap, varlen, paged, append, Qv, P in
+    registers, overlap within a warpgroup, packed groups, split, V by columns. Of the backward:
+    causal, local, softcap, varlen, deterministic, and three that swap operands.
     """
-
-    peer: Peer
-    direction: str
-    head_dim: int
-    mask: Mask
-
-    def matches(self, made_of: TemplateArguments) -> bool:
-        """Whether it is this kernel: fixed lengths, no feature, one block a cluster."""
-        split = self.direction == DECODE
-        return (
-            made_of.backward == (self.direction == "backward")
-            and made_of.head_dim == made_of.head_dim_v == self.head_dim
-            and made_of.causal == (self.mask == "causal")
-            and made_of.packed == made_of.split == split
-            and made_of.plain
-        )
-
-
-KERNELS = tuple(
-    PeerKernel(peer=peer, direction=direction, head_dim=dim, mask=mask)
-    for peer, direction in ((FA3_FWD, "forward"), (XFORMERS, "backward"), (FA3_FWD, DECODE))
-    for dim in (64, 128, 256)
-    for mask in ("none", "causal")
-)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TemplateArguments:
-    """What the name of a kernel tells.
-
-    br and bc: rows of Q and of K in a tile. threads: of the warps that multiply. plain: in
-    bfloat16, without clusters, variable lengths, pages, windows or softcap, not deterministic.
-    """
-
-    backward: bool
-    br: int
-    bc: int
-    head_dim: int
-    head_dim_v: int
-    threads: int
-    causal: bool
-    packed: bool
-    split: bool
-    plain: bool
-
-
-_FORWARD = re.compile(
-    r"FlashAttnFwdSm90.*?tuple(?P<shapes>.*?)ELi(?P<dim_v>\d+)E(?P<type>\w+?)fNS_4arch4Sm90E"
-    r"(?P<flags>(?:Lb[01]E){12}).*?CollectiveEpilogueFwd.*?Li(?P<threads>\d+)ELb"
-)
-_BACKWARD = re.compile(
-    r"FlashAttnBwdSm90.*?tuple(?P<shapes>.*?)(?P<type>NS_\w+?_t)EfNS_4arch4Sm90E"
-    r"(?P<flags>(?:Lb[01]E){8}).*?CollectiveEpilogueBwdI.*?Li(?P<threads>\d+)ELb"
-)
-_NUMBER = re.compile(r"NS\w_(?:1C)?ILi(\d+)EE|S(\w)_(?![1I])")
-
-
-def template_arguments(name: str) -> TemplateArguments | None:
-    """What the mangled name of a kernel tells; None for kernels of other types."""
-    match = _FORWARD.search(name) or _BACKWARD.search(name)
-    if match is None:
-        return None
-    # What each flag means, in order. Forward: causal, local, softcap, varlen, paged, append, Qv,
-    # P in registers, overlap within a warpgroup, packed groups, split, V by columns. Backward:
-    # causal, local, softcap, varlen, deterministic, and three that swap operands.
-    flags = [flag == "1" for flag in re.findall(r"Lb([01])E", match["flags"])]
-    backward = match.re is _BACKWARD
-    cluster, (br, bc, dim) = _shapes(match["shapes"])
-    special = flags[1:5] if backward else (*flags[1:7], flags[11])
-    return TemplateArguments(
-        backward=backward,
-        br=br,
-        bc=bc,
-        head_dim=dim,
-        head_dim_v=dim if backward else int(match["dim_v"]),
-        threads=int(match["threads"]),
-        causal=flags[0],
-        packed=not backward and flags[9],
-        split=not backward and flags[10],
-        plain=not any(special) and cluster == [1, 1, 1] and "bfloat16" in match["type"],
+    direction, dim, mask = cell
+    causal, split = str(mask == "causal").lower(), str(direction == DECODE).lower()
+    what, dim_v = "Fwd", f"{dim}, "
+    flags = rf"{causal}, (false, ){{6}}\w+, \w+, {split}, {split}, false>"
+    if direction == "backward":
+        what, dim_v, flags = "Bwd", "", rf"{causal}, (false, ){{4}}"
+    tile = (
+        rf"tuple<1, 1, 1>, tuple<(?P<br>\d+), (?P<bc>\d+), {dim}>, {dim_v}bfloat16_t, float, Sm90"
     )
+    last = rf"CollectiveEpilogue{what}<.*?, (?P<threads>\d+), (true|false)"
+    return re.compile(rf"CollectiveMainloop{what}Sm90<[\d, ]+{tile}, {flags}.*?{last}")
 
 
-FIRST_NUMBER = 8
-"""The place of the first number among a mangled name's substitutions: it is written S8_ again."""
-
-
-def _shapes(text: str) -> list[list[int]]:
-    """The numbers of each tuple. One that was written before is named by its place."""
-    places: dict[int, int] = {}
-    place, found = FIRST_NUMBER, []
-    for one in re.split(r"NS\w_IJ", text):
-        numbers = []
-        for literal, again in _NUMBER.findall(one):
-            if literal:
-                places[place] = int(literal)
-                place += 1
-            numbers.append(int(literal) if literal else places[int(again, 36)])
-        found.append(numbers)
-        place += 1  # the tuple has a place of its own
-    return found
+def plain_name(mangled: str) -> str:
+    """The name of a C++ function without its namespaces; "" for what is none. By the libstdc++ that
+    torch needs, too.
+    """
+    demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    demangle.argtypes, demangle.restype = [ctypes.c_char_p] + [ctypes.c_void_p] * 3, ctypes.c_char_p
+    name = (demangle(mangled.encode(), None, None, None) or b"").decode()
+    return re.sub(r"\bC<(\d+)>", r"\1", re.sub(r"\w+::", "", name)).replace(" >", ">")
 
 
 def fetch(peer: Peer, folder: Path) -> Path:
@@ -195,42 +120,33 @@ def installed(home: Path, wheels: Sequence[str]) -> Path:
     return home
 
 
-def listing_of(kernel: PeerKernel, folder: Path) -> tuple[TemplateArguments, Listing]:
-    """A kernel's template arguments and machine code. Raises ToolchainError if the library does not
-    have it.
+def listing_of(cell: Cell, folder: Path) -> tuple[dict[str, int], Listing]:
+    """The groups of pattern_of in the name of a cell's kernel, and its machine code. Raises
+    ToolchainError if the library does not have it.
     """
-    found = [
-        (arguments, cubin, name)
-        for cubin, name in _names(fetch(kernel.peer, folder))
-        if (arguments := template_arguments(name)) and kernel.matches(arguments)
-    ]
-    if not found:
-        raise ToolchainError(f"{kernel.peer.label} has no kernel {kernel}")
-    arguments, cubin, name = found[0]
-    return arguments, listing_in(cubin, name)
+    peer, pattern = PEERS[cell[0]], pattern_of(cell)
+    for cubin, mangled, name in _kernels(fetch(peer, folder)):
+        if found := pattern.search(name):
+            sizes = {group: int(value) for group, value in found.groupdict().items()}
+            return sizes, listing_in(cubin, mangled)
+    raise ToolchainError(f"{peer.label} has no kernel of {cell}")
 
 
 @functools.cache
-def _names(library: Path) -> tuple[tuple[Path, str], ...]:
-    """The kernels of a library, each with the file of its cubin."""
+def _kernels(library: Path) -> list[tuple[Path, str, str]]:
+    """The kernels of a library: the files of their cubins, their names, and the plain ones."""
     folder = library.parent / "cubins"
     if not folder.exists():
         folder.mkdir()
         _cuobjdump("-xelf", ARCH, str(library.resolve()), folder=folder)
     files = sorted(folder.glob("*.cubin"))
-    return tuple((file, name) for file in files for name in entry_points(file.read_bytes()))
+    return [(file, name, plain_name(name)) for file in files for name in entry_points(file)]
 
 
-def entry_points(elf: bytes) -> Iterator[str]:
-    """The kernels of a cubin: the names of its sections of code."""
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
-    names_at = struct.unpack_from("<Q", elf, table + of_names * size + 0x18)[0]
-    for number in range(count):
-        start = names_at + struct.unpack_from("<I", elf, table + number * size)[0]
-        section = elf[start : elf.index(b"\0", start)].decode()
-        if section.startswith(".text."):
-            yield section.removeprefix(".text.")
+def entry_points(cubin: Path) -> list[str]:
+    """The kernels of a cubin: each has a section of code with its name."""
+    names = re.findall(rb"\.text\.(\w+)", cubin.read_bytes())
+    return [name.decode() for name in dict.fromkeys(names)]
 
 
 def listing_in(cubin: Path, name: str) -> Listing:

@@ -196,53 +196,43 @@ def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelCon
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One record of a file."""
-
-    point: Point
-    time: float | None
-    unit: str
-    guess: float | None = None
-
-
 def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
     """The landscape of T4 results. Of duplicate configs the last counts."""
     about: Mapping[str, Any] = record.get("flashgen", {})
-    rows = [_measured(result) for result in record["results"]]
-    kept = {json.dumps(row.point, sort_keys=True): row for row in rows}
-    guesses = tuple(row.guess for row in kept.values())
+    kept, units = {}, []
+    for result in record["results"]:
+        time, unit, guess = _measured(result)
+        point = result["configuration"]
+        kept[json.dumps(point, sort_keys=True)] = point, time, guess
+        units += [unit] * bool(unit)
+    guesses = tuple(guess for *_, guess in kept.values())
     return Landscape(
         name=about.get("name", name),
         source=about.get("source", "recorded"),
-        unit=next((row.unit for row in rows if row.unit), ""),
-        points=tuple(row.point for row in kept.values()),
-        times=tuple(row.time for row in kept.values()),
+        unit=units[0] if units else "",
+        points=tuple(point for point, *_ in kept.values()),
+        times=tuple(time for _, time, _ in kept.values()),
         seeds=tuple(about.get("seeds", ())),
         guesses=guesses if any(guesses) else None,
         likely_first=about.get("likely_first", False),
     )
 
 
-def _measured(result: Mapping[str, Any]) -> _Row:
-    """A T4 result. Raises FlashgenError if it lacks a time that it should have."""
+def _measured(result: Mapping[str, Any]) -> tuple[float | None, str, float | None]:
+    """Time, its unit and the guess of a T4 result. Raises FlashgenError if it lacks a time that it
+    should have.
+    """
     measurements = {each["name"]: each for each in result.get("measurements", ())}
-    guess = measurements.get("estimate")
-    row = _Row(
-        point=result["configuration"],
-        time=None,
-        unit="",
-        guess=_time(guess["value"]) if guess else None,
-    )
+    guess = _time(measurements["estimate"]["value"]) if "estimate" in measurements else None
     if result.get("invalidity", "correct") != "correct":
-        return row
+        return None, "", guess
     if "time" not in measurements:
         raise FlashgenError(
             f"a correct result must have a measurement named time: "
-            f"{row.point} has {', '.join(measurements) or 'none'}"
+            f"{result['configuration']} has {', '.join(measurements) or 'none'}"
         )
     time = measurements["time"]
-    return replace(row, time=_time(time["value"]), unit=time.get("unit", ""))
+    return _time(time["value"]), time.get("unit", ""), guess
 
 
 def _time(value: Any) -> float | None:

@@ -34,8 +34,7 @@ import hashlib
 import json
 import struct
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -45,6 +44,7 @@ sys.path.insert(0, str(ROOT))
 
 from flashgen import paths
 from flashgen.compile.compiler import cache_file, compile_kernel
+from flashgen.files import temporary_folder
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import variants
 from flashgen.schedules.config import KernelConfig, kernel_name
@@ -52,7 +52,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.emit import is_stale, kernels_of
 from flashgen.table.entry import Entry, short_digest
-from flashgen.table.table import Table, load, load_with_evidence, save
+from flashgen.table.table import load, load_with_evidence, save
 
 ATTEMPTS = 4
 """Compilations of a kernel whose code differs from the one that --like names."""
@@ -100,8 +100,7 @@ def named() -> list[tuple[AttentionSpec, KernelConfig, str, bool]]:
 def compiled(spec: AttentionSpec, config: KernelConfig, arch: str, whole: bool) -> Code:
     """Compile one kernel."""
     rendered = render(spec, config)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with temporary_folder("restamp") as folder:
         built = compile_kernel(rendered, spec, config, arch, whole=whole, cache=folder)
         file = cache_file(built.digest, arch, built.triton, folder, "cubin", whole=whole)
         code = hashlib.sha256(b"".join(sections(file.read_bytes()))).hexdigest()
@@ -152,16 +151,16 @@ def collect(path: Path, like: Path | None, pattern: str) -> None:
         print(f"{n} of {len(kernels)}: {arch} {code.kernel}", flush=True)
 
 
-def worse(before: Code, after: Code) -> bool:
-    """Whether a kernel takes more registers than before, or spills more."""
-    return after.registers > before.registers or after.spill_bytes > before.spill_bytes
-
-
 def compare(before: Codes, after: Codes) -> int:
-    """Print the report; 1 if a kernel is worse, or missing in a file."""
+    """Print the report; 1 if a kernel takes more registers or spills more, or a file lacks one."""
     both = sorted(before.keys() & after.keys())
     other = [key for key in both if before[key].code != after[key].code]
-    bad = [key for key in both if worse(before[key], after[key])]
+    bad = [
+        key
+        for key in both
+        if after[key].registers > before[key].registers
+        or after[key].spill_bytes > before[key].spill_bytes
+    ]
     of = f"{len(both)} compilations of {len({key[0] for key in both})} kernels"
     equal = f"{len(both) - len(other)} have equal machine code, {len(other)} do not"
     print(f"{of}: {equal}, {len(bad)} are worse.")
@@ -181,48 +180,35 @@ def why_not(entry: Entry, arch: str, before: Iterable[Code], after: Iterable[Cod
     new = {c.whole: c for c in after if c.arch == arch and c.digest == digest}
     if not old or old.keys() != new.keys():
         return "the files lack it" if old else f"no file has the kernel {recorded}"
-    changed = {
-        name
-        for whole, code in old.items()
-        for name in ("code", "registers", "shared")
-        if getattr(code, name) != getattr(new[whole], name)
+    names = ("code", "registers", "shared")
+    same = {
+        name: all(getattr(c, name) == getattr(new[w], name) for w, c in old.items())
+        for name in names
     }
-    return ", ".join(sorted(changed))
+    return ", ".join(name for name in names if not same[name])
 
 
 def stamp(slug: str, before: Sequence[Code], after: Sequence[Code], *, write: bool) -> list[str]:
     """Stamp a table's entries, and write it if asked to; a sentence on each that stays as it is."""
     path = paths.shipped_table(slug)
-    table = load_with_evidence(path)
-    digests: dict[str, str] = {}
-    left = []
-    for entry in filter(is_stale, table.everything):
-        reason = why_not(entry, table.gpu.arch, before, after)
-        if reason:
-            left.append(f"{slug}: {render(entry.spec, entry.config).name}: {reason}")
-        else:
-            digests[entry.evidence.digest or ""] = render(entry.spec, entry.config).digest
-    new = restamped(table, digests)
-    pairs = zip(table.everything, new.everything, strict=True)
-    count = sum(a != b for a, b in pairs)
+    table, left = load_with_evidence(path), []
+
+    def stamped(entry: Entry) -> Entry:
+        if not is_stale(entry):
+            return entry
+        rendered = render(entry.spec, entry.config)
+        if reason := why_not(entry, table.gpu.arch, before, after):
+            left.append(f"{slug}: {rendered.name}: {reason}")
+            return entry
+        evidence = replace(entry.evidence, digest=short_digest(rendered.digest))
+        return replace(entry, evidence=evidence)
+
+    new = table.of(map(stamped, table.everything))
+    count = sum(a != b for a, b in zip(table.everything, new.everything, strict=True))
     print(f"{slug}: {count} of {len(table.everything)} entries get the digest of today")
     if write and count:
         save(new, path)
     return left
-
-
-def restamped(table: Table, digests: Mapping[str, str]) -> Table:
-    """The table with digests of its evidence replaced, from the old to the new one, short or full.
-    Runners-up are as they were.
-    """
-    new = {short_digest(old): short_digest(text) for old, text in digests.items()}
-
-    def stamped(entry: Entry) -> Entry:
-        digest = entry.evidence.digest
-        evidence = replace(entry.evidence, digest=new.get(digest or "", digest))
-        return replace(entry, evidence=evidence)
-
-    return table.of(map(stamped, table.everything))
 
 
 def main(arguments: Sequence[str]) -> int:

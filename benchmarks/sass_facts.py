@@ -39,6 +39,7 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -59,11 +60,10 @@ from flashgen.compile.compiler import (
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.schedules.base import TENSOR_COLUMNS, Order
-from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
+from flashgen.schedules.config import SCHEDULES, KernelConfig, config_of, kernel_name
 from flashgen.schedules.legality import why_illegal
-from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.spec.vocabulary import Direction, Mask
 from flashgen.table.table import load
 from tests.tables import SHIPPED
 
@@ -76,22 +76,22 @@ it was run with. Compiled, and run on nothing: these are facts of machine code, 
 
 Kernels that break no rule, of all:
 """
-HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
-"""br and bc by head dim, in rings of two places."""
-HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int, bool], ...] = (
-    ("backward_dkv", 64, 128, 128, False),
-    ("backward_dkv", 128, 64, 128, False),
-    ("backward_dkv", 256, 64, 64, False),
-    ("backward_dq", 64, 128, 128, False),
-    ("backward_dq", 128, 128, 128, False),
-    ("backward_dq", 256, 128, 64, False),
-    ("backward_fused", 64, 64, 128, False),
-    ("backward_fused", 64, 128, 128, True),
-    ("backward_fused", 128, 64, 128, False),
-    ("backward_fused", 128, 64, 128, True),
-    ("backward_fused", 256, 64, 64, False),
+HOPPER_TILES = {64: "br128_bc128_w8", 128: "br128_bc128_w8", 256: "br128_bc64_w8"}
+"""Tiles of the forward by head dim, in rings of two places."""
+HOPPER_BACKWARD = (
+    ("bwd_dkv_bf16_d64", "br128_bc128_w8_s2_hopper_tma"),
+    ("bwd_dkv_bf16_d128", "br64_bc128_w8_s2_hopper_tma"),
+    ("bwd_dkv_bf16_d256", "br64_bc64_w8_s2_hopper_tma"),
+    ("bwd_dq_bf16_d64", "br128_bc128_w8_s2_hopper_tma"),
+    ("bwd_dq_bf16_d128", "br128_bc128_w8_s2_hopper_tma"),
+    ("bwd_dq_bf16_d256", "br128_bc64_w8_s2_hopper_tma"),
+    ("bwd_fused_bf16_d64", "br64_bc128_w8_s2_hopper_tma"),
+    ("bwd_fused_bf16_d64", "br128_bc128_w8_s2_hopper_tma_nexts"),
+    ("bwd_fused_bf16_d128", "br64_bc128_w8_s2_hopper_tma"),
+    ("bwd_fused_bf16_d128", "br64_bc128_w8_s2_hopper_tma_nexts"),
+    ("bwd_fused_bf16_d256", "br64_bc64_w8_s2_hopper_tma"),
 )
-"""The same of the backward: direction, head dim, br, bc and next_s."""
+"""Those of the backward, each without and with a causal mask."""
 COLUMNS = (
     "kernel", "registers", "shared", "instructions a tile", "arrives", "exp2 under", "spills",
     "advisories", "breaks",
@@ -133,42 +133,18 @@ def of_hopper() -> list[Kernel]:
     of the backward in bfloat16 the plain one.
     """
     found = []
-    ways = itertools.product(get_args(Order), (False, True))
+    ways = tuple(itertools.product(get_args(Order), (False, True)))
     for dtype, (dim, tile), mask, (order, persistent) in itertools.product(
-        ("bfloat16", "float16"), HOPPER_TILES.items(), get_args(Mask), tuple(ways)
+        ("bf16", "fp16"), HOPPER_TILES.items(), ("", "_causal"), ways
     ):
-        spec = AttentionSpec(
-            direction="forward", dtype=dtype, head_dim=dim, head_dim_v=dim, mask=mask
-        )
-        config = KernelConfig(
-            br=tile[0],
-            bc=tile[1],
-            num_warps=tile[0] // 16,
-            num_stages=2,
-            schedule="hopper",
-            loads="descriptor",
-            order=order,
-            persistent=persistent,
-        )
+        spec = spec_of(f"fwd_{dtype}_d{dim}{mask}")
+        plain = config_of(f"{tile}_s2_hopper_tma")
+        config = replace(plain, order=order, persistent=persistent)
         usual = order == ("longest_first" if spec.causal else "plain")
-        if why_illegal(spec, config, H200) is None and (usual or dtype == "bfloat16"):
+        if why_illegal(spec, config, H200) is None and (usual or dtype == "bf16"):
             found.append(Kernel(HOPPER, H200, spec, config))
-    for (direction, dim, br, bc, next_s), mask in itertools.product(
-        HOPPER_BACKWARD, get_args(Mask)
-    ):
-        spec = AttentionSpec(
-            direction=direction, dtype="bfloat16", head_dim=dim, head_dim_v=dim, mask=mask
-        )
-        config = KernelConfig(
-            br=br,
-            bc=bc,
-            num_warps=8,
-            num_stages=2,
-            schedule="hopper",
-            loads="descriptor",
-            next_s=next_s,
-        )
-        found.append(Kernel(HOPPER, H200, spec, config))
+    for (name, label), mask in itertools.product(HOPPER_BACKWARD, ("", "_causal")):
+        found.append(Kernel(HOPPER, H200, spec_of(name + mask), config_of(label)))
     return found
 
 
@@ -186,40 +162,26 @@ def row(kernel: Kernel) -> str:
 def line(built: Compiled, kernel: Kernel) -> str:
     """A kernel's line of the table."""
     _, gpu, spec, config = kernel
-    loop = built.loop
+    loop, its = built.loop, SCHEDULES[config.schedule]
     arrives = max((each.warpgroup_arrives for each in built.loops), default=0)
     under = overlap(built, config) if loop and loop.exp2_under_matrix is not None else None
     spills = sum(each.spills for each in built.loops)
-    its = SCHEDULES[config.schedule]
-    least = (
-        its.least_overlap.get(spec.direction, 0.0) if gpu.arch == H200.arch else 0.0
-    )  # of wgmma alone
-    broken = [
-        *(["trap"] * built.only_traps),
-        *(["too large"] * _too_large(built, gpu)),
-        *(["spills"] * bool(spills)),
-        *(["serialized"] * (bool(built.advisories) or arrives > its.batches(spec, config))),
-        *(["no overlap"] * ((under or 0.0) < least)),
-    ]
-    cells = [
-        str(built.registers),
-        str(built.shared_bytes),
-        str(loop.instructions) if loop else "-",
-        str(arrives),
-        "-" if under is None else f"{under:.0%}",
-        str(spills),
-        str(len(built.advisories)),
-        ", ".join(broken) or "nothing",
-    ]
-    return f"| `{built.name}` | {' | '.join(cells)} |"
-
-
-def _too_large(built: Compiled, gpu: Gpu) -> bool:
-    return (
-        built.shared_bytes > gpu.shared_per_block
+    on_hopper = gpu.arch == H200.arch  # wgmma alone runs beside exp2
+    broken = {
+        "trap": built.only_traps,
+        "too large": built.shared_bytes > gpu.shared_per_block
         or built.tensor_columns > TENSOR_COLUMNS
-        or residents(built, gpu) == 0
-    )
+        or residents(built, gpu) == 0,
+        "spills": spills,
+        "serialized": built.advisories or arrives > its.batches(spec, config),
+        "no overlap": on_hopper and (under or 0.0) < its.least_overlap.get(spec.direction, 0.0),
+    }
+    cells = (
+        built.registers, built.shared_bytes, loop.instructions if loop else "-", arrives,
+        "-" if under is None else f"{under:.0%}", spills, len(built.advisories),
+        ", ".join(rule for rule, breaks in broken.items() if breaks) or "nothing",
+    )  # fmt: skip
+    return f"| `{built.name}` | {' | '.join(map(str, cells))} |"
 
 
 def section(kernels: Sequence[Kernel], jobs: int, held: str = "") -> str:
@@ -227,32 +189,30 @@ def section(kernels: Sequence[Kernel], jobs: int, held: str = "") -> str:
     whose lines are taken over.
     """
     known = {
-        (heading, each.split("`")[1]): each
-        for heading, rows in tables_of(held).items()
-        for each in rows
+        (heading, name_of(each)): each for heading, rows in tables_of(held).items() for each in rows
     }
     keys = {kernel: (kernel.heading, kernel_name(kernel.spec, kernel.config)) for kernel in kernels}
     missing = [kernel for kernel, key in keys.items() if key not in known]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
         known |= zip((keys[kernel] for kernel in missing), workers.map(row, missing), strict=True)
-    tables = {kernel.heading: list[str]() for kernel in kernels}
-    for kernel, key in keys.items():
-        tables[kernel.heading].append(known[key])
     lines = [f"## Triton {triton.__version__}"]
-    for heading, of_it in tables.items():
-        sound = sum(each.endswith("| nothing |") for each in of_it)
-        lines += [
-            "",
-            f"### {heading}, Triton {triton.__version__}",
-            "",
-            f"{sound} of {len(of_it)} kernels break no rule.",
-            "",
-            f"| {' | '.join(COLUMNS)} |",
-            "|---" * len(COLUMNS) + "|",
-            *of_it,
-        ]
+    for heading, those in itertools.groupby(kernels, lambda kernel: kernel.heading):
+        rows = [known[keys[kernel]] for kernel in those]
+        lines += ["", f"### {heading}, Triton {triton.__version__}", ""]
+        lines += [f"{sound(rows)} kernels break no rule.", ""]
+        lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows]
     return "\n".join(lines) + "\n"
+
+
+def sound(rows: Sequence[str]) -> str:
+    """How many of these lines are of kernels that break no rule."""
+    return f"{sum(each.endswith('| nothing |') for each in rows)} of {len(rows)}"
+
+
+def name_of(line: str) -> str:
+    """The kernel of a line."""
+    return line.split("`")[1]
 
 
 def sections_of(text: str) -> dict[str, str]:
@@ -287,12 +247,10 @@ def summary(parts: dict[str, str], versions: Sequence[str]) -> str:
     headings = dict.fromkeys(heading for each in tables.values() for heading in each)
     lines = [f"| compiled for | {' | '.join(versions)} |", "|---" * (len(versions) + 1) + "|"]
     for heading in headings:
-        cells = []
-        for version in versions:
-            rows = tables[version].get(heading, [])
-            sound = sum(each.endswith("| nothing |") for each in rows)
-            cells.append(f"{sound} of {len(rows)}" if rows else "-")
-        lines.append(f"| {heading} | {' | '.join(cells)} |")
+        found = [tables[version].get(heading) for version in versions]
+        lines.append(
+            f"| {heading} | {' | '.join(sound(rows) if rows else '-' for rows in found)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -311,7 +269,7 @@ def _lines(part: str, patterns: Sequence[str]) -> list[str]:
         f"{heading}: {each}"
         for heading, rows in tables_of(part).items()
         for each in rows
-        if _is_of(each.split("`")[1], patterns)
+        if _is_of(name_of(each), patterns)
     ]
 
 

@@ -31,8 +31,8 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmarks.recorded import Landscape, dump, from_outcomes, read, replay
 from flashgen.errors import FlashgenError
+from flashgen.files import whole_lines
 from flashgen.schedules.space import seed_configs, tuned_default
 from flashgen.search import Method
 from flashgen.search.log import outcomes_of
@@ -69,6 +70,8 @@ LEAST, MOST = 1e-3, 10.0
 PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
 LANDSCAPES = ROOT / "benchmarks" / "landscapes"
 H200 = ROOT / "benchmarks" / "results" / "nvidia_h200" / "tuning.jsonl.gz"
+Curve = list[list[float]]
+"""Of each of AT the median regret, and its 95 % band: low and high."""
 CONTENDERS = {
     "auto": "auto",
     "tpe": "benchmarks.search_race:Tpe",
@@ -200,15 +203,12 @@ class Runs:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._known = path, dict[tuple[str, ...], tuple[float, ...]]()
-        if path is not None and path.exists():
-            text = path.read_text()
-            whole = text[: text.rfind("\n") + 1]
-            for line in whole.splitlines():
-                key, regrets = json.loads(line)
-                self._known[tuple(key)] = tuple(regrets)
-            if whole != text:
-                path.write_text(whole)
+        self._path = path
+        content = path.read_bytes() if path is not None and path.exists() else b""
+        lines, whole = whole_lines(content)
+        self._known = {tuple(key): tuple(regrets) for key, regrets in map(json.loads, lines)}
+        if path is not None and whole < len(content):
+            path.write_bytes(content[:whole])
 
     def get(self, key: tuple[str, ...]) -> tuple[float, ...] | None:
         """The regrets of a search that is done."""
@@ -251,27 +251,13 @@ def regrets_of(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Regrets of one contender after AT: their median, and its band."""
-
-    contender: str
-    median: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-def curve_of(name: str, regrets: Sequence[Sequence[float]]) -> Curve:
-    """The curve of these regrets (runs x evaluations), with a band of 95 %."""
+def curve_of(regrets: Sequence[Sequence[float]]) -> Curve:
+    """The curve of these regrets (searches x evaluations)."""
     runs = np.array(regrets)[:, [after - 1 for after in AT]]
     draws = np.random.default_rng(0).integers(len(runs), size=(RESAMPLES, len(runs)))
     medians = np.median(runs[draws], axis=1)
-    low, high = np.quantile(medians, (0.025, 0.975), axis=0, method="nearest")
-    median = np.median(runs, axis=0)
-    return Curve(
-        contender=name, median=tuple(median.tolist()), low=tuple(low.tolist()),
-        high=tuple(high.tolist()),
-    )  # fmt: skip
+    band = np.quantile(medians, (0.025, 0.975), axis=0, method="nearest")
+    return np.stack([np.median(runs, axis=0), *band], axis=1).tolist()  # type: ignore[no-any-return]
 
 
 def per_cent(regret: float) -> str:
@@ -289,28 +275,26 @@ def title(landscape: Landscape) -> str:
     )
 
 
-def table(found: Sequence[Curve]) -> Iterator[str]:
+def table(found: Mapping[str, Curve]) -> Iterator[str]:
     """Markdown: a row a contender."""
     yield f"| median regret, % | {' | '.join(f'after {after}' for after in AT)} |"
     yield "|---" * (len(AT) + 1) + "|"
-    for curve in found:
-        figures = zip(curve.median, curve.low, curve.high, strict=True)
-        cells = (f"{per_cent(m)} [{per_cent(low)}, {per_cent(high)}]" for m, low, high in figures)
-        yield f"| {curve.contender} | {' | '.join(cells)} |"
+    for name, curve in found.items():
+        cells = ("{} [{}, {}]".format(*map(per_cent, figures)) for figures in curve)
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
-def summary(done: Sequence[Sequence[Curve]]) -> Iterator[str]:
+def summary(done: Sequence[Mapping[str, Curve]]) -> Iterator[str]:
     """Markdown: of each contender the geometric means of its medians over all landscapes, and its
     worst after all evaluations.
     """
     after = " | ".join(f"after {after}" for after in AT)
     yield f"| geometric mean of median regrets, % | {after} | worst after {AT[-1]} |"
     yield "|---" * (len(AT) + 2) + "|"
-    for name in dict.fromkeys(curve.contender for curves in done for curve in curves):
-        mine = [curve.median for curves in done for curve in curves if curve.contender == name]
-        means = np.exp(np.log(np.clip(np.array(mine), LEAST, MOST)).mean(axis=0)).tolist()
-        worst = max(median[-1] for median in mine)
-        yield f"| {name} | {' | '.join(map(per_cent, [*means, worst]))} |"
+    for name in done[0]:
+        medians = np.array([curves[name] for curves in done])[:, :, 0]
+        means = np.exp(np.log(np.clip(medians, LEAST, MOST)).mean(axis=0)).tolist()
+        yield f"| {name} | {' | '.join(map(per_cent, [*means, medians[:, -1].max()]))} |"
 
 
 def main() -> None:
@@ -335,11 +319,11 @@ def main() -> None:
         "median regret in per cent, and its 95 % band."
     ]
     for landscape in every:
-        curves = []
+        curves = {}
         for name in asked.contender or CONTENDERS:
             count = min(asked.seeds, GP_SEARCHES) if name == "gp" else asked.seeds
             found = regrets_of(landscape, name, count, runs, warm=not asked.cold)
-            curves.append(curve_of(name, found))
+            curves[name] = curve_of(found)
         done.append(curves)
         new = ["", title(landscape), "", *table(curves)]
         print("\n".join(new), flush=True)

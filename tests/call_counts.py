@@ -24,7 +24,7 @@ import torch
 import triton
 
 import flashgen
-from benchmarks.dispatch_overhead import SERVED_AS, NoLaunch
+from benchmarks.dispatch_overhead import SERVED_AS, no_launch
 from flashgen import paths
 from flashgen.runtime.resolver import Resolver
 
@@ -91,7 +91,7 @@ def launching_nothing() -> Iterator[None]:
         mock.patch.object(Resolver, "left_to_torch", return_value=False),
         torch.no_grad(),
     ):
-        triton.runtime.driver._active = NoLaunch()
+        triton.runtime.driver._active = no_launch()
         try:
             yield
         finally:

@@ -26,14 +26,14 @@ from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import CheckResult, Outcome
 from flashgen.schedules.space import legal_configs, tuned_default
 from flashgen.search.decide import by_loss, choose, p_value
-from flashgen.search.goal import Found
+from flashgen.search.goal import RUNNERS_UP
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import BUCKET_SEQ, bucket_of, workload
 from flashgen.spec.records import record_of
 from flashgen.table import emit
-from flashgen.table.entry import Run
+from flashgen.table.entry import EntryEvidence, Run
 from flashgen.table.table import Table, save
-from flashgen.tune.progress import entry_of
+from flashgen.tune.progress import entry_with, runner_up_of
 from flashgen.tune.run_files import held_table, with_conditions
 
 if TYPE_CHECKING:
@@ -158,21 +158,19 @@ def entered(table: Table, lines: Sequence[Line], about: Line) -> Table:
     )
     states = [Conditions(**line["conditions"]) for line in lines if line.get("conditions")]
     run = with_conditions(run, SimpleNamespace(conditions=states[-1] if states else None))
-    rounds = []
+    last: dict[Any, tuple[tuple[bool, bool], list[Outcome]]] = {}
     for line in lines:
         finals = [o for o in outcomes_of([line]) if o.stage == "final" and o.ok]
         finals = [o for o in finals if (o.spec, o.config.kernel) not in wrong]
         if not finals:
             continue
         spec, problem = finals[0].spec, finals[0].problem
-        if spec.varlen or problem == workload(spec, problem.seq_k):  # as tuning times it
-            tuned = problem.seq_k == BUCKET_SEQ[bucket_of(problem.seq_k)]
-            rounds.append((tuned, "full" in line["key"], len(rounds), finals))
-    last = {
-        (finals[0].spec, bucket_of(finals[0].problem.seq_k)): finals
-        for *_, finals in sorted(rounds, key=lambda each: each[:3])
-    }
-    for finals in last.values():
+        bucket = bucket_of(problem.seq_k)
+        rank = problem.seq_k == BUCKET_SEQ[bucket], "full" in line["key"]
+        as_tuned = spec.varlen or problem == workload(spec, problem.seq_k)
+        if as_tuned and rank >= last.get((spec, bucket), (rank, []))[0]:
+            last[spec, bucket] = rank, finals
+    for _, finals in last.values():
         table = decided(table, finals, checks, run)
     return table
 
@@ -193,18 +191,18 @@ def decided(
     winner = choose(order, rivals)
     if winner is None or why_illegal(spec, winner.config, gpu) or default not in timed:
         return table
-    stays = held is not None and held.config == winner.config
-    if stays and held.result.source == "measured":
+    if held and held.config == winner.config and held.result.source == "measured":
         return table
     check = checks.get((spec, winner.config.kernel))
     if check is None:
         print(f"{spec.name} {problem.label}: {winner.config.label} won, and was not compared there")
         return table
-    found = Found(
-        winner=replace(winner, check=check), default=timed[default],
-        runners_up=tuple(each for each in order if each is not winner)[:2],
-        incumbent=timed.get(held.config) if held else None, candidates=len(finals),
-        legal=len(legal_configs(spec, gpu, on_gpu=True)), exhaustive=False, replaced=not stays,
+    evidence = EntryEvidence(
+        problem=problem,
+        candidates=len(finals),
+        legal=len(legal_configs(spec, gpu, on_gpu=True)),
         p_value=p_value(winner, order, rivals),
-    )  # fmt: skip
-    return table.with_entry(entry_of(spec, problem, found, run.id), run)
+        runners_up=tuple(runner_up_of(o) for o in order if o is not winner)[:RUNNERS_UP],
+    )
+    made = entry_with(spec, evidence, replace(winner, check=check), timed[default], run.id)
+    return table.with_entry(made, run)

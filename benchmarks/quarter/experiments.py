@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashgen import paths
+from flashgen.bench.contenders import served_directions
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import first_kernels, ladder
 from flashgen.schedules.base import BY_KEYS
@@ -171,12 +172,6 @@ def check(spec: AttentionSpec, config: KernelConfig) -> Item:
     return Item(kind="check", spec=spec, problem=workload(spec, 1024), configs=(config,))
 
 
-CASE: dict[str, tuple[Any, ...]] = {
-    "forward": ("forward",),
-    "backward": ("forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused"),
-}
-
-
 HOST = {
     "fwd_bf16_d64_causal": 16, "fwd_bf16_d64_causal_window": 16, "fwd_bf16_d64_causal_alibi": 16,
     "decode_bf16_d64_paged": 8192, "decode_bf16_d64_window_paged": 8192,
@@ -199,22 +194,21 @@ def kernels(item: Item, gpu: Gpu) -> Iterator[tuple[AttentionSpec, KernelConfig]
     if item.spec.direction == "decode":
         merging = item.spec.for_direction("combine")
         yield merging, tuned_default(merging)
-    for direction in CASE[item.direction] if item.kind == "case" else ():
+    backward = served_directions("both" if item.direction == "backward" else "forward")
+    for direction in backward if item.kind == "case" else ():
         spec = item.spec.for_direction(direction)
         found = (*rivals(spec, gpu, item.problem.seq_k), *ways(spec, gpu), default_config(spec))
         yield from ((spec, config.kernel) for config in found)
 
 
-def _once(kind: str, gpu: Gpu, lines: Lines) -> Iterator[Item]:
-    yield Item(kind=kind)
-
-
 FEATURES = ("window", "sink", "softcap", "alibi", "chunk")
 LONG = ("window", "chunk")
 """They see only a part of the keys, so that they need many."""
+PAGES = "fwd_bf16_d128_causal_varlen_paged"
 
 RIGHT = (
     *(f"fwd_bf16_d128_causal_{word}" for word in FEATURES), "fwd_bf16_d128_causal_varlen",
+    PAGES,
     "bwd_dkv_bf16_d128_causal", "bwd_dq_bf16_d128_causal", "fwd_bf16_d128_causal", "fwd_bf16_d64",
     "bwd_fused_bf16_d64", "bwd_dkv_bf16_d128_causal_varlen", "bwd_dq_bf16_d128_causal_varlen",
     "decode_bf16_d128", "decode_bf16_d128_paged",
@@ -230,11 +224,6 @@ def _right(gpu: Gpu, lines: Lines) -> Iterator[Item]:
         alike = [[c for c in legal(spec, gpu) if _way(c) == _way(way)][:2] for way in mine]
         for config in list(chain(*alike)) or seeds(spec, gpu, 2):
             yield check(spec, config)
-
-
-def _backward(gpu: Gpu, lines: Lines) -> Iterator[Item]:
-    for spec in dense(128, 64, 256):
-        yield a_case(spec, 8192, "backward")
 
 
 def _forward(gpu: Gpu, lines: Lines) -> Iterator[Item]:
@@ -280,7 +269,7 @@ def _head_dims(gpu: Gpu, lines: Lines) -> Iterator[Item]:
 
 def _features(gpu: Gpu, lines: Lines) -> Iterator[Item]:
     (plain,) = dense(128, masks=("causal",))
-    specs = {word: replace(plain, **{word: True}) for word in FEATURES}
+    specs = {word: replace(plain, **{word: True}) for word in FEATURES} | {"paged": spec_of(PAGES)}
     for word, spec in specs.items():
         problem = workload(spec, 16384 if word in LONG else 8192)
         yield a_round(spec, problem, gpu, seeds(spec, gpu, 4))
@@ -317,18 +306,21 @@ def _last(gpu: Gpu, lines: Lines) -> Iterator[Item]:
             yield replace(item, configs=(best.config, *held))
 
 
-EXPERIMENTS = (
-    Experiment(name="floors", seconds=15, items=functools.partial(_once, "floors")),
-    Experiment(name="right", seconds=40, items=_right),
-    Experiment(name="backward", seconds=60, items=_backward),
-    Experiment(name="forward", seconds=80, items=_forward),
-    Experiment(name="packed", seconds=60, items=_packed),
-    Experiment(name="decode", seconds=50, items=_decode),
-    Experiment(name="head dims", seconds=70, items=_head_dims),
-    Experiment(name="features", seconds=50, items=_features),
-    Experiment(name="host", seconds=25, items=functools.partial(_once, "host")),
-    Experiment(name="held out", seconds=60, items=lambda gpu, lines: iter(held_out(gpu))),
-    Experiment(name="last", seconds=60, items=_last),
+EXPERIMENTS = tuple(
+    Experiment(name=name, seconds=seconds, items=items)
+    for name, seconds, items in (
+        ("floors", 15, lambda *_: iter([Item(kind="floors")])),
+        ("right", 40, _right),
+        ("backward", 60, lambda *_: (a_case(s, 8192, "backward") for s in dense(128, 64, 256))),
+        ("forward", 80, _forward),
+        ("packed", 60, _packed),
+        ("decode", 50, _decode),
+        ("head dims", 70, _head_dims),
+        ("features", 50, _features),
+        ("host", 25, lambda *_: iter([Item(kind="host")])),
+        ("held out", 60, lambda gpu, _: iter(held_out(gpu))),
+        ("last", 60, _last),
+    )
 )
 
 

@@ -25,7 +25,7 @@ from flashgen.bench.case import BenchCase, make_inputs
 from flashgen.bench.contenders import dispatchers, flashgen_and_torch
 from flashgen.bench.ladder import LadderSteps
 from flashgen.bench.record import provenance
-from flashgen.bench.run import copy_gbs, matmul_tflops
+from flashgen.bench.run import SMOKE_TARGET, copy_gbs, matmul_tflops, place_of
 from flashgen.errors import NoGpuError
 from flashgen.evaluate import inputs, measure, tasks
 from flashgen.evaluate.build import cpu_count
@@ -45,8 +45,7 @@ from flashgen.tune.precompile import precompile
 WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
 """Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
 LOWEST = 19
-SMOKE_TARGET = "nvidia_h200"
-UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.WRONG)
+UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)
 PEERS, TINY_PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash"), ("flashgen", "SDPA math")
 
 
@@ -98,20 +97,19 @@ class Place:
         if not (self.on_gpu or self.tiny):
             raise NoGpuError("torch sees no GPU here: --tiny tries the program without one")
         torch.backends.cuda.enable_cudnn_sdp(not self.tiny)  # a driver that records has none
-        self.gpu = gpu = device_gpu(0) if self.on_gpu else known_target(SMOKE_TARGET)
-        self.device = "cuda:0" if self.on_gpu else "cpu"
-        watch = measure.CudaStopwatch(0, gpu.l2_bytes) if self.on_gpu else race.SmokeStopwatch()
-        self.bench = race.CaseDevice(gpu=gpu if self.on_gpu else None, index=0, stopwatch=watch)
+        self.bench = place_of(0, smoke=not self.on_gpu)
+        self.gpu = self.bench.gpu or known_target(SMOKE_TARGET)
+        self.device = self.bench.device
         self.budgets = {True: measure.BUDGETS["final"]}
         self.budgets[False] = replace(self.budgets[True], warm_s=WARM_S, sample_s=SAMPLE_S)
         vars(measure)["LOAD_US"] = LOAD_US
         carried = settings.aot_folder()
         facts = map(Outcome.from_json, read(carried.with_name("facts.jsonl")) if carried else ())
-        self.facts = {(o.gpu, o.spec, o.problem, o.config, o.stage): o for o in facts}
-        self.frozen = {item.key: line for item, line in held_out(gpu).items()}
+        self.facts = {(o.gpu, o.spec, o.problem, o.config): o for o in facts}
+        self.frozen = {item.key: line for item, line in held_out(self.gpu).items()}
         self.dispatchers = dispatchers()
         served, folder = self.dispatchers[0].served, self.out / "kernels"
-        self.ladder = LadderSteps(gpu=gpu, served=served, evaluator=None, folder=folder)
+        self.ladder = LadderSteps(gpu=self.gpu, served=served, evaluator=None, folder=folder)
         self.about: Line = {"kind": "about", "tiny": self.tiny} | provenance(
             self.bench.gpu, command="gpu_quarter.py run", dtype="bfloat16",
             tables=self.dispatchers[0].digest(), conditions=self.bench.conditions(),
@@ -126,11 +124,9 @@ class Place:
     @property
     def first_line(self) -> str:
         """Where this runs, and of which Triton the carried kernels are."""
-        carried, folder = "none are carried, all are compiled here", settings.aot_folder()
+        carried, folder = "all are compiled here", settings.aot_folder()
         for file in folder.glob("*/manifest.json") if folder else ():
-            held = json.loads(file.read_text())
-            same = "" if held["triton"] == self.about["triton"] else ", and compiled anew"
-            carried = f"{len(held['kernels'])} are carried, of Triton {held['triton']}{same}"
+            carried = f"carried, of Triton {json.loads(file.read_text())['triton']}"
         where = self.gpu.name if self.on_gpu else "no GPU, nothing is measured"
         return f"{where}; Triton {self.about['triton']}; kernels: {carried}"
 
@@ -138,18 +134,22 @@ class Place:
         """What an item's line says. Raises Unrecoverable if the context is lost."""
         self.cached.clear()
         measure.BUDGETS["final"] = self.budgets[item.full]
-        do: dict[str, Callable[[Item], Line]] = {
-            "floors": self._floors, "check": self._check, "round": self._round, "case": self._case,
-            "rough": self._rough, "varlen": self._varlen, "host": self._host,
-        }  # fmt: skip
         found: Line = {"status": "ok"}
         try:
             if self.on_gpu or item.kind in ("check", "case"):
-                found |= do[item.kind](item)
+                found |= getattr(self, f"_{item.kind}")(item)
         except Exception as error:  # torch, Triton and the driver each raise classes of their own
             self._still_answers(error)
             raise
         return found | {"compiled": self.cached[False]}
+
+    def _tried(self, do: Callable[[Item], Line], item: Item) -> tuple[Line, str]:
+        """What the line says, or why there is none. Raises Unrecoverable if the context is lost."""
+        try:
+            return do(item), ""
+        except Exception as error:  # as in measured()
+            self._still_answers(error)
+            return {}, str(error)
 
     def _still_answers(self, error: Exception) -> None:
         """Raise Unrecoverable if the device does not."""
@@ -199,7 +199,7 @@ class Place:
         asked = tasks.Check(
             spec=spec, config=config, device=self.device, arch=self.gpu.arch, seed=0
         )
-        result = CheckResult(**tasks.check_one(plain(asked)))
+        result = CheckResult(**tasks.check_one(asdict(asked)))
         status = Status.OK if result.passed else Status.WRONG
         self.checked.add((spec, config))
         held = result if sound(result) else None  # a file has no number that is not finite
@@ -215,7 +215,7 @@ class Place:
     def _rough(self, item: Item) -> Line:
         config, frozen = item.configs[0], self.frozen.get(item.key)
         asked = tasks.Measure(launches=self._launches(item), config=config, effort="rough")
-        found = {"timing": record_of(Timing, tasks.measure_one(plain(asked)))}
+        found = {"timing": record_of(Timing, tasks.measure_one(asdict(asked)))}
         found |= {"estimate": record_of(Timing, frozen["estimate"])} if frozen else {}
         return {"outcomes": [self.outcome("rough", item, config, **found)]}
 
@@ -223,22 +223,19 @@ class Place:
         """The fastest is compared with float64, unless it was. If the round fails, it is repeated
         without those that fail by themselves.
         """
-        configs, failed = [c for c in item.configs if self._fits(item, c)], {}
+        failed: dict[str, str] = {}
+        configs = [c for c in item.configs if self._fits(item, c)]
         final = tasks.Final(launches=self._launches(item), configs=tuple(configs))
         try:
-            found = tasks.measure_round(plain(final))
+            found = tasks.measure_round(asdict(final))
         except Exception as error:  # as in measured()
             self._still_answers(error)
-            for config in tuple(configs):
-                try:
-                    self._rough(replace(item, configs=(config,)))
-                except Exception as alone:
-                    self._still_answers(alone)
-                    configs.remove(config)
-                    failed[config.label] = str(alone)
+            alone = {c: self._tried(self._rough, replace(item, configs=(c,)))[1] for c in configs}
+            failed = {config.label: why for config, why in alone.items() if why}
+            configs = [config for config, why in alone.items() if not why]
             if not configs:
                 raise
-            found = tasks.measure_round(plain(replace(final, configs=tuple(configs))))
+            found = tasks.measure_round(asdict(replace(final, configs=tuple(configs))))
         sdpa_us = found["sdpa"] and found["sdpa"]["median_us"]
         timings = [record_of(Timing, each) for each in found["timings"]]
         outcomes = [
@@ -249,46 +246,40 @@ class Place:
         medians = [timing.median_us for timing in timings]
         best = configs[medians.index(min(medians))].kernel
         if (item.spec, best) not in self.checked:
-            try:
-                line["outcomes"] += self._check(replace(item, configs=(best,)))["outcomes"]
-            except Exception as error:  # the times stay: without a check nothing enters a table
-                self._still_answers(error)
-                failed[best.label] = str(error)
+            # The times stay, but without a check nothing enters a table.
+            checked, why = self._tried(self._check, replace(item, configs=(best,)))
+            outcomes += checked.get("outcomes", ())
+            failed |= {best.label: why} if why else {}
         return line
 
     def _case(self, item: Item) -> Line:
         """As flashgen bench has it, without the contenders of which nothing new is expected."""
         case = BenchCase(direction=item.direction, spec=item.spec, problem=item.problem)
-        smoke = not self.on_gpu
+        every = flashgen_and_torch(case, *self.dispatchers, smoke=not self.on_gpu)
         contenders = [
             each
-            for each in (
-                *flashgen_and_torch(case, *self.dispatchers, smoke=smoke),
-                *self.ladder.contenders(case),
-            )
+            for each in (*every, *self.ladder.contenders(case))
             if each.name in (TINY_PEERS if self.tiny else PEERS)
             or any(word in each.name for word in OWN_SCHEDULES)
         ]
+        x = make_inputs(case, self.device)
         with torch.no_grad():
-            found, during = race.run_case(
-                case, make_inputs(case, self.device), contenders, self.bench
-            )
+            found, during = race.run_case(case, x, contenders, self.bench)
         sizes = {"spec": asdict(case.spec), "problem": asdict(case.problem)}
         ran = {"key": case.key, "direction": case.direction, "lines": [asdict(e) for e in found]}
         return {"case": ran | sizes | {"run": 0, "during": during and asdict(during)}}
 
     def _fits(self, item: Item, config: KernelConfig) -> bool:
         """Whether nothing is known against a kernel from before."""
-        facts = (self._fact(item, config, stage) for stage in ("timed", "check"))
-        return all(fact is None or fact.status not in UNFIT for fact in facts)
+        fact = self._fact(item, config)
+        return fact is None or fact.status not in UNFIT
 
-    def _fact(self, item: Item, config: KernelConfig, stage: Stage) -> Outcome | None:
-        return self.facts.get((self.gpu.slug, item.spec, item.problem, config, stage))
+    def _fact(self, item: Item, config: KernelConfig) -> Outcome | None:
+        return self.facts.get((self.gpu.slug, item.spec, item.problem, config))
 
     def outcome(self, stage: Stage, item: Item, config: KernelConfig, **found: Any) -> Line:
         """An outcome as a log has it, with the estimate and the facts that were prepared."""
-        fact = self._fact(item, config, "timed")
-        if fact is not None:
+        if fact := self._fact(item, config):
             told = ("registers", "shared_bytes", "spill_bytes")
             found = {name: getattr(fact, name) for name in told} | {"estimate": fact.timing} | found
         source: Source = "measured" if self.on_gpu else "untimed"
@@ -297,9 +288,3 @@ class Place:
         )
         status, digest = found.pop("status", Status.OK), render(item.spec, config).digest
         return asked.outcome(config, status, digest=digest, **found).to_json()
-
-
-def plain(asked: Any) -> Line:
-    """What a task is asked, as it travels."""
-    found: Line = json.loads(json.dumps(asdict(asked)))
-    return found

@@ -1,20 +1,23 @@
-"""benchmarks/machine_code.py on loops written by hand; no wheel, no compiler."""
+"""benchmarks/machine_code.py and duel.py on loops written by hand; no wheel, no compiler."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import machine_code
-from benchmarks.machine_code import Part, Row, row_of, shortfall, summary
-from flashgen.compile.loops import main_bodies
+from benchmarks import duel, machine_code, machine_code_sm100
+from benchmarks.duel import Cell, Duel, Row
+from benchmarks.machine_code import Part, figures, part_of, shortfall, summary
 from flashgen.schedules.config import config_of
 from flashgen.spec.problem import BUCKETS
 from tests.listings import listing, loop
 from tests.tables import SPEC, made_entry, made_table
 
+CELL: Cell = ("forward", 128, "none")
 LOOP = (
     "WARPGROUP.ARRIVE",
     "HGMMA.64x128x16.F32 R24, gdesc[UR4], R24, gsb0",
@@ -26,55 +29,51 @@ LOOP = (
     "BAR.SYNC 0x1, 0x80",
     "LDL R1, [R2]",
 )
+CODE = loop("SYNCS.PHASECHK P0, [UR4+0x34850], R3", *LOOP)
 
 
-def part(*lines: str, tile: tuple[int, int] = (128, 128)) -> Part:
-    code = loop("SYNCS.PHASECHK P0, [UR4+0x34850], R3", *(lines or LOOP))
-    return Part(
-        listing=code,
-        body=main_bodies(code)[0],
-        tile=tile,
-        warps=8,
-        shared_bytes=1000,
-    )
+def part(tile: tuple[int, int] = (128, 128)) -> Part:
+    return part_of(CODE, tile=tile, warps=8, shared_bytes=1000)
 
 
-def row(**changes: object) -> Row:
-    found = row_of([part()], direction="forward", head_dim=128, mask="none", whose="flashgen, x")
-    return replace(found, spills=0, **changes)  # type: ignore[arg-type]
+def row(whose: str = "flashgen, x", cell: Cell = CELL, **changes: Any) -> Row:
+    counts = figures([part()], cell) | {"spills": 0}
+    ours = {"configs": "" if whose == "peer==1" else "a"}
+    return duel.row_of(cell, whose, [part()], counts) | ours | changes
 
 
 def test_the_counts_of_a_loop() -> None:
-    found = row_of([part()], direction="forward", head_dim=128, mask="none", whose="peer==1")
-    assert found.instructions == 11
-    assert found.per_score == 11 / 64
-    assert (found.fp32, found.mufu, found.alu, found.moves) == (1 / 64,) * 4
-    assert (found.shuffles, found.barriers, found.spills) == (1, 1, 1)
-    assert found.flop == pytest.approx(2 * 16 * 128 * 16 / 11)
-    assert found.under == 1.0
-    assert not found.is_ours
+    found = figures([part()], CELL)
+    assert found["instructions"] == 11
+    assert found["per_score"] == 11 / 64
+    assert [found[pipe] for pipe in ("fp32", "mufu", "alu", "moves")] == [1 / 64] * 4
+    assert [found[name] for name in ("shuffles", "barriers", "spills")] == [1, 1, 1]
+    assert found["flop"] == pytest.approx(2 * 16 * 128 * 16 / 11)
+    assert found["under"] == 1.0
 
 
 def test_two_kernels_of_a_backward_are_added() -> None:
     both = [part(), part(tile=(128, 64))]
-    found = row_of(both, direction="backward", head_dim=128, mask="none", whose="flashgen, y")
-    assert found.tile == "128x128 + 128x64"
-    assert found.per_score == 11 / 64 + 11 / 32
+    cell: Cell = ("backward", 128, "none")
+    found = duel.row_of(cell, "flashgen, y", both, figures(both, cell))
+    assert found["tile"] == "128x128 + 128x64"
+    assert found["per_score"] == 11 / 64 + 11 / 32
 
 
 def test_decode_counts_all_warps_for_a_kib() -> None:
-    found = row_of([part()], direction="decode", head_dim=64, mask="none", whose="flashgen, z")
-    assert found.per_score == 11 * 8 / (128 * 2 * 64 * 2 / 1024)
+    found = figures([part()], ("decode", 64, "none"))
+    assert found["per_score"] == 11 * 8 / (128 * 2 * 64 * 2 / 1024)
 
 
 def test_registers_that_are_handed_over() -> None:
-    code = listing("USETMAXREG.DEALLOC.CTAPOOL 0x18", "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0")
-    assert machine_code.registers(code) == "240/24"
-    assert machine_code.registers(listing("NOP", registers=96)) == "96"
+    roles = ("USETMAXREG.DEALLOC.CTAPOOL 0x18", "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0")
+    handing = part_of(loop(*roles, *LOOP), tile=(1, 1), warps=8, shared_bytes=0)
+    assert (handing.registers, part().registers) == ("240/24", "96")
+    assert duel.handed_over(listing("NOP")) == {}
 
 
 def test_shared_memory_ends_after_the_last_mbarrier() -> None:
-    assert machine_code.last_mbarrier(part().listing) == 0x34858
+    assert machine_code.last_mbarrier(CODE) == 0x34858
     assert machine_code.last_mbarrier(loop("NOP")) == 8
 
 
@@ -87,49 +86,41 @@ PEER = row(whose="peer==1", per_score=7.0)
         ([row(per_score=7.0)], None),
         ([row(per_score=7.01)], "7.01 beside 7.00"),
         ([row(per_score=8.0), row(per_score=6.0)], None),
+        ([row(per_score=1.0, spills=1)], "no kernel of ours without spills"),
         ([], "no kernel of ours without spills"),
     ],
 )
 def test_which_cells_hold(mine: list[Row], why: str | None) -> None:
-    found = shortfall([PEER, *mine])
-    assert found is None if why is None else why in str(found)
-
-
-def test_a_kernel_that_spills_holds_no_cell() -> None:
-    spilling = replace(row(per_score=1.0), spills=1)
-    assert shortfall([PEER, spilling]) == "no kernel of ours without spills"
+    assert shortfall([PEER, *mine]) == why
 
 
 def test_decode_may_take_a_fifth_more() -> None:
-    peer = replace(PEER, direction="decode", per_score=10.0)
-    assert shortfall([peer, row(direction="decode", per_score=12.0)]) is None
-    found = shortfall([peer, row(direction="decode", per_score=13.0)])
-    assert found == "13.00 beside 10.00"
+    peer, mine = (PEER | {"direction": "decode", "per_score": us} for us in (10.0, 12.0))
+    assert shortfall([peer, mine]) is None
+    assert shortfall([peer, mine | {"per_score": 13.0}]) == "13.00 beside 10.00"
 
 
 def test_the_last_line_counts_cells_and_names_those_that_fall_short() -> None:
     good = [PEER, row(per_score=7.0)]
-    bad = [replace(PEER, head_dim=64), row(per_score=8.0)]
-    ships = [PEER, row(per_score=7.0, ships=True)]
-    assert summary([good, ships]) == "cells: 2 of 2 hold, 1 of them by what ships"
+    bad = [PEER | {"head_dim": 64}, row(head_dim=64, per_score=8.0)]
+    ships = [each | {"mask": "causal"} for each in (PEER, row(per_score=7.0, ships=True))]
+    assert summary([*good, *ships]) == "cells: 2 of 2 hold, 1 of them by what ships"
     start = "cells: 1 of 2 hold, 0 of them by what ships; short: forward d64 none (8.00"
-    assert summary([good, bad]).startswith(start)
+    assert summary([*good, *bad]).startswith(start)
 
 
-def test_the_page_ends_with_that_line() -> None:
-    good = [PEER, row(per_score=7.0)]
-    page = machine_code.markdown([good])
-    assert page.splitlines()[-1] == "cells: 1 of 1 hold, 0 of them by what ships"
-    assert "| ~1000 |" in page
-    assert "| 1000 |" in page
+DUELS = [machine_code.DUEL, machine_code_sm100.DUEL]
 
 
-def test_the_committed_results_name_what_ships() -> None:
-    record = json.loads(machine_code.RESULT.with_suffix(".json").read_text())
-    assert machine_code.outdated(record) == [], "make -f tests/sessions.mk duel"
+@pytest.mark.parametrize("of", DUELS, ids=lambda of: of.gpu.slug)
+def test_the_committed_results_name_what_ships(of: Duel) -> None:
+    record = json.loads(of.result.with_suffix(".json").read_text())
+    assert duel.outdated(record, of.gpu) == [], "make -f tests/sessions.mk duel"
+    assert {**record, **of.about, "rows": []} == {**record, "rows": []}
+    assert of.markdown(record) == of.result.with_suffix(".md").read_text()
     served = next(each for each in record["rows"] if each["ships"])
     served["configs"] = "another"
-    (line,) = machine_code.outdated(record)
+    (line,) = duel.outdated(record, of.gpu)
     assert line.endswith("and the results name another")
 
 
@@ -137,14 +128,29 @@ def test_what_ships_depends_on_the_version_of_triton(monkeypatch: pytest.MonkeyP
     held = made_entry(bucket=BUCKETS[-1])
     tile = config_of("br128_bc128_w8_s2_hopper_tma_lpt")
     table = made_table(held).of([held, replace(held, config=tile, tritons=("3.7",))])
-    monkeypatch.setattr(machine_code, "load", lambda _: table)
-    cell = "forward", 128, "causal"
-    assert machine_code.shipped(*cell) == [(SPEC, held.config)]
-    assert machine_code.shipped(*cell, "3.8.0") == [(SPEC, held.config)]
-    assert machine_code.shipped(*cell, "3.7.1") == [(SPEC, tile)]
-    assert machine_code.shipped("backward", 128, "causal", "3.7.1") == []
-    monkeypatch.setattr(machine_code.triton, "__version__", "3.7.1")
-    assert machine_code.ours(*cell) == [
+    monkeypatch.setattr(duel, "load", lambda _: table)
+    cell: Cell = ("forward", 128, "causal")
+    gpu = machine_code.H100
+    assert duel.shipped(cell, gpu) == [(SPEC, held.config)]
+    assert duel.shipped(cell, gpu, "3.8.0") == [(SPEC, held.config)]
+    assert duel.shipped(cell, gpu, "3.7.1") == [(SPEC, tile)]
+    assert duel.shipped(("backward", 128, "causal"), gpu, "3.7.1") == []
+    monkeypatch.setattr(duel.triton, "__version__", "3.7.1")
+    assert duel.served(cell, gpu) == [
         ("plain", [(SPEC, held.config)], False),
         ("hopper", [(SPEC, tile)], True),
     ]
+
+
+def test_the_peers_rows_may_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And new ones of ours are written beside them."""
+    new = row(per_score=6.0, ships=True)
+    made = Duel(
+        result=tmp_path / "made", gpu=machine_code.H100, cells=[CELL], about={"of": "a test"},
+        theirs=lambda *_: PEER, ours=lambda *_: [new], markdown=lambda record: str(len(record)),
+    )  # fmt: skip
+    assert duel.main(made, "Compare.", []) == 0
+    kept = replace(made, theirs=lambda *_: pytest.fail("theirs were kept"))
+    assert duel.main(kept, "Compare.", ["--keep-peer"]) == 0
+    assert json.loads((tmp_path / "made.json").read_text())["rows"] == [PEER, new]
+    assert (tmp_path / "made.md").read_text() == capsys.readouterr().out[1:] == "3"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks import machine_code
-from benchmarks import machine_code_sm100 as duel
-from benchmarks.machine_code_sm100 import Part, Row, Shape, part_of, row_of, steady, summary
+from benchmarks import duel
+from benchmarks import machine_code_sm100 as program
+from benchmarks.duel import Cell, Row
+from benchmarks.machine_code_sm100 import Part, Shape, figures, part_of, steady, summary
 from flashgen.compile.sass import Listing
 from flashgen.errors import ToolchainError
 from tests.listings import listing
 from tests.makers import make_config, make_spec
 
 SHAPE = Shape(tile=(256, 128), softmax=8, products=2)
-CELL = ("forward", 64, "none")
+CELL: Cell = ("forward", 64, "none")
 
 
 def kernel(*, product: str = "UTCHMMA", width: int = 64, products: int = 2) -> Listing:
@@ -85,7 +85,7 @@ def test_products_of_two_blocks_or_two_tiles_count_once(
     product: str, count: int, warps: float
 ) -> None:
     body = steady(kernel(product=product, products=count), SHAPE)["products"]
-    assert duel.warps_of("products", body, SHAPE) == warps
+    assert program.warps_of("products", body, SHAPE) == warps
 
 
 def test_products_in_inner_loops_are_left_out() -> None:
@@ -109,21 +109,21 @@ def test_masked_tiles_may_have_a_loop_of_their_own() -> None:
         "masked:", *tile, "FSEL R4, R4, R5, P1", "@P0 BRA {masked}", "top:", *tile,
         "@P0 BRA {top}", "EXIT",
     )  # fmt: skip
-    assert duel.masked(code, SHAPE) == 5
-    assert duel.masked(kernel(), SHAPE) == 0
+    assert program.masked(code, SHAPE) == 5
+    assert program.masked(kernel(), SHAPE) == 0
 
 
 def test_reading_without_writing_is_a_reduction() -> None:
     code = listing("top:", "LDTM.x32 R4, tmem[UR4]", "UTMAREDG.3D [UR4], [UR6]", "@P0 BRA {top}")
-    assert duel.task(code.instructions) == "reduction"
-    assert duel.task(listing("FADD R1, R2, R3").instructions) == ""
+    assert program.task(code.instructions) == "reduction"
+    assert program.task(listing("FADD R1, R2, R3").instructions) == ""
 
 
 def test_tensor_memory_is_read_off_the_ptx() -> None:
     text = "mov.b32 \t%r527, 512;\ntcgen05.alloc.cta_group::1.sync.b32 \t[%r393+280], %r527;\n"
-    assert duel.tensor_columns(text) == 512
-    assert duel.tensor_columns("tcgen05.alloc.cta_group::2.b32 [%r1], 256;") == 256
-    assert duel.tensor_columns("ret;") == 0
+    assert program.tensor_columns(text) == 512
+    assert program.tensor_columns("tcgen05.alloc.cta_group::2.b32 [%r1], 256;") == 256
+    assert program.tensor_columns("ret;") == 0
 
 
 def part(**loops: int) -> Part:
@@ -139,20 +139,21 @@ def part(**loops: int) -> Part:
     )
 
 
-def row(count: int, **more: object) -> Row:
-    return row_of([part(softmax=count)], CELL, "whose", **more)
+def row(count: int, **more: Any) -> Row:
+    parts = [part(softmax=count)]
+    return duel.row_of(CELL, "whose", parts, figures(parts)) | more
 
 
 def test_products_of_a_tile_of_ours() -> None:
     way: dict[str, Any] = {"num_warps": 8, "schedule": "blackwell", "loads": "descriptor"}
     halves = make_config(128, 128, **way)
     forward = make_spec("bfloat16", 128)
-    assert duel.products_of(forward, make_config(256, 128, **way)) == 32
-    assert duel.products_of(forward.for_direction("backward_dkv"), halves) == 32
-    assert duel.products_of(forward.for_direction("backward_dq"), halves) == 24
-    assert duel.products_of(forward.for_direction("backward_fused"), halves) == 40
+    assert program.products_of(forward, make_config(256, 128, **way)) == 32
+    assert program.products_of(forward.for_direction("backward_dkv"), halves) == 32
+    assert program.products_of(forward.for_direction("backward_dq"), halves) == 24
+    assert program.products_of(forward.for_direction("backward_fused"), halves) == 40
     wide, side = make_spec("bfloat16", 256, direction="backward_dkv"), make_config(64, 128, **way)
-    assert duel.products_of(wide, side) == 40  # those of dK and those of dV
+    assert program.products_of(wide, side) == 40  # those of dK and those of dV
 
 
 def test_two_blocks_that_compute_the_same_scores_count_twice() -> None:
@@ -166,27 +167,20 @@ def test_two_blocks_that_compute_the_same_scores_count_twice() -> None:
 
 
 def test_the_fused_backward_is_compared_where_tensor_memory_has_it() -> None:
-    found = {dim: duel.fused("backward", dim, "causal") for dim in (64, 128, 256)}
+    found = {dim: program.fused(("backward", dim, "causal")) for dim in (64, 128, 256)}
     assert [[config.num_stages for _, config in found[dim]] for dim in found] == [[4], [2], []]
-    assert duel.fused("forward", 64, "causal") == []
-    ours = duel.ours("backward", 64, "none", gpu=duel.B200)
-    assert [(name, ships) for name, _, ships in ours] == [("plain", False), ("blackwell", True)]
-
-
-def test_the_peers_lines_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row(64), row(48, configs="a", ships=True)]
-    kept = duel.kept_peers({"rows": [asdict(each) for each in rows]})
-    assert kept == {("forward", 64, "none"): rows[0]}
-    monkeypatch.setattr(duel, "ours", lambda *cell, gpu: [])
-    assert duel.compare(CELL, Path("nowhere"), kept[CELL]) == rows[:1]
+    assert program.fused(("forward", 64, "causal")) == []
+    served = duel.served(("backward", 64, "none"), program.B200)
+    assert [(name, ships) for name, _, ships in served] == [("plain", False), ("blackwell", True)]
 
 
 def test_two_kernels_of_a_backward_are_added() -> None:
-    found = row_of([part(softmax=64, loads=32), part(softmax=64)], CELL, "flashgen, plain")
-    assert (found.tile, found.registers) == ("128x64 + 128x64", "96 + 96")
-    assert found.loops == {"softmax": "64 + 64", "loads": "32"}
-    assert found.per_score == {"softmax": 2.0, "loads": 0.5}
-    assert (found.all, found.mufu, found.spills) == (2.5, 2.0, 2)
+    both = [part(softmax=64, loads=32), part(softmax=64)]
+    found = duel.row_of(CELL, "flashgen, plain", both, figures(both))
+    assert (found["tile"], found["registers"]) == ("128x64 + 128x64", "96 + 96")
+    assert found["loops"] == {"softmax": "64 + 64", "loads": "32"}
+    assert found["per_score"] == {"softmax": 2.0, "loads": 0.5}
+    assert (found["all"], found["mufu"], found["spills"]) == (2.5, 2.0, 2)
 
 
 def test_the_last_line_compares_what_ships() -> None:
@@ -195,48 +189,32 @@ def test_the_last_line_compares_what_ships() -> None:
     assert summary([row(64), row(32, configs="b")]).startswith(
         "What ships takes no more instructions a score in 0 of 1 cells"
     )
-    assert duel.markdown(rows, "3.7.1").endswith(summary(rows) + "\n")
 
 
-def test_the_committed_results_name_what_ships() -> None:
-    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
-    assert machine_code.outdated(record, gpu=duel.B200) == [], "make -f tests/sessions.mk duel"
-    assert tuple(record["packages"]) == duel.PACKAGES
-    rows = [Row(**each) for each in record["rows"]]
-    page = duel.RESULT.with_suffix(".md").read_text()
-    assert page == duel.markdown(rows, record["triton"])
-
-
-def test_the_documented_figures_are_those_of_the_results() -> None:
-    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
-    text = (duel.ROOT / "docs" / "kernels.md").read_text()
+@pytest.mark.parametrize(
+    ("direction", "roles"),
+    [
+        ("forward", ("softmax", "correction", "products", "loads")),
+        ("backward", ("softmax", "reduction", "products", "loads")),
+    ],
+)
+def test_the_documented_figures_are_those_of_the_results(
+    direction: str, roles: tuple[str, ...]
+) -> None:
+    record = json.loads(program.DUEL.result.with_suffix(".json").read_text())
+    text = (program.ROOT / "docs" / "kernels.md").read_text()
     shown = [
         each
-        for each in (Row(**row) for row in record["rows"])
-        if each.direction == "forward" and not each.whose.endswith("plain")
+        for each in record["rows"]
+        if each["direction"] == direction and not each["whose"].endswith("plain")
+        if direction == "forward" or each["head_dim"] <= 128
     ]
     assert len(shown) == 12
     for each in shown:
-        whose = "blackwell" if each.ships else "FlashAttention-4"
-        loops = " | ".join(each.loops[r] for r in ("softmax", "correction", "products", "loads"))
-        by_fma = round((1 - each.mufu) * 128) + 1  # one more exp2 is of the factor of O
-        line = f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} | {by_fma} |"
+        whose = each["whose"].removeprefix("flashgen, ")
+        loops = " | ".join(each["loops"].get(role, "") or "-" for role in roles)
+        line = f"| {each['head_dim']}, {each['mask']} | {whose} | {loops} | {each['all']:.2f} |"
+        if direction == "forward":
+            by_fma = round((1 - each["mufu"]) * 128) + 1  # one more exp2 is of the factor of O
+            line += f" {by_fma} |"
         assert line in text
-
-
-def test_the_documented_figures_of_the_backward_are_those_of_the_results() -> None:
-    record = json.loads(duel.RESULT.with_suffix(".json").read_text())
-    text = (duel.ROOT / "docs" / "kernels.md").read_text()
-    rows = [Row(**row) for row in record["rows"]]
-    shown = [
-        each
-        for each in rows
-        if (each.direction, each.head_dim <= 128) == ("backward", True)
-        and not each.whose.endswith("plain")
-    ]
-    assert len(shown) == 12
-    for each in shown:
-        roles = ("softmax", "reduction", "products", "loads")
-        loops = " | ".join(each.loops.get(role, "") or "-" for role in roles)
-        whose = each.whose.removeprefix("flashgen, ")
-        assert f"| {each.head_dim}, {each.mask} | {whose} | {loops} | {each.all:.2f} |" in text

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from benchmarks import search_race
 from benchmarks.recorded import Landscape, dump, read
-from benchmarks.search_race import Curve, Runs, curve_of, regrets_of
+from benchmarks.search_race import Runs, curve_of, regrets_of
 from flashgen.search import Method
 from flashgen.search.points import ListedSpace
 from flashgen.search.study import Trials
@@ -82,19 +82,17 @@ def test_landscapes_keep_their_own_seeds() -> None:
 
 
 def test_a_summary_has_geometric_means_and_the_worst() -> None:
-    def curve(*median: float) -> Curve:
-        return Curve(contender="auto", median=median, low=median, high=median)
-
-    done = [[curve(1.0, 0.4, 0.1, 0.0, 0.0)], [curve(0.25, 0.1, 0.1, 0.0, 0.3)]]
+    medians = ((1.0, 0.4, 0.1, 0.0, 0.0), (0.25, 0.1, 0.1, 0.0, 0.3))
+    done = [{"auto": [[median] * 3 for median in each]} for each in medians]
     *_, row = search_race.summary(done)
     assert row == "| auto | 50.0 | 20.0 | 10.0 | 0.1 | 1.7 | 30.0 |"
 
 
 def test_a_curve_has_the_median_in_its_band() -> None:
     runs = np.linspace(2.0, 0.0, 80)[None] * np.array([[1.0], [2.0], [3.0]])
-    curve = curve_of("tpe", runs)
-    assert curve.median[0] == pytest.approx(2 * runs[0, 4])
-    assert all(a <= b <= c for a, b, c in zip(curve.low, curve.median, curve.high, strict=True))
+    curve = curve_of(runs)
+    assert curve[0][0] == pytest.approx(2 * runs[0, 4])
+    assert all(low <= median <= high for median, low, high in curve)
 
 
 def test_the_program_writes_a_table_and_goes_on(
