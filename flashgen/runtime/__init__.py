@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashgen.runtime import (
         block_mask,
+        diffusers,
         flash_attn,
         flash_attn_3,
         flash_attn_4,
@@ -26,6 +27,7 @@ __all__ = [
     "Dispatcher",
     "Explanation",
     "block_mask",
+    "diffusers",
     "flash_attn",
     "flash_attn_3",
     "flash_attn_4",
@@ -50,6 +52,10 @@ def __getattr__(name: str) -> Any:
         import flashgen.runtime.block_mask as block_mask
 
         return block_mask
+    if name == "diffusers":
+        import flashgen.runtime.diffusers as diffusers
+
+        return diffusers
     if name == "flash_attn":
         import flashgen.runtime.flash_attn as flash_attn
 
