@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         torch,
         transformers,
         varlen,
+        xformers,
     )
     from flashgen.runtime.dispatcher import Dispatcher
     from flashgen.runtime.explanation import Explanation
@@ -36,6 +37,7 @@ __all__ = [
     "torch",
     "transformers",
     "varlen",
+    "xformers",
 ]
 
 
@@ -88,6 +90,10 @@ def __getattr__(name: str) -> Any:
         import flashgen.runtime.varlen as varlen
 
         return varlen
+    if name == "xformers":
+        import flashgen.runtime.xformers as xformers
+
+        return xformers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
