@@ -103,6 +103,20 @@ def test_what_vllm_is_told_of_what_it_lacks(changes: dict[str, Any], reason: str
     assert reason is None or found[0].startswith(reason)
 
 
+@pytest.mark.parametrize("asked", ["use_dcp", "use_pcp"])
+def test_a_configuration_that_it_lacks_is_no_engine(asked: str) -> None:
+    """vLLM asks where it makes the layers, and names what is not supported."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    given = AttentionSelectorConfig(
+        head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=16, **{asked: True}
+    )
+    with pytest.raises(ValueError, match=f"{asked[4:].upper()} not supported"):
+        current_platform.get_attn_backend_cls(AttentionBackendEnum["FLASHGEN"], given, 4)
+
+
 class Requests:
     """Requests that vLLM's scheduler serves, with random queries, keys and values in place of a model."""
 
