@@ -12,7 +12,7 @@ sessions:
 	@echo 'test-driver     the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
 	@echo 'test-driver-short  what of it takes a minute: calls, kept calls, strides, launches, graphs, torch'\''s own calls'
 	@echo 'test-driver-oldest the same with the oldest torch and Triton, and what it finds in its cache'
-	@echo 'test-engines    the plugins of vLLM and SGLang with the classes of their sources; 0.5 GB'
+	@echo 'test-engines    the plugins of vLLM and SGLang, and the drop-in for xformers, with the classes of their sources; 0.5 GB'
 	@echo 'test-flash-attn FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'facts           what the compiler makes of the kernels that ship; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
@@ -84,6 +84,7 @@ ENGINE_PATHS = $(CURDIR)/$(ENGINES)/$(1):$(CURDIR)/$(ENGINES)/needed
 test-engines: $(FOR_ALL) | $(ENGINES)
 	$(ENGINE_TESTS) PYTHONPATH=$(call ENGINE_PATHS,vllm) $(BIN)/python -m pytest tests/engines/test_vllm.py
 	$(ENGINE_TESTS) PYTHONPATH=$(call ENGINE_PATHS,sglang) $(BIN)/python -m pytest tests/engines/test_sglang.py
+	$(ENGINE_TESTS) PYTHONPATH=$(call ENGINE_PATHS,xformers) $(BIN)/python -m pytest tests/engines/test_xformers.py
 	$(ENGINE_TESTS) PYTHONPATH=$(CURDIR)/$(ENGINES)/vllm:$(call ENGINE_PATHS,sglang) $(BIN)/python -m pytest tests/engines/test_engine_kernels.py
 
 $(ENGINES): | $(FOR_ALL)

@@ -17,6 +17,8 @@ from torch import Tensor
 class AttentionType(StrEnum):
     DECODER = "decoder"
     ENCODER = "encoder"
+    ENCODER_ONLY = "encoder_only"
+    ENCODER_DECODER = "encoder_decoder"
 
 
 class AttentionCGSupport(Enum):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashgen.runtime import (
         block_mask,
+        diffusers,
         flash_attn,
         flash_attn_3,
         flash_attn_4,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         torch,
         transformers,
         varlen,
+        xformers,
     )
     from flashgen.runtime.dispatcher import Dispatcher
     from flashgen.runtime.explanation import Explanation
@@ -26,6 +28,7 @@ __all__ = [
     "Dispatcher",
     "Explanation",
     "block_mask",
+    "diffusers",
     "flash_attn",
     "flash_attn_3",
     "flash_attn_4",
@@ -34,6 +37,7 @@ __all__ = [
     "torch",
     "transformers",
     "varlen",
+    "xformers",
 ]
 
 
@@ -50,6 +54,10 @@ def __getattr__(name: str) -> Any:
         import flashgen.runtime.block_mask as block_mask
 
         return block_mask
+    if name == "diffusers":
+        import flashgen.runtime.diffusers as diffusers
+
+        return diffusers
     if name == "flash_attn":
         import flashgen.runtime.flash_attn as flash_attn
 
@@ -82,6 +90,10 @@ def __getattr__(name: str) -> Any:
         import flashgen.runtime.varlen as varlen
 
         return varlen
+    if name == "xformers":
+        import flashgen.runtime.xformers as xformers
+
+        return xformers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -231,6 +231,21 @@ class PagedLayer:
                 *options, *(scales or ()), invariant=self.invariant,
             )  # fmt: skip
 
+    def encode(
+        self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int
+    ) -> None:
+        """Write into out the attention of packed sequences over their own keys, which are in no
+        cache, without a causal mask. out and q (rows, heads, head_dim), k and v (rows, kv_heads,
+        head_dim); bounds: int32 (sequences + 1,), where sequences begin and the last one ends;
+        longest: no sequence has more rows. Raises InvalidArgument.
+        """
+        o = attention_varlen(
+            q, k, v, bounds, bounds, longest, longest, scale=self.scale,
+            window=_sides(self.window, causal=False), softcap=self.softcap,
+            alibi_slopes=self.alibi_slopes, sinks=self.sinks, invariant=self.invariant,
+        )  # fmt: skip
+        out.copy_(o)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Warmup:
@@ -267,10 +282,15 @@ def warmups(
                     yield Warmup(sequences=sequences, queries=n, splits=splits, fused=fused)
     if narrow:
         return
-    for max_k in (min(capacity, bucket.low) for bucket in BUCKETS if bucket.low <= capacity):
+    for max_k in longest_of_each_bucket(capacity):
         for behind in (0, 1):  # a block table behind one decode has an alignment of its own
             for fused in layouts:
                 yield Warmup(sequences=behind, max_k=max_k, fused=fused)
+
+
+def longest_of_each_bucket(capacity: int) -> Iterator[int]:
+    """A number of keys of each kernel that sequences of up to `capacity` keys may run."""
+    return (min(capacity, bucket.low) for bucket in BUCKETS if bucket.low <= capacity)
 
 
 def warm_up(
@@ -281,6 +301,8 @@ def warm_up(
     pools: tuple[Tensor, Tensor],
     pages: int,
     scales: tuple[Tensor, Tensor] | None = None,
+    *,
+    causal: bool = True,
 ) -> None:
     """Launch a case over sequences without keys. heads: of Q, and of K and V; pages: of a sequence.
     It reads the pools where page 0 is, and writes nowhere.
@@ -298,11 +320,12 @@ def warm_up(
         starts = torch.tensor([0, 1], dtype=torch.int32, device=k.device)
         one = PagedBatch(
             tokens=tokens, decodes=case.sequences, queries=1, prefills=1, max_q=1, max_k=case.max_k,
-            starts=starts, lengths=lengths, table=table,
+            starts=starts, lengths=lengths, table=table, causal=causal,
         )  # fmt: skip
         layer.attend(out, q, k, v, one)
         return
     paged_decode(
-        out, q, k, v, lengths, table, case.queries, True, layer.scale, layer.window, layer.softcap,
-        layer.alibi_slopes, layer.sinks, *(scales or (None, None)), case.splits, layer.invariant,
+        out, q, k, v, lengths, table, case.queries, causal, layer.scale, layer.window,
+        layer.softcap, layer.alibi_slopes, layer.sinks, *(scales or (None, None)), case.splits,
+        layer.invariant,
     )  # fmt: skip

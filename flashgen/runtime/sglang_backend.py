@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
@@ -37,17 +37,8 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__()
-        page = model_runner.page_size
-        if model_runner.use_mla_backend:
-            raise InvalidArgument("use_mla_backend must be False: flashgen has no MLA")
-        if page < 1 or page & (page - 1):
-            raise InvalidArgument(f"page_size must be a power of two: got {page}")
-        translator = getattr(model_runner, "kv_index_translator", None)
-        if translator is not None and translator.is_translating:
-            raise InvalidArgument(
-                "the unified memory pool must be off: its slots are not the pool's"
-            )
-        self.page_size = page
+        _check_runner(model_runner)
+        page = self.page_size = model_runner.page_size
         self.device = model_runner.device
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
@@ -101,7 +92,10 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
         """Fill what a captured graph of decodes reads. Raises InvalidArgument for other graphs."""
         if not forward_batch.forward_mode.is_decode_or_idle():
             mode = forward_batch.forward_mode.name
-            raise InvalidArgument(f"forward_mode of a CUDA graph must be DECODE: got {mode}")
+            raise InvalidArgument(
+                f"forward_mode of a CUDA graph must be DECODE: got {mode}; use "
+                "--cuda-graph-backend-prefill breakable, whose graphs leave attention out"
+            )
         count, held = forward_batch.batch_size, self._graph
         assert held is not None  # init_cuda_graph_state comes first
         found = self._decodes(forward_batch)
@@ -171,7 +165,7 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
         """O (tokens, heads * v_head_dim) of q (tokens, heads * head_dim). The new k and v are
         written into the pool first. Raises InvalidArgument for a layer that flashgen lacks.
         """
-        self._check(layer)
+        _check_layer(layer)
         metadata, pool = self.forward_metadata, self.token_to_kv_pool
         assert isinstance(metadata, SglangMetadata)
         scales = self._scales(layer)
@@ -200,20 +194,6 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
 
     forward_extend = forward_decode
 
-    def _check(self, layer: Any) -> None:
-        """Raise InvalidArgument unless flashgen has the attention of a layer."""
-        if layer.is_cross_attention:
-            raise InvalidArgument("is_cross_attention must be False: got True")
-        if layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL:
-            raise InvalidArgument(
-                f"attn_type must be causal or an encoder's: got {layer.attn_type}"
-            )
-        if layer.logit_cap and layer.logit_capping_method != "tanh":
-            method = layer.logit_capping_method
-            raise InvalidArgument(f"logit_capping_method must be tanh: got {method!r}")
-        if layer.xai_temperature_len > 0:
-            raise InvalidArgument("xai_temperature_len must be -1: flashgen has no such scaling")
-
     def _scales(self, layer: Any) -> tuple[Tensor, Tensor] | None:
         """The scales of K and V in a pool of e4m3; a layer without has 1."""
         if not self.narrow:
@@ -230,3 +210,43 @@ class FlashgenAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is 
             )
         whole = slots.shape[0] // self.page_size * self.page_size
         return slots[:whole].view(-1, self.page_size, *slots.shape[1:])
+
+
+def _check_runner(runner: Any) -> None:
+    """Raise InvalidArgument unless flashgen has what an engine will ask: here, where it starts, and
+    not in a request.
+    """
+    page = runner.page_size
+    if runner.use_mla_backend:
+        raise InvalidArgument("use_mla_backend must be False: flashgen has no MLA")
+    if page < 1 or page & (page - 1):
+        raise InvalidArgument(f"page_size must be a power of two: got {page}")
+    translator = getattr(runner, "kv_index_translator", None)
+    if translator is not None and translator.is_translating:
+        raise InvalidArgument("the unified memory pool must be off: its slots are not the pool's")
+    if runner.spec_algorithm.is_speculative():
+        raise InvalidArgument(
+            f"speculative_algorithm must be None: got {runner.spec_algorithm.name}; flashgen has "
+            "no tree masks over pages"
+        )
+    if (algorithm := getattr(runner.server_args, "dllm_algorithm", None)) is not None:
+        raise InvalidArgument(
+            f"dllm_algorithm must be None: got {algorithm}; a diffusion language model's blocks "
+            "are not causal"
+        )
+    for layer in runner.model.modules():
+        if isinstance(layer, RadixAttention):
+            _check_layer(layer)
+
+
+def _check_layer(layer: Any) -> None:
+    """Raise InvalidArgument unless flashgen has the attention of a layer."""
+    if layer.is_cross_attention:
+        raise InvalidArgument("is_cross_attention must be False: got True")
+    if layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL:
+        raise InvalidArgument(f"attn_type must be causal or an encoder's: got {layer.attn_type}")
+    if layer.logit_cap and layer.logit_capping_method != "tanh":
+        method = layer.logit_capping_method
+        raise InvalidArgument(f"logit_capping_method must be tanh: got {method!r}")
+    if layer.xai_temperature_len > 0:
+        raise InvalidArgument("xai_temperature_len must be -1: flashgen has no such scaling")

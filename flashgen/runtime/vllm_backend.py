@@ -33,6 +33,7 @@ from flashgen.runtime.paged import (
     PagedLayer,
     Prompt,
     Warmup,
+    longest_of_each_bucket,
     prompts_of,
     warm_up,
     warmups,
@@ -41,10 +42,13 @@ from flashgen.spec.vocabulary import HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
 
 _E4M3 = ("fp8", "fp8_e4m3")
 _SM_OF_E4M3 = 89
+_ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+"""Layers whose queries see all keys of their own sequence in this step; no cache holds these."""
+_SERVED = (AttentionType.DECODER, *_ENCODERS, AttentionType.ENCODER_DECODER)
 
 
 class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not installed here
-    """What vLLM asks before it chooses: decoder layers of 16-bit models."""
+    """What vLLM asks before it chooses, for layers of 16-bit models."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *_E4M3]
@@ -74,6 +78,11 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
     def supports_head_size(cls, head_size: int) -> bool:
         """Multiples of 8 from 16 to 512."""
         return head_size % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= head_size <= MAX_HEAD_DIM
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """Decoders, encoders and the cross attention between them."""
+        return attn_type in _SERVED
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
@@ -130,7 +139,12 @@ class FlashgenBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is not in
 
 @dataclass(kw_only=True)
 class VllmMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
-    """One batch."""
+    """One batch. bounds: int32 (sequences + 1,), where the queries of all sequences begin and the
+    last one's end; longest: no sequence has more queries.
+    """
+
+    bounds: Tensor
+    longest: int
 
 
 class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -151,6 +165,11 @@ class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         block_table_width: int,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if vllm_config.model_config.is_diffusion:
+            raise InvalidArgument(
+                "attention_backend must be another than FLASHGEN for a diffusion language model, "
+                "whose batches have causal sequences beside others"
+            )
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.pages = block_table_width
         self._narrow = kv_cache_spec.dtype.itemsize == 1
@@ -197,6 +216,8 @@ class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             table=common.block_table_tensor,
             causal=common.causal,
             prompts=prompts,
+            bounds=common.query_start_loc,
+            longest=common.max_query_len,
         )
 
 
@@ -217,8 +238,12 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        if attn_type != AttentionType.DECODER:
-            raise InvalidArgument(f"attn_type must be {AttentionType.DECODER}: got {attn_type}")
+        if attn_type not in _SERVED:
+            raise InvalidArgument(f"attn_type must be one of {', '.join(_SERVED)}: got {attn_type}")
+        if attn_type == AttentionType.ENCODER_DECODER and sliding_window:
+            raise InvalidArgument(
+                f"sliding_window must be None in cross attention: got {sliding_window}"
+            )
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -248,13 +273,20 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
         """Write the attention of query (tokens, heads, head_size) into output, of that shape.
 
         The keys and values are in kv_cache (blocks, kv_heads, block_size, 2 * head_size) already,
-        by do_kv_cache_update(). Rows of padding stay as they are. Raises InvalidArgument for an
-        output that is to be quantized.
+        by do_kv_cache_update(); an encoder's are key and value (tokens, kv_heads, head_size). Rows
+        of padding stay as they are. Raises InvalidArgument for an output that is to be quantized.
         """
         if output_scale is not None or output_block_scale is not None:
             raise InvalidArgument("output_scale must be None: flashgen's O is not quantized")
         if attn_metadata is None:  # vLLM measures how much memory the model takes
             return output.fill_(0)
+        if self.attn_type in _ENCODERS:
+            rows = slice(attn_metadata.tokens)
+            self.paged_layer(query.device).encode(
+                output[rows], query[rows], key[rows], value[rows], attn_metadata.bounds,
+                attn_metadata.longest,
+            )  # fmt: skip
+            return output
         self.paged_layer(query.device).attend(
             output, query, *self.pools(kv_cache), attn_metadata, self.scales(layer)
         )
@@ -263,7 +295,9 @@ class FlashgenImpl(AttentionImpl):  # type: ignore[misc]
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Write key and value into the cache, by vLLM's own kernel."""
+        """Write key and value into the cache, by vLLM's own kernel; those of encoders have none."""
+        if self.attn_type in _ENCODERS:
+            return
         triton_reshape_and_cache_flash(
             key, value, *self.pools(kv_cache), slot_mapping, self.kv_cache_dtype,
             layer._k_scale, layer._v_scale,
@@ -314,30 +348,50 @@ class FlashgenWarmup(VllmJitKernel):  # type: ignore[misc]
         return list(self._keys())
 
     def _keys(self) -> Iterator[WarmupKey]:
-        builder, seen = self._builder, set()
-        for name in builder.layer_names:
+        seen = set()
+        for name in self._builder.layer_names:
             impl, cache = self._layers[name].impl, self._layers[name].kv_cache
-            k, _ = impl.pools(cache)
-            kind = (
-                impl.num_heads, impl.num_kv_heads, impl.head_size, impl.window, impl.softcap,
-                impl.alibi_slopes is None, impl.sinks is None, k.dtype, k.stride(), k.shape[1],
+            kind: tuple[Any, ...] = (
+                impl.attn_type, impl.num_heads, impl.num_kv_heads, impl.head_size, impl.window,
+                impl.softcap, impl.alibi_slopes is None, impl.sinks is None,
             )  # fmt: skip
+            if impl.attn_type not in _ENCODERS:
+                k, _ = impl.pools(cache)
+                kind += k.dtype, k.stride(), k.shape[1]
             if kind in seen:
                 continue
             seen.add(kind)
-            cases = warmups(
-                group=impl.num_heads // impl.num_kv_heads, head_dim=impl.head_size,
-                capacity=builder.pages * k.shape[1], queries=builder.reorder_batch_threshold,
-                narrow=k.element_size() == 1,
-            )  # fmt: skip
-            yield from (WarmupKey(layer=name, case=case) for case in cases)
+            yield from (WarmupKey(layer=name, case=case) for case in self._cases(impl, cache))
+
+    def _cases(self, impl: FlashgenImpl, cache: Tensor) -> Iterator[Warmup]:
+        builder = self._builder
+        if impl.attn_type in _ENCODERS:
+            longest = builder.vllm_config.model_config.max_model_len
+            return (Warmup(sequences=0, max_k=most) for most in longest_of_each_bucket(longest))
+        k, _ = impl.pools(cache)
+        return warmups(
+            group=impl.num_heads // impl.num_kv_heads, head_dim=impl.head_size,
+            capacity=builder.pages * k.shape[1], queries=builder.reorder_batch_threshold,
+            narrow=k.element_size() == 1,
+        )  # fmt: skip
 
     def compile(self, compile_key: WarmupKey) -> None:
-        """Launch it over sequences without keys."""
-        layer = self._layers[compile_key.layer]
+        """Launch it over sequences without keys, or, of an encoder, over one token."""
+        layer, case = self._layers[compile_key.layer], compile_key.case
         impl, cache = layer.impl, layer.kv_cache
+        dtype = self._builder.vllm_config.model_config.dtype
+        asked = impl.paged_layer(cache.device)
+        if impl.attn_type in _ENCODERS:
+            heads = (impl.num_heads, impl.num_kv_heads, impl.num_kv_heads)
+            q, k, v = (
+                torch.zeros(1, each, impl.head_size, dtype=dtype, device=cache.device)
+                for each in heads
+            )
+            bounds = torch.tensor([0, 1], dtype=torch.int32, device=cache.device)
+            asked.encode(torch.empty_like(q), q, k, v, bounds, case.max_k)
+            return
         warm_up(
-            compile_key.case, impl.paged_layer(cache.device), (impl.num_heads, impl.num_kv_heads),
-            self._builder.vllm_config.model_config.dtype, impl.pools(cache), self._builder.pages,
-            impl.scales(layer),
+            case, asked, (impl.num_heads, impl.num_kv_heads), dtype, impl.pools(cache),
+            self._builder.pages, impl.scales(layer),
+            causal=impl.attn_type == AttentionType.DECODER,
         )  # fmt: skip

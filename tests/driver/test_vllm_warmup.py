@@ -92,3 +92,43 @@ def test_no_kernel_is_compiled_after_vllms_warm_up(
             launches += 1
     assert compiled == []
     assert len(recording.of(Launch)) >= launches
+
+
+def test_no_kernel_is_compiled_for_encoders_after_vllms_warm_up(
+    compiled: list[str], recording: Recording, tmp_path: Path
+) -> None:
+    from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
+    from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
+    from vllm.v1.worker.utils import AttentionGroup
+
+    own.start()
+    model = own.MODEL | {"max_position_embeddings": 20_000}
+    made = own.engine(tmp_path, device="cuda", model=model, kind="EncoderOnlyAttention")
+    layer = made.layers["layers.0.attn"]
+    for each in made.layers.values():  # as vLLM's worker does
+        each.kv_cache = torch.empty(0, device="cuda")
+    spec = EncoderOnlyAttentionSpec(
+        block_size=own.PAGE, num_kv_heads=own.KV_HEADS, head_size=own.DIM, dtype=torch.bfloat16
+    )
+    group = AttentionGroup(layer.attn_backend, list(made.layers), spec, kv_cache_group_id=0)
+    registry = JitWarmupRegistry(made.config)
+    with registry.activate():
+        group.create_metadata_builders(made.config, made.device)
+    registry.warmup()
+    assert compiled
+    compiled.clear()
+    wide = own.HEADS + 2 * own.KV_HEADS
+    for lengths in ([1], [7, 300], [1, 1, 1500], [19_999], [3] * 8):
+        tokens = sum(lengths)
+        table = torch.zeros(len(lengths), 1, dtype=torch.int32, device="cuda")
+        common = own.common_metadata(
+            lengths, lengths, table, torch.zeros(tokens, device="cuda").long()
+        )
+        metadata = group.get_metadata_builder(0).build(0, common)
+        projected = torch.empty(tokens, wide, own.DIM, dtype=torch.bfloat16, device="cuda")
+        q, k, v = projected.split([own.HEADS, own.KV_HEADS, own.KV_HEADS], 1)
+        layer.impl.forward(
+            layer, q, k, v, layer.kv_cache, metadata, output=torch.empty_like(q.contiguous())
+        )
+    assert recording.of(Launch)
+    assert compiled == []

@@ -1,4 +1,4 @@
-"""Fetches the Python sources of inference engines: python -m tests.engines.sources .venv/engines
+"""Fetches the Python sources of inference engines and of xformers: python -m tests.engines.sources .venv/engines
 
 Their wheels pin other versions of torch, and have extensions that need a GPU. What tests import of them needs neither.
 """
@@ -14,7 +14,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-VLLM, SGLANG = "0.33.0", "0.5.23"
+VLLM, SGLANG, XFORMERS = "0.33.0", "0.5.23", "0.0.35"
 VLLM_SHA256 = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
 REFERENCE = "tests/kernels/attention/test_triton_unified_attention.py"
 HERE = Path(__file__).parent
@@ -50,12 +50,13 @@ def vllm(folder: Path) -> None:
     file.unlink()
 
 
-def sglang(folder: Path) -> None:
-    """Its wheel, which is Python alone."""
-    pip("download", "--quiet", "--no-deps", "--dest", str(folder), f"sglang=={SGLANG}")
-    (file,) = folder.glob("sglang-*.whl")
+def wheel(folder: Path, name: str, version: str) -> None:
+    """The Python of a wheel, without its extensions."""
+    pip("download", "--quiet", "--no-deps", "--dest", str(folder), f"{name}=={version}")
+    (file,) = folder.glob(f"{name}-*.whl")
     with zipfile.ZipFile(file) as archive:
-        archive.extractall(folder / "sglang")
+        python = [each for each in archive.namelist() if not each.endswith(".so")]
+        archive.extractall(folder / name, python)
     file.unlink()
 
 
@@ -72,7 +73,8 @@ def main() -> None:
         str(HERE / "requirements.txt"),
     )
     vllm(folder)
-    sglang(folder)
+    wheel(folder, "sglang", SGLANG)
+    wheel(folder, "xformers", XFORMERS)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # n
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from flashgen.runtime import sglang as plugin  # noqa: E402
 
@@ -100,7 +101,8 @@ def runner(pool: type, page: int, dtype: torch.dtype = torch.bfloat16, **changes
         **{
             "page_size": page, "use_mla_backend": False, "device": "cpu", "kv_index_translator": None,
             "req_to_token_pool": ReqToTokenPool(4, CONTEXT, "cpu", enable_memory_saver=False),
-            "token_to_kv_pool": pool(**given),
+            "token_to_kv_pool": pool(**given), "spec_algorithm": SpeculativeAlgorithm.NONE,
+            "server_args": SimpleNamespace(dllm_algorithm=None), "model": torch.nn.Module(),
         }
         | changes
     )  # fmt: skip
@@ -254,6 +256,9 @@ def test_a_graph_reads_the_same_memory_at_every_replay(pool: type) -> None:
             held += [found.windowed.table, found.windowed_slots]
         where.append([x.data_ptr() for x in held])
     assert where[0] == where[1]
+    # Graphs of prompts leave attention out, and have its metadata made as without graphs ...
+    assert not backend.use_captured_forward_metadata_for_breakable_cuda_graph
+    # ... or are refused where the first is captured.
     with pytest.raises(InvalidArgument, match="must be DECODE: got EXTEND"):
         backend.init_forward_metadata_out_graph(served.batch(ForwardMode.EXTEND, [2, 2], [4, 4]))
 
@@ -264,9 +269,14 @@ def test_a_graph_reads_the_same_memory_at_every_replay(pool: type) -> None:
         ({"use_mla_backend": True}, "use_mla_backend must be False"),
         ({"page_size": 12}, "page_size must be a power of two: got 12"),
         ({"kv_index_translator": SimpleNamespace(is_translating=True)}, "the unified memory pool must be off"),
+        ({"spec_algorithm": SpeculativeAlgorithm.EAGLE}, "speculative_algorithm must be None: got EAGLE"),
+        ({"spec_algorithm": SpeculativeAlgorithm.NGRAM}, "speculative_algorithm must be None: got NGRAM"),
+        ({"server_args": SimpleNamespace(dllm_algorithm="LowConfidence")}, "dllm_algorithm must be None"),
+        ({"model": torch.nn.ModuleList([RadixAttention(HEADS, DIM, SCALE, KV_HEADS, layer_id=0, is_cross_attention=True)])}, "is_cross_attention must be False"),
     ],
 )  # fmt: skip
 def test_what_a_runner_may_not_ask(changes: dict[str, Any], message: str) -> None:
+    """Refused where SGLang makes the backend, after it has loaded the model and before the first request."""
     with pytest.raises(InvalidArgument, match=message):
         plugin._backend(runner(MHATokenToKVPool, 4, **changes))
 

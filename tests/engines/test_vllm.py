@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -75,10 +76,12 @@ def test_vllm_chooses_it_for_a_layer(tmp_path: Path) -> None:
         ({"use_dcp": True}, "DCP not supported"),
         ({"use_pcp": True}, "PCP not supported"),
         ({"use_rswa": True}, "R-SWA not supported"),
-        ({"attn_type": "encoder"}, "attention type encoder not supported"),
         ({"use_adaptive_verification": True}, "device-cpu query lens mismatch not supported"),
         ({"use_per_head_quant_scales": True}, "per-head quant scales not supported"),
         ({}, None),
+        ({"attn_type": "encoder"}, None),
+        ({"attn_type": "encoder_only"}, None),
+        ({"attn_type": "encoder_decoder"}, None),
         ({"use_batch_invariant": True}, None),
         ({"kv_cache_dtype": "fp8", "has_sink": True, "has_sliding_window": True}, None),
     ],
@@ -98,6 +101,20 @@ def test_what_vllm_is_told_of_what_it_lacks(changes: dict[str, Any], reason: str
     found = FlashgenBackend.validate_configuration(device_capability=capability, **given)
     assert len(found) == (reason is not None)
     assert reason is None or found[0].startswith(reason)
+
+
+@pytest.mark.parametrize("asked", ["use_dcp", "use_pcp"])
+def test_a_configuration_that_it_lacks_is_no_engine(asked: str) -> None:
+    """vLLM asks where it makes the layers, and names what is not supported."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    given = AttentionSelectorConfig(
+        head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=16, **{asked: True}
+    )
+    with pytest.raises(ValueError, match=f"{asked[4:].upper()} not supported"):
+        current_platform.get_attn_backend_cls(AttentionBackendEnum["FLASHGEN"], given, 4)
 
 
 class Requests:
@@ -301,6 +318,68 @@ def test_sinks_and_alibi(tmp_path: Path) -> None:
                 torch.testing.assert_close(found, want, rtol=0.02, atol=0.02)
                 begin += n
             break
+
+
+def test_encoder_only_layers(tmp_path: Path) -> None:
+    """vLLM's own class of them, whose builder and metadata it makes of flashgen's."""
+    from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
+    from vllm.v1.worker.utils import AttentionGroup
+
+    made = own.engine(tmp_path, kind="EncoderOnlyAttention", warms=False)
+    layer = made.layers["layers.0.attn"]
+    spec = EncoderOnlyAttentionSpec(
+        block_size=own.PAGE, num_kv_heads=own.KV_HEADS, head_size=own.DIM, dtype=torch.bfloat16
+    )
+    group = AttentionGroup(layer.attn_backend, list(made.layers), spec, kv_cache_group_id=0)
+    group.create_metadata_builders(made.config, made.device)
+    lengths = [1, 30, 1, 17]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(sum(lengths), heads, own.DIM, generator=generator).bfloat16()
+        for heads in (own.HEADS, own.KV_HEADS, own.KV_HEADS)
+    )
+    common = own.common_metadata(
+        lengths, lengths, torch.zeros(4, 1, dtype=torch.int32), torch.zeros(len(q)).long()
+    )
+    metadata = group.get_metadata_builder(0).build(common_prefix_len=0, common_attn_metadata=common)
+    with torch.inference_mode():
+        out = layer.impl.forward(
+            layer, q, k, v, torch.empty(0), metadata, output=torch.empty_like(q)
+        )
+    for rows in torch.arange(len(q)).split(lengths):
+        want = expected(q[rows], k[rows], v[rows], own.SCALE, False, {})
+        torch.testing.assert_close(out[rows].double(), want, rtol=0.02, atol=0.02)
+
+
+def test_cross_attention(tmp_path: Path) -> None:
+    """A request that decodes, whose encoder's keys the cache has, and two new ones, whose keys come with this step."""
+    made = own.engine(tmp_path, kind="CrossAttention", warms=False)
+    made.allocate(KVCacheLayout.LBNHC, BLOCKS)
+    layer, builder = made.layers["layers.0.attn"], made.builder()
+    held, lengths = [40, 21, 7], [1, 1, 4]
+    table = batch([1, 1, 1], held, builder.pages)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(sum(lengths), own.HEADS, own.DIM, generator=generator).bfloat16()
+    k, v = torch.randn(2, sum(held), own.KV_HEADS, own.DIM, generator=generator).bfloat16()
+    slots = [int(table[0, j // own.PAGE]) * own.PAGE + j % own.PAGE for j in range(held[0])]
+    layer.impl.do_kv_cache_update(
+        layer, k[: held[0]], v[: held[0]], layer.kv_cache, torch.tensor(slots)
+    )
+    common = own.common_metadata(
+        lengths, [9, 1, 4], table, torch.zeros(len(q)).long(),
+        encoder_seq_lens=torch.tensor(held).int(), encoder_seq_lens_cpu=np.array(held, np.int32),
+        seq_lens_cpu_upper_bound=torch.tensor([9, 1, 4]),
+    )  # fmt: skip
+    metadata = builder.build(0, common)
+    new = slice(held[0], None)
+    with torch.inference_mode():
+        out = layer.impl.forward(
+            layer, q, k[new], v[new], layer.kv_cache, metadata, output=torch.empty_like(q)
+        )
+    keys = torch.arange(len(k)).split(held)
+    for rows, own_keys in zip(torch.arange(len(q)).split(lengths), keys, strict=True):
+        want = expected(q[rows], k[own_keys], v[own_keys], own.SCALE, False, {})
+        torch.testing.assert_close(out[rows].double(), want, rtol=0.02, atol=0.02)
 
 
 def test_a_common_prefix_is_refused(tmp_path: Path) -> None:

@@ -121,10 +121,11 @@ def engine(
     warms: bool = True,
     budget: int = 64,
     model: dict[str, Any] = MODEL,
+    kind: str = "Attention",
     **of_layer: Any,
 ) -> Engine:
-    """An engine of two layers, as vLLM would configure it. budget: tokens of a step; of_layer: arguments of
-    vLLM's Attention.
+    """An engine of two layers, as vLLM would configure it. budget: tokens of a step; kind: the class of the layers;
+    of_layer: its arguments.
     """
     from vllm.config import (
         CacheConfig,
@@ -137,7 +138,7 @@ def engine(
         set_current_vllm_config,
     )
     from vllm.config.attention import AttentionConfig
-    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers import attention
 
     (folder / "config.json").write_text(json.dumps(model))
     longest = model["max_position_embeddings"]
@@ -165,9 +166,9 @@ def engine(
     try:
         with set_current_vllm_config(config), torch.device(device):
             layers = {
-                f"layers.{number}.attn": Attention(
+                f"layers.{number}.attn": getattr(attention, kind)(
                     model["num_attention_heads"], model["head_dim"], SCALE,
-                    model["num_key_value_heads"], cache_config=config.cache_config,
+                    num_kv_heads=model["num_key_value_heads"], cache_config=config.cache_config,
                     prefix=f"layers.{number}.attn", **of_layer,
                 )
                 for number in range(2)

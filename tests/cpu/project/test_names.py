@@ -19,7 +19,7 @@ DICTATED = {
         ),
         "public paths: FlashAttention 2 and 3 have these names for functions of other arguments",
     ),
-    "register": "public paths: the drop-ins of torch, transformers and vLLM",
+    "register": "public paths: the drop-ins of diffusers, torch, transformers, SGLang and vLLM",
 }
 
 

@@ -48,7 +48,10 @@ def test_what_it_takes(backend: ModuleType) -> None:
     assert not found.supports_compute_capability(SimpleNamespace(major=7))
     assert found.supports_compute_capability(SimpleNamespace(major=8))
     with pytest.raises(InvalidArgument, match="attn_type must be"):
-        backend.FlashgenImpl(1, 16, 1.0, attn_type="encoder")
+        backend.FlashgenImpl(1, 16, 1.0, attn_type="mamba")
+    with pytest.raises(InvalidArgument, match="sliding_window must be None in cross attention"):
+        backend.FlashgenImpl(1, 16, 1.0, attn_type="encoder_decoder", sliding_window=8)
+    assert all(found.supports_attn_type(each) for each in fakes.AttentionType)
 
 
 Batch = list[tuple[int, int]]
@@ -60,10 +63,13 @@ def make_builder(
     dtype: torch.dtype = torch.bfloat16,
     speculated: int = 0,
     warms: bool = False,
+    diffuses: bool = False,
 ) -> Any:
     config = SimpleNamespace(
         speculated=speculated, kernel_config=SimpleNamespace(enable_jit_warmup=warms),
-        model_config=SimpleNamespace(dtype=torch.bfloat16),
+        model_config=SimpleNamespace(
+            dtype=torch.bfloat16, is_diffusion=diffuses, max_model_len=4096
+        ),
         compilation_config=SimpleNamespace(static_forward_context={}),
     )  # fmt: skip
     return backend.FlashgenMetadataBuilder(
@@ -189,13 +195,92 @@ def test_decodes_and_prefills_have_their_own_operators(
     ]  # fmt: skip
 
 
-def metadata(backend: ModuleType, lengths: list[int], tokens: int, speculated: int) -> Any:
+def metadata(
+    backend: ModuleType, lengths: list[int], tokens: int, speculated: int, **changes: Any
+) -> Any:
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    common = SimpleNamespace(
-        query_start_loc=starts, query_start_loc_cpu=starts, causal=True, num_actual_tokens=tokens,
-        seq_lens=None, max_query_len=max(lengths), max_seq_len=9, block_table_tensor=None,
-    )  # fmt: skip
+    given = {
+        "query_start_loc": starts, "query_start_loc_cpu": starts, "causal": True,
+        "num_actual_tokens": tokens, "seq_lens": None, "max_query_len": max(lengths),
+        "max_seq_len": 9, "block_table_tensor": None,
+    }  # fmt: skip
+    common = SimpleNamespace(**given | changes)
     return make_builder(backend, speculated=speculated).build(0, common)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sliding_window": 4}, {"logits_soft_cap": 3.0, "alibi_slopes": [0.5, 0.25, 0.1, 0.05]}],
+    ids=str,
+)
+def test_encoders_see_the_keys_of_their_step_alone(
+    backend: ModuleType, options: dict[str, Any]
+) -> None:
+    """One-token sequences among them, which a decoder's batch would have as decodes, and padding."""
+    lengths = [1, 9, 1, 20]
+    impl = backend.FlashgenImpl(
+        HEADS, DIM, 0.2, KV_HEADS, attn_type=fakes.AttentionType.ENCODER_ONLY, **options
+    )
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(sum(lengths) + 3, heads, DIM, generator=generator).bfloat16()
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    found = metadata(backend, lengths, sum(lengths), 0, causal=False)
+    empty = torch.empty(0)
+    impl.do_kv_cache_update(fakes.Layer(), k, v, empty, empty)
+    out = impl.forward(fakes.Layer(), q, k, v, empty, found, output=torch.full_like(q, 7))
+    for rows in torch.arange(sum(lengths)).split(lengths):
+        want = expected(q[rows], k[rows], v[rows], 0.2, False, options)
+        torch.testing.assert_close(out[rows].double(), want, rtol=0.02, atol=0.02)
+    assert (out[sum(lengths) :] == 7).all()
+
+
+def test_cross_attention_reads_what_the_encoder_left(backend: ModuleType) -> None:
+    """More queries than keys, too: the bottom-right diagonal means nothing there."""
+    impl = backend.FlashgenImpl(
+        HEADS, DIM, 0.2, KV_HEADS, attn_type=fakes.AttentionType.ENCODER_DECODER
+    )
+    keys, lengths = [20, 9, 5], [1, 1, 12]
+    cache = torch.full((6, KV_HEADS, PAGE, 2 * DIM), torch.nan).bfloat16()
+    table = torch.tensor([[3, 1], [5, 0], [2, 0]], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    known = []
+    for row, count in zip(table.tolist(), keys, strict=True):
+        k, v = torch.randn(2, count, KV_HEADS, DIM, generator=generator).bfloat16()
+        slots = torch.tensor([row[j // PAGE] * PAGE + j % PAGE for j in range(count)])
+        impl.do_kv_cache_update(fakes.Layer(), k, v, cache, slots)
+        known.append((k, v))
+    q = torch.randn(sum(lengths), HEADS, DIM, generator=generator).bfloat16()
+    found = metadata(
+        backend, lengths, len(q), 0, causal=False, seq_lens=torch.tensor(keys).int(),
+        max_seq_len=20, block_table_tensor=table,
+    )  # fmt: skip
+    out = impl.forward(fakes.Layer(), q, None, None, cache, found, output=torch.empty_like(q))
+    for rows, (k, v) in zip(torch.arange(len(q)).split(lengths), known, strict=True):
+        want = expected(q[rows], k, v, 0.2, False, {})
+        torch.testing.assert_close(out[rows].double(), want, rtol=0.02, atol=0.02)
+
+
+def test_diffusion_language_models_are_refused_when_the_engine_starts(backend: ModuleType) -> None:
+    with pytest.raises(InvalidArgument, match="attention_backend must be another than FLASHGEN"):
+        make_builder(backend, diffuses=True)
+
+
+def test_encoders_and_cross_attention_warm_up(backend: ModuleType) -> None:
+    builder = make_builder(backend, warms=True)
+    cache = torch.zeros(2, KV_HEADS, PAGE, 2 * DIM).bfloat16()
+    for kind, held in (("encoder_only", torch.empty(0)), ("encoder_decoder", cache)):
+        impl = backend.FlashgenImpl(HEADS, DIM, 0.2, KV_HEADS, attn_type=kind)
+        layer = SimpleNamespace(impl=impl, kv_cache=held)
+        builder.vllm_config.compilation_config.static_forward_context[kind] = layer
+        builder.layer_names.append(kind)
+    (kernel,) = fakes.VllmJitKernel.registered
+    keys = kernel.get_warmup_keys()
+    assert {key.layer for key in keys} == {"encoder_only", "encoder_decoder"}
+    for key in keys:
+        kernel.compile(key)
+    assert not cache.any()
 
 
 def test_a_padded_graph_has_as_many_decodes_as_were_captured(backend: ModuleType) -> None:
