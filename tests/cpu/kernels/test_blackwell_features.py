@@ -200,7 +200,7 @@ MUTANTS: dict[str, Mutant] = {
     "a capped score is scaled as QK^T is": (
         CAP, PLAIN, "scale_log2e if cap_log2e is None else cap_log2e", "scale_log2e"),
     "tanh ends at 4": (CAP, [case(200, 330, heads=8)] * 5, "41026666", "3F026666"),
-    "tanh by another coefficient": (CAP, PLAIN, "3EEF747B", "3EEF7FFF"),
+    "tanh by another coefficient": (CAP, PLAIN, "3EEF747B", "3EE0747B"),
     "the slope of another head": (
         ALIBI, PLAIN, "+ head * stride_slopes_h", "+ (head ^ 1) * stride_slopes_h"),
     "slopes count from the row": (ALIBI, PLAIN, "positions += diagonal", "positions += 0 * diagonal"),
