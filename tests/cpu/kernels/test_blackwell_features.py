@@ -47,10 +47,16 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", each(VARIANTS, 11))
+@pytest.mark.parametrize("name", each(VARIANTS))
 def test_every_variant_is_right(name: str) -> None:
     dim, mask, config, features = VARIANTS[name]
     assert_right(make_spec("bfloat16", dim, mask, **features), config)
+
+
+def test_all_features_at_once() -> None:
+    dim, mask, config, features = VARIANTS["all"]
+    cases = [case(130, 200, heads=2), case(70, 65)]
+    assert_right(make_spec("bfloat16", dim, mask, **features), config, cases)
 
 
 @pytest.mark.slow("a kernel of wide heads")
