@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from flashgen.schedules.base import (
     AHEAD,
@@ -42,6 +43,10 @@ SOFTMAX_SPLIT = {(2, 1): (184, 48), (2, 3): (184, 56), (1, 1): (232, 48)}
 """Registers of a thread of softmax and of the warps that multiply and load, by row tiles and pieces
 of Q and K; the warps that rescale O take what is left. Others were seen to spill in loops over keys
 (Triton 3.7.1, sm_100)."""
+FEATURES_SPLIT = (192, 56)
+"""The same of two row tiles with features of the scores: with 184 the softmax spills, and with 48
+the warp that multiplies three pieces.
+"""
 HALVES_SPLIT = (224, 48)
 """The same of its backward: the first of the two warpgroups that compute takes what is left. With
 184 the second spills."""
@@ -140,6 +145,7 @@ class Blackwell(Schedule[BlackwellFields]):
     name = "blackwell"
     gluon = roles = orders = accumulates_in_tensor_memory = True
     directions = own_text = AHEAD
+    features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen")}
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit
     archs, made = TENSOR_MEMORY, "of tcgen05 of sm_100"
@@ -166,6 +172,11 @@ class Blackwell(Schedule[BlackwellFields]):
             )
         if config.bc not in (64, 128):
             return f"schedule blackwell has tiles of 64 or 128 keys: got bc={config.bc}"
+        if spec.alibi and config.exp2_by_fma:  # a steep slope leaves a row two or three keys
+            return (
+                "exp2_by_fma is 0 with ALiBi, where LSE may show the error of a single key: "
+                f"got {config.exp2_by_fma}"
+            )
         return None
 
     def shared_bytes(self, spec: AttentionSpec, config: BlackwellFields, tiles: Bytes) -> int:
@@ -212,11 +223,16 @@ class Blackwell(Schedule[BlackwellFields]):
                 computes, others = WIDE_SPLIT
             found |= {"COMPUTE_REGISTERS": computes, "OTHER_REGISTERS": others}
             return found | {"S_PLACES": s_places(spec)}
+        two = row_tiles(config) == 2
         softmax, others = SOFTMAX_SPLIT[row_tiles(config), k_pieces(spec)]
+        if two and spec.scores_featured:
+            softmax, others = FEATURES_SPLIT
         found |= {"SOFTMAX_REGISTERS": softmax, "OTHER_REGISTERS": others}
         # Columns of O that are rescaled at a time: with 64 of two tiles of 128, the warp's number
-        # is loaded from the stack for every tile of keys, 1 % of the loop.
-        found["O_PART"] = 32 if row_tiles(config) == 2 and padded(spec.head_dim_v) > 64 else 64
+        # is loaded from the stack for every tile of keys, 1 % of the loop. FEATURES_SPLIT leaves
+        # registers for 32.
+        narrow = spec.scores_featured or padded(spec.head_dim_v) > 64
+        found["O_PART"] = 32 if two and narrow else 64
         return found | {"RESCALE_LOG2": config.rescale_log2, "PIECES": k_pieces(spec)}
 
     def block(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,17 +37,28 @@ CELLS = [
 ]
 
 
-def _roles(
+def _by_task(
     dims: tuple[int, int], mask: str, config: KernelConfig, folder: Path, arch: str = "sm_100"
 ) -> dict[str, Role]:
-    spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1])
+    return {role.task: role for role in _roles(dims, mask, config, folder, arch)}
+
+
+def _roles(
+    dims: tuple[int, int],
+    mask: str,
+    config: KernelConfig,
+    folder: Path,
+    arch: str = "sm_100",
+    **features: Any,
+) -> tuple[Role, ...]:
+    spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1], **features)
     built = compile_kernel(render(spec, config), spec, config, arch, cache=folder)
     assert judge(built, spec, config, B200)[0] is Status.OK
     assert built.tensor_columns == 512
     code = cache_file(built.digest, arch, built.triton, folder, "cubin").read_bytes()
     listing = disassemble(code)
-    found = {role.task: role for role in roles(listing, main_bodies(listing))}
-    assert found.keys() == {"softmax", "correction", "products", "loads"}
+    found = roles(listing, main_bodies(listing))
+    assert {role.task for role in found} == {"softmax", "correction", "products", "loads"}
     return found
 
 
@@ -60,7 +72,7 @@ def test_instructions_of_each_role(
     mask: str,
     tmp_path: Path,
 ) -> None:
-    found = _roles(dims, mask, config, tmp_path)
+    found = _by_task(dims, mask, config, tmp_path)
     counts = {task: len(role.steady) for task, role in found.items()}
     assert counts["softmax"] <= softmax
     assert counts["correction"] <= correction
@@ -71,9 +83,43 @@ def test_instructions_of_each_role(
     assert sum(i.is_spill for i in found["correction"].steady) <= 2
 
 
+LONGEST = {"stages": 4, "order": "longest_first"}
+EXACT = {"exp2_by_fma": 0}
+COSTS: dict[str, tuple[int, KernelConfig, list[int], int, int, int]] = {
+    # Features: head dim, config, and the most instructions of softmax in tiles that hide no key, in
+    # those that hide first or last ones, and both; of correction, products and loads.
+    "window sink varlen": (64, blackwell(**LONGEST), [488, 680, 680, 940], 121, 141, 42),
+    "varlen": (128, blackwell(**LONGEST), [488, 745], 209, 171, 57),
+    "window": (128, blackwell(**LONGEST), [488, 680, 680, 940], 209, 170, 53),
+    "window varlen": (128, blackwell(**LONGEST), [488, 680, 680, 940], 209, 171, 57),
+    "chunk": (128, blackwell(**LONGEST), [488, 680, 680, 940], 209, 169, 53),
+    "sink": (128, blackwell(**LONGEST), [488, 745], 209, 169, 53),
+    "alibi": (128, blackwell(**LONGEST, **EXACT), [681, 939], 209, 169, 53),
+    "softcap": (128, blackwell(**LONGEST), [1663, 1920], 209, 169, 53),
+    "window softcap varlen": (256, WIDE, [1670, 1862, 1862, 2121], 180, 124, 120),
+}
+
+
+@pytest.mark.parametrize("words", each(COSTS, 9))
+def test_what_a_feature_costs_in_a_tile(words: str, tmp_path: Path) -> None:
+    dim, config, softmax, correction, products, loading = COSTS[words]
+    features = dict.fromkeys(words.split(), True)
+    for role in _roles((dim, dim), "causal", config, tmp_path, **features):
+        counts = sorted(map(len, role.loops))
+        if role.task == "softmax":
+            assert len(counts) == len(softmax)
+            assert all(n <= most for n, most in zip(counts, softmax, strict=True))
+        else:
+            of_task = {"correction": correction, "products": products, "loads": loading}
+            assert counts[0] <= of_task[role.task]
+        spills = [sum(i.is_spill for i in loop) for loop in role.loops]
+        # As without features: the number of a warp, in the branch that rescales O.
+        assert max(spills) <= 2 * (role.task == "correction")
+
+
 @pytest.mark.slow("eight seconds of compilation; the results of the duel are of what ships")
 def test_head_dim_128_is_below_flash_attention_4(tmp_path: Path) -> None:
-    found = _roles((128, 128), "causal", blackwell(stages=4), tmp_path)
+    found = _by_task((128, 128), "causal", blackwell(stages=4), tmp_path)
     per_score = (len(found["softmax"].steady) + len(found["correction"].steady)) / 128
     assert per_score <= (515 + 186) / 128
 
@@ -133,5 +179,5 @@ def test_instructions_of_gradients(
 
 @pytest.mark.slow("one kernel")
 def test_b300_has_the_same_roles(tmp_path: Path) -> None:
-    found = _roles((128, 128), "causal", blackwell(stages=4), tmp_path, "sm_103")
+    found = _by_task((128, 128), "causal", blackwell(stages=4), tmp_path, "sm_103")
     assert len(found["softmax"].steady) <= 490

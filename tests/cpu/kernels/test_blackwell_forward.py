@@ -116,9 +116,9 @@ MUTANTS = {
         "mbarrier.expect(kv_full.index(stage), v_desc.block_type.nbytes)",
         "mbarrier.expect(kv_full.index(stage), 2 * v_desc.block_type.nbytes)"),
     "V in the place of K": ("stage = (2 * i + 1) % STAGES", "stage = (2 * i) % STAGES"),
-    "K in another order than V": ("[batch, kv_head, tile_start, 0], kv_full.index(stage), v)",
-                                  "[batch, kv_head, i * BC, 0], kv_full.index(stage), v)"),
-    "Q of the first rows twice": ("row_start + 128 * w, 64 * piece]", "row_start, 64 * piece]"),
+    "K in another order than V": (
+        "at(of_k, kv_head, tile_start, 0)", "at(of_k, kv_head, i * BC, 0)"),
+    "Q of the first rows twice": ("row_start + 128 * w, 64 * piece)", "row_start, 64 * piece)"),
     "Q is not awaited": ("mbarrier.wait(q_full.index(w), turn)", "pass"),
     "K of the first tile is not awaited": (
         "        mbarrier.wait(kv_full.index(stage), parity)\n        for w", "        for w"),
@@ -138,7 +138,7 @@ MUTANTS = {
     "O is written before it is done": ("mbarrier.wait(o_full.index(w), turn)", "pass"),
     "O is done before its last product": (
         "tcgen05_commit(o_full.index(w))", "mbarrier.arrive(o_full.index(w), count=1)"),
-    "S is read before it is there": ("mbarrier.wait(s_full.index(place), phase)", "pass"),
+    "S is read before it is there": ("mbarrier.wait(s_full.index(place), parity)", "pass"),
     "S of the other rows": ("s = s_tmem.index(place)", "s = s_tmem.index(1 - place)"),
     "P is announced before it is stored": (
         "rescale_smem.index(place).store(rescale)",
@@ -151,8 +151,8 @@ MUTANTS = {
     "O is not rescaled": ("range(HEAD_DIM_V_PAD // O_PART):\n                        o_part", "range(0):\n                        o_part"),
     "the sum is not rescaled": ("row_sum * rescale", "row_sum"),
     "the sum is not awaited": ("mbarrier.wait(sum_full.index(w), turn)", "pass"),
-    "the diagonal is not seen": (" <= limits", " < limits"),
-    "the mask of the tile before": ("last_key - (end - 1 - i) * BC", "last_key - (end - i) * BC"),
+    "the diagonal is not seen": ("<= ends", "< ends"),
+    "the mask of the tile before": ("start = (end - 1 - i) * BC", "start = (end - i) * BC"),
     "a masked tile too few": ("masked_end = end - full_tiles", "masked_end = end - full_tiles - 1"),
     "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
     "the maximum starts infinite": ("-3.4028234663852886e38", 'float("-inf")'),

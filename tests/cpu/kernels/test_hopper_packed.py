@@ -54,13 +54,17 @@ Lengths = Sequence[int]
 
 
 def ran(
-    lengths_q: Lengths, lengths_k: Lengths, broken: tuple[str, str] = ("", ""), gap: int = 0
+    lengths_q: Lengths,
+    lengths_k: Lengths,
+    broken: tuple[str, str] = ("", ""),
+    gap: int = 0,
+    config: KernelConfig = hopper(128, 32),  # noqa: B008
 ) -> tuple[Tensor, list[Tensor]]:
     """Run CAUSAL over sequences with `gap` places of none behind each: the largest error of each
     sequence in units of its limit, and O and LSE where no sequence is. The neighbours of each are,
     in turn, infinite and NaN.
     """
-    generator, config = torch.Generator().manual_seed(0), hopper(128, 32)
+    generator = torch.Generator().manual_seed(0)
     begins = [[0, *itertools.accumulate(n + gap for n in x)] for x in (lengths_q, lengths_k)]
     ends = [
         [b + n for b, n in zip(b, x, strict=False)]
