@@ -139,7 +139,7 @@ class Blackwell(Schedule[BlackwellFields]):
 
     name = "blackwell"
     gluon = roles = orders = accumulates_in_tensor_memory = True
-    directions = own_text = AHEAD
+    directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit
     archs, made = TENSOR_MEMORY, "of tcgen05 of sm_100"
