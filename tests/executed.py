@@ -153,13 +153,17 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Load]]:
 def far_below_zero(
     kernel: ExecutedKernel, spec: AttentionSpec, config: KernelConfig
 ) -> tuple[torch.Tensor, ...]:
+    """The result of call_far_below_zero()."""
+    return bind(kernel, spec, config)(call_far_below_zero(spec))
+
+
+def call_far_below_zero(spec: AttentionSpec) -> Backward:
     """Keys past the end have score 0, far above those that a row sees: P of them is infinite."""
     x = torch.full((1, 1, 70, spec.head_dim), 8.0, dtype=torch.bfloat16)
     q, k, v, do = x, -x, torch.randn_like(x), torch.randn_like(x)
     o, lse = eager.attention(q.double(), k.double(), v.double(), scale=0.125, diagonal=0)
     assert bool((lse < -500).all())
-    call = Backward(
+    return Backward(
         q=q, k=k, v=v, do=do, lse=lse.float(), delta=(o * do).sum(-1).float(), scale=0.125,
         diagonal=0 if spec.causal else None,
     )  # fmt: skip
-    return bind(kernel, spec, config)(call)

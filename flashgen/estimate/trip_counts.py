@@ -16,6 +16,7 @@ from flashgen.errors import NoEstimate
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.grid_rules import heads_together, splits_of, streamed
+from flashgen.schedules.legality import DS_TILE
 from flashgen.schedules.numeric_class import SEGMENT, segments
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
@@ -63,6 +64,8 @@ def grid(
 
 def _of_windows(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
     """The main loops of a kernel that hides first keys. The textbook's dK and dV mask all tiles."""
+    if spec.direction == "backward_dq_of_ds":
+        return (1,)
     if spec.direction not in BY_KEYS:
         return (1, 3)
     own = spec.direction in SCHEDULES[config.schedule].own_text
@@ -209,23 +212,29 @@ def _by_keys(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
     """For dK and dV: one block a tile of keys; the masked tiles of rows, then the unmasked ones, of
-    every query head that shares the keys. Under a window the textbook masks all tiles; others have
+    every query head that shares the keys. With dS they begin and end with tiles of dS. Under a
+    window the textbook masks all tiles; others have
     those that hide first keys in a loop of their own, the last, or with the masked ones.
     """
     group = problem.heads // max(1, problem.kv_heads)
     tiles = math.ceil(problem.seq_q / config.br)
     found: list[tuple[int, ...]] = []
+    stored, side = spec.direction == "backward_ds", config.br
     for start in range(0, problem.seq_k, config.bc):
         first = full = 0
         shift = problem.seq_k - problem.seq_q
+        least, last = start, start + config.bc - 1
+        if stored:
+            least, side = start // DS_TILE * DS_TILE, DS_TILE
+            last = least + DS_TILE - 1
         if spec.causal:
-            first = min(max(start - shift, 0) // config.br, tiles)
+            first = min(max(least - shift, 0) // side * side // config.br, tiles)
             full = math.ceil(max(start + config.bc - 1 - shift, 0) / config.br)
             full = max(min(full, tiles), first)
         if spec.hides_first_keys:
             right = 0 if spec.causal else TUNED_WINDOW
-            first = max(start - shift - right, 0) // config.br
-            end = end_of_rows(spec, start + config.bc - 1) - shift
+            first = max(least - shift - right, 0) // side * side // config.br
+            end = math.ceil((end_of_rows(spec, last) - shift) / side) * side
             end = max(math.ceil(min(max(end, 0), problem.seq_q) / config.br), first)
             full = math.ceil(max(start + config.bc - 1 - shift - right, 0) / config.br)
             full = min(max(full, first), end)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.evaluate import check_ds
 from flashgen.evaluate.check_sampled import SampledCase, operands, sampled_cases, sampled_trial
 from flashgen.inputs.features import Features
 from flashgen.inputs.packed import Sequences, from_bounds
@@ -299,7 +300,12 @@ def attention_trial(
             call=Delta(o=o, do=inputs.do, dlse=inputs.dlse),
             compare=partial(gradients.judge_delta, o=o, do=inputs.do, dlse=inputs.dlse),
         )
+    if spec.direction == "backward_dq_of_ds":
+        of_ds = check_ds.dq_call(inputs, lse, delta)
+        return Trial(call=of_ds, compare=partial(gradients.judge, "backward_dq", inputs=inputs))
     call = Backward(**operands(inputs), do=inputs.do, lse=lse, delta=delta)
+    if spec.direction == "backward_ds":
+        return Trial(call=call, compare=partial(check_ds.judge, inputs=inputs))
     return Trial(call=call, compare=partial(gradients.judge, spec.direction, inputs=inputs))
 
 

@@ -22,6 +22,7 @@ from flashgen.runtime.eager.gradients import GradientInputs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import PER_HEAD
 from flashgen.spec.problem import workload
+from flashgen.spec.vocabulary import OF_DS
 
 TIMED_SEQ = 2048
 """Queries and keys: float64 scores of a head take 32 MiB."""
@@ -41,10 +42,10 @@ class SampledCase(CheckCase):
 def sampled_cases(spec: AttentionSpec, device: str) -> tuple[SampledCase, ...]:
     """On a GPU, one batch at TIMED_SEQ whose heads share K and V as those of most models do, and
     one at half of that whose heads share none. There is none of what no head has by
-    itself: draws of dropout, block masks, packed sequences, and gradients of a bias.
+    itself: draws of dropout, block masks, packed sequences, gradients of a bias, and dS.
     """
     shared = spec.dropout or spec.block_mask or spec.varlen
-    whole = spec.direction in ("backward_delta", "backward_dbias")
+    whole = spec.direction in ("backward_delta", "backward_dbias", *OF_DS)
     if shared or whole or torch.device(device).type != "cuda":
         return ()
     timed, short = (replace(workload(spec, seq), batch=1) for seq in (TIMED_SEQ, TIMED_SEQ // 2))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from flashgen.inputs.cache import Cache
     from flashgen.kernels.launch_backward import Backward
     from flashgen.kernels.launch_cache import Decode
+    from flashgen.kernels.launch_ds import DqOfDs
     from flashgen.kernels.launch_forward import Forward
 
 
@@ -184,6 +185,8 @@ def make_call(spec: AttentionSpec, problem: Problem, seed: int, device: str, fol
         return make_forward(spec, problem, seed, device)
     from flashgen.kernels.launch_backward import Delta
 
+    if spec.direction == "backward_dq_of_ds":
+        return make_dq_of_ds(spec, problem, seed, device)
     o, call = make_backward(spec, problem, seed, device, folder)
     return Delta(o=o, do=call.do, dlse=None) if spec.direction == "backward_delta" else call
 
@@ -225,6 +228,16 @@ def make_backward(
     delta = (o.float() * do.float()).sum(-1)
     given = {name: getattr(call, name) for name in ("q", "k", "v", "scale", "diagonal", "features")}
     return o, Backward(**given, do=do, lse=lse, delta=delta)
+
+
+def make_dq_of_ds(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> DqOfDs:
+    """A call of dQ = dS K on random normal inputs."""
+    from flashgen.kernels.launch_ds import DqOfDs, Sizes, ds_like
+
+    call = make_forward(spec, problem, seed, device)
+    ds = ds_like(call.q, Sizes.of(call.q, call.k, call.features)).normal_()
+    given = {name: getattr(call, name) for name in ("q", "k", "scale", "diagonal", "features")}
+    return DqOfDs(**given, ds=ds)
 
 
 def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, sms: int) -> Decode:

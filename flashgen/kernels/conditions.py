@@ -14,6 +14,7 @@ from flashgen.schedules.hopper import HOPPER
 from flashgen.schedules.hopper import runs_ahead as hopper_runs_ahead
 from flashgen.schedules.textbook import FA1, S_AHEAD
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.vocabulary import OF_DS
 
 Condition = Callable[[AttentionSpec, KernelConfig], bool]
 
@@ -76,6 +77,17 @@ def by_page(spec: AttentionSpec, config: KernelConfig) -> bool:
 def fused(spec: AttentionSpec, config: KernelConfig) -> bool:
     """DQ in the kernel of dK and dV."""
     return spec.direction == "backward_fused"
+
+
+def keeps_ds(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts of dK and dV that may store dS."""
+    others = fused(spec, config) or blackwell(spec, config)
+    return not (others or spec.block_mask)
+
+
+def stores_ds(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """DS in memory."""
+    return spec.direction in OF_DS
 
 
 def diagonal(spec: AttentionSpec, config: KernelConfig) -> bool:

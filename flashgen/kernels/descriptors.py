@@ -109,18 +109,20 @@ def _made(tensor: Tensor, rows: int, dim: int, gluon: bool, packed: bool) -> Any
     if gluon:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as OfGluon
 
-        return OfGluon(*parts, gluon_layout(len(shape)))
+        return OfGluon(*parts, gluon_layout(len(shape), dim))
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(*parts)
 
 
 @functools.cache
-def gluon_layout(rank: int) -> Any:
+def gluon_layout(rank: int, columns: int) -> Any:
     """The layout that signature.gluon_layout_text() names."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    return NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+    return NVMMASharedLayout(
+        swizzle_byte_width=min(2 * columns, 128), element_bitwidth=16, rank=rank
+    )
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:

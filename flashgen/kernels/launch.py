@@ -24,7 +24,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.spec import gpu as gpu_facts
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu
-from flashgen.spec.vocabulary import DECODING, Direction
+from flashgen.spec.vocabulary import DECODING, OF_DS, Direction
 
 
 def launches(direction: Direction) -> Callable[[Plan, Any], Any]:
@@ -36,6 +36,8 @@ def launches(direction: Direction) -> Callable[[Plan, Any], Any]:
         return launch_forward.run_forward
     if direction in DECODING:
         from flashgen.kernels import launch_cache as module
+    elif direction in OF_DS:
+        from flashgen.kernels import launch_ds as module  # type: ignore[no-redef]
     else:
         from flashgen.kernels import launch_backward as module  # type: ignore[no-redef]
     name = f"run_{direction.removeprefix('backward_')}"

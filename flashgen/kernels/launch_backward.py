@@ -1,8 +1,8 @@
 """Launches the kernels of the backward pass.
 
 Given O, LSE and the gradients dO and dLSE: delta first, then dK and dV, dQ, and the gradient of the
-bias, each by a kernel of its own direction. Every kernel recomputes P, and dropout's mask too, so
-nothing of the size of S is stored.
+bias, each by a kernel of its own direction. Every kernel recomputes P, and dropout's mask too.
+Those here store nothing of the size of S; launch_ds.py has those that do.
 """
 
 from __future__ import annotations
@@ -102,23 +102,23 @@ def run_delta(plan: Plan, call: Delta) -> Tensor:
 
 def run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """DK and dV."""
-    dk, dv = _empty(call.k), _empty(call.v)
-    if _nothing_to_do(call):
+    dk, dv = empty_like(call.k), empty_like(call.v)
+    if nothing_to_do(call):
         return dk.zero_(), dv.zero_()
-    plan.start(call.q, _blocks(plan, call), _arguments(plan, call, dk=dk, dv=dv))
+    plan.start(call.q, _blocks(plan, call), backward_arguments(plan, call, dk=dk, dv=dv))
     return dk, dv
 
 
 def run_fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """DQ, dK and dV; dQ is summed in float32, in any order."""
-    dq, dk, dv = _empty(call.q), _empty(call.k), _empty(call.v)
-    if _nothing_to_do(call):
+    dq, dk, dv = empty_like(call.q), empty_like(call.k), empty_like(call.v)
+    if nothing_to_do(call):
         return dq.zero_(), dk.zero_(), dv.zero_()
     seq_q, head_dim = call.q.shape[2:]
     its = SCHEDULES[plan.config.schedule]
     shape, order = its.added(call.q.shape, plan.config.br)
     added = torch.zeros(shape, dtype=torch.float32, device=call.q.device)
-    arguments = _arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
+    arguments = backward_arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
     plan.start(call.q, _blocks(plan, call), arguments)
     if order:
         added = added.permute(order).reshape(*call.q.shape[:2], -1, padded(head_dim))
@@ -127,11 +127,11 @@ def run_fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
 
 def run_dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     """DQ."""
-    found = _empty(call.q)
-    if _nothing_to_do(call):
+    found = empty_like(call.q)
+    if nothing_to_do(call):
         return (found.zero_(),)
     # q may carry the sign of the scale; K, which dQ is a sum of, does not.
-    arguments = _arguments(plan, call, dq=found) | {"scale": call.scale}
+    arguments = backward_arguments(plan, call, dq=found) | {"scale": call.scale}
     plan.start(call.q, _blocks(plan, call), arguments)
     return (found,)
 
@@ -162,7 +162,7 @@ def run_dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
         dtype=bias.dtype if whole else torch.float32,
         device=bias.device,
     )
-    arguments = _arguments(plan, call) | {
+    arguments = backward_arguments(plan, call) | {
         "dbias_ptr": found,
         "dbias_rows": rows,
         "dbias_keys": keys,
@@ -181,18 +181,19 @@ def run_dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     return (found.to(bias.dtype),)
 
 
-def _empty(x: Tensor) -> Tensor:
+def empty_like(x: Tensor) -> Tensor:
+    """A gradient of x, not written yet, laid out in memory as x is."""
     return empty_like_layout(x, x.shape[3])
 
 
-def _nothing_to_do(call: Backward) -> bool:
+def nothing_to_do(call: Backward) -> bool:
     """Whether all gradients are 0: there is no query, no key, or no packed sequence."""
     packed = call.features.sequences
     none_packed = packed is not None and packed.count == 0
     return none_packed or 0 in (call.q.numel(), call.k.numel(), call.v.numel())
 
 
-def _arguments(plan: Plan, call: Backward, **gradients: Tensor) -> Arguments:
+def backward_arguments(plan: Plan, call: Backward, **gradients: Tensor) -> Arguments:
     """The arguments of a call, with the tensors that take its gradients."""
     packed = call.features.sequences
     q, scale = positive_scale(call.q, call.scale)

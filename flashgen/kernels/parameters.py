@@ -12,9 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, either, fa1, fused, hopper, has_parts, indexed, narrow, negated, of_feature,
+    diagonal, either, fa1, fused, hopper, has_parts, indexed, keeps_ds, narrow, negated, of_feature,
     of_segments, on_for, one_length, packed_blocks, paged, plain, pointer, rotary, runs_ahead,
-    specialized, tiled, varlen,
+    specialized, stores_ds, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -108,6 +108,16 @@ _FEATURES = tuple(
     for row in FEATURES
     for n, each in enumerate(row.arguments)
 )
+_HIDES_KEYS = {
+    argument.name for row in FEATURES if row.first_keys for argument in row.arguments
+}
+_DS = begun((
+    Parameter("ds_ptr", "*{element}:16", of=pointer, given=stores_ds),
+    Parameter("ds_desc", "desc", of=described, given=stores_ds),
+    Parameter("stride_dsh", "i32:16", of=pointer, given=stores_ds),
+    Parameter("stride_dss", "i32:16", "dS (1, heads, seq_q, keys) of a run: of whole heads, or of "
+              "keys of one head of K", of=pointer, given=stores_ds),
+))
 _HEADS = (number("heads"), number("group", "group: query heads per head of K and V"))
 _SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
@@ -241,6 +251,8 @@ _DKV = (
           both(fused, negated(plain))),
     *_strides("q", "k", "v", "do", "dk", "dv"),
     *_between("dk"), *_between("dv"),
+    *(each._replace(of=both(each.of, keeps_ds)) for each in _DS),
+    number("first_block", "of the run", keeps_ds, stores_ds),
     Parameter("scale", "fp32", "of the softmax, positive"),
     Parameter("scale_log2e", "fp32", "scale * log2(e)"),
     *_sizes("max_seq_k"),
@@ -269,6 +281,24 @@ _DQ = (
     *_PADDED,
     constant("ORDER", "of the tiles of dQ: plain or longest_first"),
     *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
+)
+_DQ_OF_DS = (
+    *_tensors("k", "dq"),
+    *_strides("k", "dq"),
+    *_DS,
+    rows("sum", "(heads of the run, seq_q, padded dim) float32: dQ / scale of the keys before"),
+    Parameter("scale", "fp32", "of the softmax, with its sign"),
+    number("first_head", "of Q in the run"), number("first_key"),
+    number("last_key", "keys of the run: from first_key to before last_key"),
+    number("keys_follow", "1: dQ is not whole yet, and goes to sum"),
+    *_sizes("max_seq_q"),
+    _HEAD_DIMS[0],
+    *(each for each in _FEATURES if each.name in _HIDES_KEYS),
+    *_SEQUENCES,
+    constant("BR")._replace(first=True), constant("BC"), constant("NUM_STAGES"),
+    constant("HEAD_DIM", "", pointer), constant("HEAD_DIM_PAD"),
+    constant("ORDER", "of the tiles of dQ: plain or longest_first"),
+    constant("CAUSAL"), _ROWS_OF_EIGHT, _PRECISION,
 )
 _DBIAS = (
     *_tensors("q", "k", "v", "do")[:4],
@@ -380,6 +410,8 @@ TABLES: dict[Direction, tuple[Parameter, ...]] = {
     "backward_fused": _DKV,
     "backward_dq": _DQ,
     "backward_dbias": _DBIAS,
+    "backward_ds": _DKV,
+    "backward_dq_of_ds": _DQ_OF_DS,
     "decode": _DECODE,
     "combine": _COMBINE,
     "append": _APPEND,

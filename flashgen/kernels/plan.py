@@ -115,7 +115,8 @@ class Plan:
                     page_size = x.shape[2]
                     rows, dim = descriptor_block(self.spec, self.config, name, page_size)
                 gluon = self.config.specialized
-                arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon, packed=self.packed)
+                packed = self.packed and name != "ds"
+                arguments[argument] = descriptor_of(x, rows, dim, gluon=gluon, packed=packed)
             if self.packed:  # results have pointers, too
                 for name in named.keys() & {"o", "dq", "dk", "dv"}:
                     arguments.update(strided(name, named[name]))

@@ -136,16 +136,18 @@ def _descriptor(spec: AttentionSpec, config: KernelConfig, tensor: str, element:
     if config.loads != "descriptor":
         return ""
     # Letter by letter as a launch prints it: Triton's cache key contains this text.
-    block = [1] * (3 if spec.varlen else 2) + [*descriptor_block(spec, config, tensor)]
-    layout = f",{gluon_layout_text(len(block))}" if config.specialized else ""
+    packed = spec.varlen and tensor != "ds"
+    block = [1] * (3 if packed else 2) + [*descriptor_block(spec, config, tensor)]
+    layout = f",{gluon_layout_text(len(block), block[-1])}" if config.specialized else ""
     return f"tensordesc<{element}{block}{layout}>"
 
 
-def gluon_layout_text(rank: int) -> str:
-    """The layout in shared memory of a block of 16-bit elements, at least 64 of them a row, as
-    Gluon prints it: swizzled over 128 bytes, for the TMA unit and wgmma alike.
+def gluon_layout_text(rank: int, columns: int) -> str:
+    """The layout in shared memory of a block of 16-bit elements, at least 32 of them a row, as
+    Gluon prints it: swizzled over 128 bytes, or a row, for the TMA unit and wgmma alike.
     """
+    swizzle = min(2 * columns, 128)
     return (
-        f"NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank={rank}, "
+        f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth=16, rank={rank}, "
         "transposed=False, fp4_padded=False, cga_layout=[])"
     )

@@ -16,8 +16,10 @@ from flashgen.schedules.whole_rows import o_parts
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import PREFIX, Direction
 
-_OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused")
-"""Directions that have several schedules, and loads by descriptor."""
+_OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused", "backward_dq_of_ds")
+"""Directions that have several schedules, or loads by descriptor."""
+_SHARED: dict[Direction, Direction] = {"backward_ds": "backward_dkv"}
+"""Directions whose text is another's, with arguments that are None there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
     """The text of a kernel."""
     its = SCHEDULES[config.schedule]
     return Text(
-        direction=spec.direction,
+        direction=_SHARED.get(spec.direction, spec.direction),
         schedule=config.schedule,
         loads=config.loads,
         varlen=spec.varlen,

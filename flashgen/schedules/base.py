@@ -45,7 +45,7 @@ TENSOR_ROWS, TENSOR_COLUMNS = 128, 512
 FP8_DEPTH = 32
 """Elements that an fp8 matrix instruction sums at least (PTX ISA: mma m16n8k32, wgmma k32)."""
 
-BY_KEYS: tuple[Direction, ...] = ("backward_dkv", "backward_fused")
+BY_KEYS: tuple[Direction, ...] = ("backward_dkv", "backward_fused", "backward_ds")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
 AHEAD: tuple[Direction, ...] = ("forward", "backward_dq", *BY_KEYS)
 """Directions that have several schedules."""
@@ -107,6 +107,8 @@ TEMPLATES: dict[Direction, str] = {
     "backward_dq": "attention_bwd_dq.py.jinja",
     "backward_fused": "attention_bwd_dkv.py.jinja",
     "backward_dbias": "attention_bwd_dbias.py.jinja",
+    "backward_ds": "attention_bwd_dkv.py.jinja",
+    "backward_dq_of_ds": "attention_bwd_dq_of_ds.py.jinja",
     "decode": "attention_decode.py.jinja",
     "combine": "attention_combine.py.jinja",
     "append": "append_kv.py.jinja",
@@ -230,6 +232,8 @@ class Schedule(Generic[Fields]):
             return "dO * O", config.br * dim_v
         if spec.direction == "backward_dq":
             return "dQ, P and dP", config.br * dim + 2 * scores
+        if spec.direction == "backward_dq_of_ds":
+            return "dQ", config.br * dim
         if spec.direction == "backward_dbias":
             return "dBias, P and dP", 3 * scores
         return "dK, dV, P and dP", config.bc * (dim + dim_v) + 2 * scores
@@ -263,8 +267,10 @@ class Schedule(Generic[Fields]):
         self, spec: AttentionSpec, config: Fields, tensor: str, page_size: int
     ) -> tuple[int, int]:
         """Rows and padded columns of the blocks that it loads or stores of a tensor by descriptor:
-        q, k, v, o, and do, dq, dk and dv, the gradients. page_size: where K and V lie in pages.
+        q, k, v, o, and do, dq, dk, dv and ds, the gradients. page_size: where K and V lie in pages.
         """
+        if tensor == "ds":
+            return config.br, config.bc
         rows = config.bc if tensor in ("k", "v", "dk", "dv") else config.br
         return rows, padded(spec.head_dim if tensor in ("q", "k", "dq", "dk") else spec.head_dim_v)
 

@@ -144,7 +144,7 @@ class Blackwell(Schedule[BlackwellFields]):
 
     name = "blackwell"
     gluon = roles = orders = accumulates_in_tensor_memory = True
-    directions = own_text = AHEAD
+    directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
     features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen")}
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit

@@ -163,6 +163,12 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
         "tf32": ((32, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1), (16, 16, 8, 2)),
         "ieee": ((32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
     },
+    "backward_dq_of_ds": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 8, 2),
+                 (32, 32, 8, 2)),
+        "tf32": ((64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2)),
+        "ieee": ((64, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (32, 16, 4, 2)),
+    },
     "decode": {
         "half": ((16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 2), (16, 32, 4, 2),
                  (16, 32, 8, 2)),
@@ -180,6 +186,7 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
         (16, 16, 4, 1),
     )),
 }  # fmt: skip
+_DEFAULT_TILES["backward_ds"] = _DEFAULT_TILES["backward_dkv"]
 _DEFAULT_TILES["backward_fused"] = {
     # With one stage: dQ passes through shared memory too.
     kind: tuple((br, bc, warps, 1) for br, bc, warps, _ in tiles)

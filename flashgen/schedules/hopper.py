@@ -70,7 +70,7 @@ class HopperFields(CommonFields):
     next_s: bool = field(default=False, metadata=one_of(FLAG, "_nexts"))
 
 
-PAIR: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
+IN_ORDER: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_ds")
 """The gradients whose sums have an order."""
 
 
@@ -109,7 +109,7 @@ class Hopper(Schedule[HopperFields]):
     directions = own_text = AHEAD
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
-        **dict.fromkeys(PAIR, ("alibi", "window", "chunk", "softcap", "varlen")),
+        **dict.fromkeys(IN_ORDER, ("alibi", "window", "chunk", "softcap", "varlen")),
     }
     in_class = ("forward",)
     mask_first = ("forward",)  # one loop that branches over its mask
@@ -177,6 +177,8 @@ class Hopper(Schedule[HopperFields]):
         of_p = config.br * config.bc * spec.element_bytes
         if self.shared_keys(spec):  # P in two places, and dS
             beside = 3 * of_p
+        elif spec.direction == "backward_ds":  # dS of 64 rows, of each consumer
+            beside = WARPGROUP_ROWS * config.bc * spec.element_bytes
         elif spec.direction == "backward_fused":  # dS passes through shared memory, in two places
             beside = 2 * of_p
         return tiles.held + beside + config.num_stages * sum(tiles.walked)
@@ -215,6 +217,8 @@ class Hopper(Schedule[HopperFields]):
     def block(
         self, spec: AttentionSpec, config: HopperFields, tensor: str, page_size: int
     ) -> tuple[int, int]:
+        if tensor == "ds":  # a consumer has all rows and half of the keys, or 64 of both
+            return WARPGROUP_ROWS, WARPGROUP_ROWS // 2 if wide(spec) else WARPGROUP_ROWS
         rows, dim = super().block(spec, config, tensor, page_size)
         if spec.paged and tensor in ("k", "v"):  # boxes, each of one page
             return min(page_size, MOST_BOX_ROWS, rows), SWIZZLED_COLUMNS
@@ -232,7 +236,8 @@ class Hopper(Schedule[HopperFields]):
         # Up to head dim 128 dQ has dP and its sum in halves, and dK and dV take 64 rows of the
         # tile after another.
         more = 2 if spec.direction == "backward_dq" and not wide(spec) else 0
-        rows = config.br if spec.direction == "backward_dkv" and not wide(spec) else WARPGROUP_ROWS
+        by_64 = spec.direction in ("backward_dkv", "backward_ds") and not wide(spec)
+        rows = config.br if by_64 else WARPGROUP_ROWS
         return spec.products * (rows // WARPGROUP_ROWS) + more
 
 

@@ -15,7 +15,7 @@ from flashgen.schedules.whole_rows import k_parts, o_parts, why_no_rows
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import features_on
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import BLOCK, padded
+from flashgen.spec.vocabulary import BLOCK, OF_DS, Direction, padded
 
 REGISTERS_PER_THREAD = {"sm_": 255, "gfx9": 512, "gfx1": 256}
 """The most 32-bit registers a thread can name: of NVIDIA, CDNA and RDNA."""
@@ -35,11 +35,14 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     of_v //= config.v_parts
+    if spec.direction == "backward_dq_of_ds":  # it walks tiles of dS and of K
+        of_v = config.br * config.bc * spec.element_bytes
     if spec.direction in BY_KEYS:
         held, walked = of_k + of_v, (of_q, of_do)
     else:
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
+        held *= spec.direction != "backward_dq_of_ds"
     chained = not gpu.is_nvidia and config.num_stages == 4
     shared = _reads_shared(spec, config, gpu)
     tiles = Bytes(of_q, of_k, of_v, of_do, held, walked, shared, chained)
@@ -74,6 +77,11 @@ def too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str 
         )
     return None
 
+
+ORDERED: tuple[Direction, ...] = ("forward", "backward_dq", "backward_dq_of_ds")
+"""Directions whose programs own rows, and begin with the longest if they are told so."""
+DS_TILE = 128
+"""Rows and keys of a tile of dS, of which all is written where any is seen."""
 
 PER_SCORE = ("bias", "boolean-mask", "dropout", "fp8")
 """Features that load or compute a value for each score, or convert each operand."""
@@ -247,7 +255,7 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
                 f"{what} needs direction forward and schedule {', '.join(ways)}: "
                 f"got {spec.direction} and {config.schedule}"
             )
-    if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
+    if config.order != "plain" and spec.direction not in ORDERED:
         return (
             f"direction {spec.direction} has order plain alone, which begins with the longest: "
             f"got {config.order}"
@@ -339,6 +347,11 @@ def _backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Variants that the kernel of a backward direction does not have."""
     if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
         return f"direction {spec.direction} has pointer loads alone: got {config.loads}"
+    if spec.direction in OF_DS and max(config.br, config.bc) > DS_TILE:
+        return (
+            f"dS is written and read in whole tiles of {DS_TILE} rows and keys, which tiles "
+            f"divide: got {config.br}x{config.bc}"
+        )
     if spec.direction == "backward_delta" and (config.bc, config.num_stages) != (16, 1):
         return (
             "direction backward_delta has neither keys nor a loop, so bc is 16 and num_stages 1: "

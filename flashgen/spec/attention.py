@@ -168,7 +168,8 @@ class AttentionSpec:
     def for_direction(self, direction: Direction) -> AttentionSpec:
         """The spec of another kernel of the same attention, a forward or a backward one.
 
-        Backward kernels have no sink: LSE includes it, and its own gradient is no kernel's.
+        Backward kernels have no sink: LSE includes it, and its own gradient is no kernel's. That of
+        dQ = dS K has only the features that hide keys: dS has the others.
         """
         if direction in _KEPT:
             fields: dict[str, Any] = {name: getattr(self, name) for name in _KEPT[direction]}
@@ -180,6 +181,9 @@ class AttentionSpec:
                 mask="none",
                 **fields,
             )
+        if direction == "backward_dq_of_ds":
+            off: dict[str, Any] = {row.field: row.off for row in features_on(self) if row.in_ds}
+            return replace(self, direction=direction, head_dim_v=self.head_dim, **off)
         sink = self.sink and direction in ("forward", "decode")
         return replace(self, direction=direction, sink=sink)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from flashgen.spec.vocabulary import (
     BACKWARD,
+    OF_DS,
     Direction,
     DType,
     KvDType,
@@ -76,13 +77,19 @@ class Feature:
     arguments: tuple[Argument, ...] = ()
 
     @property
+    def in_ds(self) -> bool:
+        """Whether it changes the gradient of the scores, but not which tiles of it there are."""
+        return self.scores and not self.first_keys
+
+    @property
     def label(self) -> str:
         """What errors call it: the field, and its value if that is a word."""
         return self.field if self.value is True else f"{self.field} {self.value}"
 
 
 _SIXTEEN_BITS: tuple[DType, ...] = ("float16", "bfloat16")
-_ATTENTION: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias")
+_IN_BLOCKS: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias")
+_ATTENTION = (*_IN_BLOCKS, *OF_DS)
 _OF_A_CACHE: tuple[Direction, ...] = ("decode", "append")
 _BIAS_STRIDES = (
     *(Argument(name=f"stride_bias_{d}", type="i32:16") for d in "bhq"),
@@ -191,8 +198,8 @@ FEATURES: tuple[Feature, ...] = (
         field="block_mask", word="block-mask", suffix="_blockmask", short="_blk",
         positions=True,
         given=lambda call: call.block_mask is not None,
-        directions=_ATTENTION,
-        goes="attention or its gradients, because a cache has lengths of its own",
+        directions=_IN_BLOCKS,
+        goes="attention or its gradients without dS, because a cache has lengths of its own",
         mask="none",
         without=(
             ("window", _OF_ITS_OWN), ("varlen", _OF_ITS_OWN), ("bias", _OF_ITS_OWN),

@@ -294,7 +294,12 @@ def _flops(spec: AttentionSpec, problem: Problem) -> float:
     if spec.direction in ("combine", "append"):  # O times a weight, for each of seq_k parts
         return rows * problem.seq_k * spec.head_dim_v if spec.direction == "combine" else 0.0
     dims, dims_v = PRODUCTS[spec.direction]
-    full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
+    return 2.0 * _pairs(spec, problem) * (dims * spec.head_dim + dims_v * spec.head_dim_v)
+
+
+def _pairs(spec: AttentionSpec, problem: Problem) -> float:
+    """The pairs of a query and a key that see each other, of all heads."""
+    full = 1.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k
     if spec.block_mask:  # documents, and half of each
         return full * min(1.0, TUNED_DOCUMENT / max(1, problem.seq_k)) / 2
     if spec.chunk:
@@ -360,6 +365,7 @@ def _bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
         # The cache is read as far as the queries see together (grid_rules.streamed).
         keys = keys // max(1, problem.seq_k) * min(problem.seq_k, tuned_reach(spec) + problem.seq_q)
     dims = spec.head_dim + spec.head_dim_v
+    ds = _pairs(spec, problem)  # its elements that are written, and read
     elements = {
         "forward": (rows + keys) * dims,  # Q, O; K, V
         "backward_delta": 2 * rows * spec.head_dim_v,  # O, dO
@@ -367,12 +373,16 @@ def _bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
         "backward_dq": (rows + keys) * dims + rows * spec.head_dim,  # Q, dO, dQ; K, V
         "backward_fused": (rows + 2 * keys) * dims + 2 * rows * spec.head_dim,  # dQ in float32
         "backward_dbias": (rows + keys) * dims,
+        "backward_ds": (rows + 2 * keys) * dims + ds,  # as backward_dkv
+        "backward_dq_of_ds": (rows + keys) * spec.head_dim + ds,  # dQ; K
         "decode": (rows + keys) * dims,
         "combine": rows * spec.head_dim_v,
         "append": 2 * problem.batch * problem.kv_heads * dims,
     }[spec.direction]
     once = spec.direction in ("forward", "backward_delta", *DECODING)
     of_a_row = 4.0 if once else 8.0  # LSE, delta
+    if spec.direction == "backward_dq_of_ds":
+        of_a_row = 0.0
     if spec.direction == "combine":  # seq_k parts, in float32
         of_a_row += 4.0 * problem.seq_k * (spec.head_dim_v + 1)
     bias = 0.0

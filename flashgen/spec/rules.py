@@ -124,6 +124,19 @@ def _delta(spec: AnySpec) -> str | None:
     return None
 
 
+def _dq_of_ds(spec: AnySpec) -> str | None:
+    if spec.direction != "backward_dq_of_ds":
+        return None
+    words = [row.word for row in features_on(spec) if row.in_ds]
+    if words or spec.head_dim != spec.head_dim_v:
+        return (
+            "direction backward_dq_of_ds reads dS and K alone, so it needs head_dim_v that of Q "
+            "and no feature that dS has: "
+            f"got {spec.head_dim} and {spec.head_dim_v}, {', '.join(words) or 'none'}"
+        )
+    return None
+
+
 def _pages(spec: AnySpec) -> str | None:
     if spec.paged and spec.direction == "forward" and not spec.varlen:
         return "paged needs direction decode or append, or forward with varlen: got none"
@@ -157,6 +170,6 @@ def _scoreless(spec: AnySpec) -> str | None:
 
 
 _RULES = (
-    _values, _head_dims, _precision, _flags, _gradients, _features, _delta, _pages,
+    _values, _head_dims, _precision, _flags, _gradients, _features, _delta, _dq_of_ds, _pages,
     _scales, _scoreless,
 )  # fmt: skip

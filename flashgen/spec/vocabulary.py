@@ -8,11 +8,12 @@ from flashgen.errors import InvalidArgument
 
 Direction = Literal[
     "forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias",
-    "decode", "combine", "append",
+    "backward_ds", "backward_dq_of_ds", "decode", "combine", "append",
 ]  # fmt: skip
 """What a kernel computes: O and LSE; delta = rowsum(dO * O) - dLSE; dK and dV; dQ; all three, dQ by
-atomic addition; the gradient of the bias. And of decoding: O and LSE of parts of the keys; those of
-all parts; a cache with new keys and values."""
+atomic addition; the gradient of the bias; dK, dV and dS, the gradient of the scores; dQ = dS K. And
+of decoding: O and LSE of parts of the keys; those of all parts; a cache with new keys and
+values."""
 DECODING: tuple[Direction, ...] = ("decode", "combine", "append")
 """The kernels that serve a cache of keys and values."""
 BACKWARD: tuple[Direction, ...] = (
@@ -22,6 +23,8 @@ BACKWARD: tuple[Direction, ...] = (
     "backward_fused",
 )
 """What the word backward stands for: the kernels that a training step without a bias may run."""
+OF_DS: tuple[Direction, ...] = ("backward_ds", "backward_dq_of_ds")
+"""The kernels of gradients by dS in memory."""
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Bias = Literal["none", "additive", "boolean"]
@@ -45,6 +48,8 @@ PREFIX: dict[str, str] = {
     "backward_dq": "bwd_dq",
     "backward_fused": "bwd_fused",
     "backward_dbias": "bwd_dbias",
+    "backward_ds": "bwd_ds",
+    "backward_dq_of_ds": "bwd_dq_of_ds",
     "decode": "decode",
     "combine": "combine",
     "append": "append",
@@ -106,5 +111,7 @@ PRODUCTS: dict[str, tuple[int, int]] = {
     "backward_dq": (2, 1),  # QK^T, dS K; dO V^T
     "backward_fused": (3, 2),
     "backward_dbias": (1, 1),  # QK^T; dO V^T
+    "backward_ds": (2, 2),  # as backward_dkv
+    "backward_dq_of_ds": (1, 0),  # dS K
     "decode": (1, 1),
 }

@@ -67,6 +67,14 @@ def rounded_gradients(inputs: GradientInputs, lse: Tensor, delta: Tensor) -> dic
     }
 
 
+def score_gradients(x: GradientInputs, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """P and dS (B, H, Sq, Sk); lse is inf, or -inf, where a row sees nothing."""
+    s = eager.scores(x.q, x.k, x.scale, x.diagonal, x.features)
+    p = torch.exp(s - torch.where(torch.isinf(lse), float("inf"), lse)[..., None])
+    dp = x.do @ eager.per_query_head(x.v, x.q.shape[1]).transpose(-1, -2)
+    return p, p * (eager.dropped(dp, x.features) - delta[..., None])
+
+
 def gradients(
     x: GradientInputs, lse: Tensor, delta: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
@@ -76,11 +84,7 @@ def gradients(
         return t if dtype == torch.float64 else eager.operand(t.to(dtype), x.precision)
 
     heads, kv_heads = x.q.shape[1], x.k.shape[1]
-    s = eager.scores(x.q, x.k, x.scale, x.diagonal, x.features)
-    lse = torch.where(torch.isinf(lse), float("inf"), lse)  # rows that see nothing
-    p = torch.exp(s - lse[..., None])
-    dp = x.do @ eager.per_query_head(x.v, heads).transpose(-1, -2)
-    ds = p * (eager.dropped(dp, x.features) - delta[..., None])
+    p, ds = score_gradients(x, lse, delta)
     of_scores = rounded(ds * eager.slope(x.q, x.k, x.scale, x.features))
     dq = x.scale * (of_scores @ eager.per_query_head(x.k, heads))
     dk = x.scale * (of_scores.transpose(-1, -2) @ x.q)

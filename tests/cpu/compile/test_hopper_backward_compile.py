@@ -91,6 +91,20 @@ def fused_of(pair: Any) -> bool:
     return getattr(pair, "values", pair)[0].direction == "backward_fused"
 
 
+@pytest.mark.slow("four kernels")
+@pytest.mark.parametrize(
+    ("dim", "mask"), [(64, "causal"), (128, "none"), (128, "causal"), (256, "causal")]
+)
+def test_ds_leaves_without_spills_in_a_loop(build: Build, dim: int, mask: str) -> None:
+    spec, config = shown("backward_ds", dim, mask)
+    compiled, _ = build(spec, config)
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
+    same, _ = build(*shown("backward_dkv", dim, mask))
+    assert compiled.loop is not None
+    assert same.loop is not None
+    assert compiled.loop.instructions <= same.loop.instructions + 70
+
+
 @pytest.mark.parametrize(("spec", "config"), SHOWN, ids=name_of)
 def test_the_schedule_survives_ptxas(
     build: Build, spec: AttentionSpec, config: KernelConfig

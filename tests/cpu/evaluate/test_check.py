@@ -35,8 +35,8 @@ CASE = CheckCase(problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=40, seq_k=7
 OF_TORCH = {"scale": 0.125, "diagonal": None}
 
 WALKED = {
-    **dict.fromkeys(("forward", "backward_dq", "backward_dbias"), "seq_k"),
-    **dict.fromkeys(("backward_dkv", "backward_fused"), "seq_q"),
+    **dict.fromkeys(("forward", "backward_dq", "backward_dbias", "backward_dq_of_ds"), "seq_k"),
+    **dict.fromkeys(("backward_dkv", "backward_fused", "backward_ds"), "seq_q"),
 }
 """What the programs of a direction walk."""
 

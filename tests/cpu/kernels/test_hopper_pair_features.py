@@ -159,7 +159,7 @@ OF_DKV: dict[str, Mutant] = {
         "causal", WINDOW, WINDOWS, "row_end = gl.minimum(gl.maximum(row_end, 0), seq_q)",
         "row_end = gl.minimum(gl.maximum(row_end - BR, 0), seq_q)"),
     "rows end with the first key's": (
-        "causal", WINDOW, WINDOWS, "last_row_of(key_start + BC - 1, batch", "last_row_of(key_start, batch"),
+        "causal", WINDOW, WINDOWS, "last_row_of(key_end - 1, batch", "last_row_of(key_start, batch"),
     "tiles that hide first keys have no mask": (
         "causal", WINDOW, WINDOWS, "hiding_row = gl.minimum(gl.maximum(hiding_row, full_row), row_end)",
         "hiding_row = row_end"),

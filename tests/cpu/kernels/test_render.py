@@ -32,7 +32,7 @@ from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.vocabulary import DECODING, Direction
+from flashgen.spec.vocabulary import DECODING, OF_DS, Direction
 from flashgen.table.emit import kernels_of
 from flashgen.table.table import load
 from tests.makers import make_config, make_spec
@@ -173,8 +173,10 @@ def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
             continue
         if direction == "backward_dbias" and features.get("bias") != "additive":
             continue
-        if features.get("block_mask") and mask == "causal":
-            continue  # the mask says it
+        if features.get("block_mask") and (mask == "causal" or direction in OF_DS):
+            continue  # the mask says it, or none has it
+        if direction == "backward_dq_of_ds" and not features.keys() <= {"window", "varlen"}:
+            continue  # the plain kernel
         if direction != "forward" and features == {"sink": True}:
             continue  # the plain kernel
         if direction == "backward_delta" and (features or mask == "causal" or precision == "tf32"):
@@ -257,6 +259,8 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(128, 128, num_warps=8, num_stages=4, schedule="blackwell", loads="descriptor")),
     (make_spec("bfloat16", 64, "none", block_mask=True).for_direction("backward_dkv"), make_config(64, 64)),
     (make_spec("bfloat16", 64, "causal", varlen=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dq_of_ds"), make_config(128, 64, num_warps=8, num_stages=4, loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 64, "causal", varlen=True).for_direction("backward_dq_of_ds"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "none", block_mask=True), make_config(128, 64, num_warps=8, loads="descriptor")),
 ]  # fmt: skip
 

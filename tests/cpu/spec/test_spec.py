@@ -113,6 +113,8 @@ def test_flops_by_direction(direction: Any) -> None:
         "backward_dq": 3,
         "backward_fused": 5,
         "backward_dbias": 2,
+        "backward_ds": 4,
+        "backward_dq_of_ds": 1,
     }
     spec = with_bias().for_direction(direction)
     expected = products.get(direction, 0) * 2 * 3 * 2 * 100 * 200 * 128 * (1 - 100 / 400)

@@ -29,7 +29,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import OFF, features_on
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket, timed_problems
-from flashgen.spec.vocabulary import BACKWARD, Direction
+from flashgen.spec.vocabulary import BACKWARD, OF_DS, Direction
 from flashgen.table import emit
 from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.evidence import evidence_file
@@ -374,7 +374,8 @@ SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d256"]}
 
 def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_but_one_with_one_triton() -> None:
     pairs = [(spec, config) for *_, spec, config in sass_facts.of_hopper()]
-    assert {spec.direction for spec, _ in pairs} == {"forward", *AHEAD}
+    # That with dS is in no table yet.
+    assert {spec.direction for spec, _ in pairs} == {"forward", *AHEAD} - set(OF_DS)
     assert {(c.order, c.persistent) for spec, c in pairs if spec.causal} == set(
         product(get_args(Order), (False, True))
     )

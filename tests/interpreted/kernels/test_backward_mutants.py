@@ -56,7 +56,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "batch of LSE": (DKV, "(batch * heads + head).to", "(0 * batch + head).to"),
     "mask dropped in dK, dV": (DKV_CAUSAL, SEEN_BY, "s_t = s_t"),
     "mask by one in dK, dV": (DKV_CAUSAL, "(rows + diagonal)[None, :]", "(rows + diagonal + 1)[None, :]"),
-    "first row by one tile": (DKV_CAUSAL, "first_row = key_start - diagonal", "first_row = key_start + BR - diagonal"),
+    "first row by one tile": (DKV_CAUSAL, "first_row = least_key - diagonal", "first_row = least_key + BR - diagonal"),
     "mask ends early": (DKV_CAUSAL, "key_start + BC - 1 - diagonal", "key_start - diagonal"),
     "mask dropped in dQ": (DQ_CAUSAL, "s = tl.where(seen, s, float(\"-inf\"))", "s = s"),
     "tail mask in dQ": (DQ, "s = tl.where(seen, s, float(\"-inf\"))", "s = s + 1.0"),

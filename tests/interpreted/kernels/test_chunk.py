@@ -304,7 +304,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
             ("chunks from key 0", START_OF, START_OF + " * 0"),
             ("rows end a chunk early", ROWS, "last_begin - diagonal"),
             ("rows end a tile early", ROWS, ROWS + " - BR"),
-            ("rows of the first key's chunk", "last_begin = key_start + BC - 1", "last_begin = key_start"),
+            ("rows of the first key's chunk", "last_begin = key_end - 1", "last_begin = key_start"),
             ("rows without the diagonal", ROWS, "last_begin + chunk"),
         )),
         ("backward_fused", None, (

@@ -234,7 +234,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "full a tile long": (of(DQ, "none", window=True), "row_start + diagonal + right + 1", "row_start + BR + diagonal + right + 1"),
     "ends early": (of(DQ, "none", window=True), "row_start + BR + diagonal + right", "row_start + diagonal + right"),
     "K not moved to the window": (of(FORWARD, "none", window=True), "k_base += key_begin.to(tl.int64) * stride_ks", "k_base += 0 * stride_ks"),
-    "rows end early": (of(DKV, "none", window=True), "key_start + BC - diagonal + window_left", "key_start - diagonal + window_left"),
+    "rows end early": (of(DKV, "none", window=True), "key_end - diagonal + window_left", "key_start - diagonal + window_left"),
     "rows begin late": (of(DKV, "none", window=True), "first_row -= window_right", "first_row -= window_right - BR"),
     "no window in dBias": (of("backward_dbias", "causal", window=True, bias="additive"), "keys[None, :] >= first_key", "keys[None, :] >= 0 * first_key"),
     "no cap": (of(FORWARD, "none", softcap=True), TANH, "return x"),

@@ -1,0 +1,243 @@
+"""Gradients by dS in memory, of schedule hopper, as Triton compiles them: results, runs, orders, mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.evaluate.check import cases_of, check_loaded
+from flashgen.evaluate.check_attention import attention_trial, packed_case
+from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels.launch_ds import Run, Sizes, gradients_in_runs, runs_of
+from flashgen.ptx import FaultsFound
+from flashgen.reference import gradients
+from flashgen.reference.cases import CheckCase
+from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import DS_TILE, why_illegal
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import TARGETS
+from tests.executed import call_far_below_zero, case, compiled, each
+from tests.makers import make_config, make_spec
+
+H200 = TARGETS["nvidia_h200"]
+WHOLE = 1 << 40
+"""A limit of memory that no case reaches."""
+
+
+def hopper(br: int, bc: int) -> KernelConfig:
+    return make_config(br, bc, num_warps=8, num_stages=2, schedule="hopper", loads="descriptor")
+
+
+def of_rows(loads: Any = "descriptor", br: int = 128, bc: int = 64) -> KernelConfig:
+    return make_config(br, bc, num_warps=8, num_stages=2, loads=loads)
+
+
+def spec_of(dim: int, mask: str, **features: Any) -> AttentionSpec:
+    return make_spec("bfloat16", dim, mask, direction="backward_ds", **features)
+
+
+NARROW, NARROW_128, SHARED_KEYS = hopper(64, 128), hopper(128, 128), hopper(64, 64)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Both kernels of a spec, compiled, and what launches them."""
+
+    dkv: ExecutedKernel
+    dq: ExecutedKernel
+    of_dkv: Any
+    of_dq: Any
+
+    def gradients(self, call: Backward, most: int = WHOLE) -> tuple[torch.Tensor, ...]:
+        """dq, dk and dv of runs of so many bytes at most, in memory that is NaN before."""
+        of = Sizes.of(call.q, call.k, call.features)
+        runs = runs_of(of, most)
+        memory = torch.full((max(map(bytes_of(of), runs)),), 0xFF, dtype=torch.uint8)
+        return gradients_in_runs(call, runs, memory, self.of_dkv, self.of_dq)
+
+
+def bytes_of(of: Sizes) -> Any:
+    return lambda run: of.ds_bytes(run) + of.sum_bytes(run)
+
+
+def kernels(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    of_dq: KernelConfig,
+    broken: tuple[str, str] = ("", ""),
+    broken_dq: tuple[str, str] = ("", ""),
+) -> Kernels:
+    """Both, or with the text of one broken."""
+    its = spec.for_direction("backward_dq_of_ds")
+    for one, way in ((spec, config), (its, of_dq)):
+        assert (reason := why_illegal(one, way, H200)) is None, reason
+    dkv, dq = compiled(spec, config, 0, *broken), compiled(its, of_dq, 0, *broken_dq)
+    return Kernels(dkv, dq, bind(dkv, spec, config), bind(dq, its, of_dq))
+
+
+def assert_gradients(
+    both: Kernels, spec: AttentionSpec, cases: Sequence[CheckCase], ranges: bool = False
+) -> None:
+    """That gradients are right; ranges: and the same bits where a run has 128 keys."""
+    for seed, each_case in enumerate(cases):
+        trial = attention_trial(spec, each_case, seed, "cpu")
+        inputs = trial.compare.keywords["inputs"]  # type: ignore[attr-defined]
+        found = both.gradients(trial.call)
+        verdict = gradients.judge("backward_fused", found, inputs)
+        assert verdict.passed, (each_case, verdict)
+        of = Sizes.of(inputs.q, inputs.k, inputs.features)
+        if ranges and of.seq_k > DS_TILE:
+            part = bytes_of(of)(Run(first_head=0, heads=of.group, keys=DS_TILE))
+            again = both.gradients(trial.call, part)
+            assert all(map(torch.equal, found, again)), each_case
+
+
+def test_gradients_of_runs_and_of_ranges_of_keys() -> None:
+    spec = spec_of(64, "causal")
+    both = kernels(spec, NARROW, of_rows())
+    assert_gradients(both, spec, [case(140, 260, heads=4, kv=2), case(200, 70)], ranges=True)
+
+
+PACKED = [
+    packed_case([(133, 135), (0, 3), (3, 0), (1, 128)], heads=4, kv_heads=2, varied=True),
+    packed_case(
+        [(129, 128), (2, 127), (127, 1)],
+        spare=(3, 5), tail=(130, 259), alignment="top_left", layout="sliced",
+    ),
+]  # fmt: skip
+RAGGED = [
+    case(300, 200, heads=2),
+    case(200, 330, heads=4, kv=2, batch=2),
+    case(330, 200, "top_left"),
+]
+WINDOWS = [case(200, 330)] * 3 + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
+"""Each place draws another window, or another chunk."""
+VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any]]] = {
+    "head dim 128": (128, "causal", NARROW, RAGGED, {}),
+    "no mask": (128, "none", NARROW, RAGGED, {}),
+    "128 rows": (64, "causal", NARROW_128, RAGGED, {}),
+    "shared keys": (256, "causal", SHARED_KEYS, RAGGED, {}),
+    "shared keys, no mask": (192, "none", SHARED_KEYS, RAGGED, {"head_dim_v": 128}),
+    "window": (64, "causal", NARROW, WINDOWS, {"window": True}),
+    "window on both sides": (64, "none", NARROW, WINDOWS, {"window": True}),
+    "chunk": (128, "causal", NARROW, WINDOWS, {"chunk": True}),
+    "window, softcap, shared keys": (
+        256, "causal", SHARED_KEYS, WINDOWS, {"window": True, "softcap": True}),
+    "ALiBi": (96, "causal", NARROW, RAGGED, {"alibi": True}),
+    "packed": (128, "causal", NARROW, PACKED, {"varlen": True}),
+    "packed, no mask": (64, "none", NARROW_128, PACKED, {"varlen": True}),
+    "packed, shared keys, window": (
+        256, "causal", SHARED_KEYS, PACKED, {"varlen": True, "window": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", each(VARIANTS))
+def test_every_variant_is_right(name: str) -> None:
+    dim, mask, config, cases, features = VARIANTS[name]
+    spec = spec_of(dim, mask, **features)
+    of_dq = of_rows("pointer" if spec.varlen else "descriptor", 64 if dim > 128 else 128)
+    assert_gradients(kernels(spec, config, of_dq), spec, cases, ranges=True)
+
+
+@pytest.mark.slow("three kernels, all cases")
+@pytest.mark.parametrize("config", [NARROW, SHARED_KEYS], ids=["64 keys each", "shared keys"])
+def test_the_check_of_tuning_passes(config: KernelConfig) -> None:
+    spec = spec_of(256 if config is SHARED_KEYS else 128, "causal")
+    assert check_loaded(compiled(spec, config), spec, config).passed
+    its, way = spec.for_direction("backward_dq_of_ds"), of_rows(br=64)
+    assert len(cases_of(its, way, "cpu")) > 5
+    assert check_loaded(compiled(its, way), its, way).passed
+
+
+@pytest.mark.slow("a kernel twice, 20 orders")
+@pytest.mark.parametrize("config", [NARROW, SHARED_KEYS], ids=["64 keys each", "shared keys"])
+def test_20_orders_have_one_result(config: KernelConfig) -> None:
+    spec = spec_of(256 if config is SHARED_KEYS else 64, "causal")
+    both = kernels(spec, config, of_rows(br=64))
+    call = attention_trial(spec, case(200, 200, heads=2, kv=1), 0, "cpu").call
+    first = both.gradients(call)
+    for seed in range(1, 20):
+        both.dkv.seed = both.dq.seed = 100 * seed
+        assert all(map(torch.equal, both.gradients(call), first)), seed
+
+
+@pytest.mark.slow("a kernel")
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_ds_behind_the_last_key_does_not_matter(mask: str) -> None:
+    """There P is infinite, and so would be dS; but no tile of dQ reads it."""
+    spec = spec_of(64, mask)
+    found = kernels(spec, NARROW, of_rows()).gradients(call_far_below_zero(spec))
+    assert all(bool(x.isfinite().all()) for x in found)
+
+
+OF_NARROW: dict[str, tuple[str, str]] = {
+    "the place is written while it is read": ("tma.store_wait(0)\n                        ds_place =", "ds_place ="),
+    "the last store but one is awaited": ("tma.store_wait(0)\n                        ds_place =", "tma.store_wait(1)\n                        ds_place ="),
+    "the place of the other consumer": ("ds_place = ds_smem.index(WARPGROUP)", "ds_place = ds_smem.index(0)"),
+    "the keys of the other consumer": ("ds_key + 64 * WARPGROUP)", "ds_key)"),
+    "transposed": (".permute((1, 0)).store(ds_t)", ".store(ds_t)"),
+    "the first rows of a tile again": ("(0, ds_head + member, at_row,", "(0, ds_head + member, row_start,"),
+    "the first head of the group": ("(0, ds_head + member, at_row,", "(0, ds_head, at_row,"),
+    "P in place of dS": ("store(ds_t)", "store(p_t.to(DTYPE))"),
+    "rows begin within a tile of dS": ("first_row = gl.maximum(least_key - last, 0) // ROWS * ROWS", "first_row = gl.maximum(least_key - last, 0) // BR * BR"),
+    "the run begins at block 0": ("pid += first_block", "pass"),
+    "heads count from the first of all": ("(pid // tiles - first_block // tiles) * group", "(pid // tiles) * group"),
+    "keys count from the first of all": ("key_start - first_block % tiles * BC)", "key_start)"),
+    "heads of K": ("(pid // tiles - first_block // tiles) * group", "(pid // tiles - first_block // tiles)"),
+}  # fmt: skip
+OF_SHARED_KEYS: dict[str, tuple[str, str]] = {
+    "dS is written while it is read": ("            tma.store_wait(0)  # dS of the tile before has left\n", "            pass\n"),
+    "the half of the other consumer": ("ds_block.slice(KEYS * WARPGROUP, KEYS, 3)", "ds_block.slice(0, KEYS, 3)"),
+    "the keys of the other half": ("ds_key + KEYS * WARPGROUP)", "ds_key)"),
+    "the first head of the group": ("                ds_head += 1\n", "                pass\n"),
+    "tiles of 64 keys": ("least_key = key_start // 128 * 128", "least_key = key_start"),
+    "dS of the tile before": (
+        "        token = meet(token)  # dS is there\n        if ds_desc", "        if ds_desc"),
+}  # fmt: skip
+OF_DQ: dict[str, tuple[str, str]] = {
+    "keys begin anew": ("start - first_key]", "start]"),
+    "dQ of a range alone": ("if first_key > 0:", "if first_key > 1 << 20:"),
+    "dQ is whole after each range": ("if keys_follow != 0:", "if keys_follow > 1:"),
+    "a tile too few": ("row_start + BR + diagonal + right, key_end)", "row_start + diagonal + right, key_end)"),
+    "the head of K is that of Q": ("kv_head = head // group", "kv_head = head // 1 % 2"),
+    "heads of the first run": ("batch_head = first_head + ds_head", "batch_head = ds_head"),
+    "dS of the first head": ("ds_desc.load([0, ds_head,", "ds_desc.load([0, 0,"),
+    "scaled twice": ("dq *= scale", "dq *= scale * scale"),
+    "all keys are seen": ("    if CAUSAL or HIDES_FIRST:", "    if HIDES_FIRST:"),
+    "sums of the first head": ("sum_ptr + ds_head.to(tl.int64)", "sum_ptr + 0 * ds_head.to(tl.int64)"),
+}  # fmt: skip
+ON_BR_64 = "rows begin within a tile of dS"
+BROKEN = {
+    "64 keys each": (NARROW_128, 64, OF_NARROW),
+    "shared keys": (SHARED_KEYS, 256, OF_SHARED_KEYS),
+    "dQ": (NARROW, 64, OF_DQ),
+}
+CASES = [case(330, 330, heads=4, kv=2), case(330, 230)]
+
+
+def assert_found(both: Kernels, spec: AttentionSpec) -> None:
+    for seed in range(3):  # what no check finds, not every order shows
+        both.dkv.seed = both.dq.seed = 10 * seed
+        try:
+            assert_gradients(both, spec, CASES, ranges=True)
+        except (AssertionError, FaultsFound):
+            return
+    pytest.fail("nobody noticed")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mutant"),
+    each([(name, mutant) for name, row in BROKEN.items() for mutant in row[2]]),
+)
+def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
+    config, dim, mutants = BROKEN[kernel]
+    config = NARROW if mutant == ON_BR_64 else config
+    spec = spec_of(dim, "causal")
+    broken = {"broken_dq" if kernel == "dQ" else "broken": mutants[mutant]}
+    assert_found(kernels(spec, config, of_rows(bc=128), **broken), spec)
