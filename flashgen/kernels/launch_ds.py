@@ -29,7 +29,7 @@ STEP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class DsRun:
     """Blocks of dK and dV whose dS is in memory at once: of `heads` heads of Q from first_head on,
     of all sequences one behind the other, and of `keys` keys from first_key on.
 
@@ -52,7 +52,7 @@ class BackwardDs(Backward):
     sees a key; packed sequences have the longest one's Sq and keys.
     """
 
-    run: Run
+    run: DsRun
     dk: Tensor
     dv: Tensor
     ds: Tensor
@@ -82,13 +82,13 @@ class DqOfRun(DqOfDs):
     padded head dim), whence the run with the next keys takes it.
     """
 
-    run: Run
+    run: DsRun
     dq: Tensor
     sum: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class DsSizes:
     """Of a call: sequences, heads of Q, heads of K, and queries, keys and head dim of the longest.
     element_bytes: those of an element of dS.
     """
@@ -102,7 +102,7 @@ class Sizes:
     element_bytes: int
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, features: Features) -> Sizes:
+    def of(cls, q: Tensor, k: Tensor, features: Features) -> DsSizes:
         """Those of these tensors."""
         batch, heads, seq_q, head_dim = q.shape
         seq_k, packed = k.shape[2], features.sequences
@@ -119,43 +119,43 @@ class Sizes:
         return self.heads // self.kv_heads
 
     @property
-    def whole(self) -> Run:
+    def whole(self) -> DsRun:
         """All blocks."""
-        return Run(first_head=0, heads=self.sequences * self.heads, keys=self.seq_k)
+        return DsRun(first_head=0, heads=self.sequences * self.heads, keys=self.seq_k)
 
-    def ds_bytes(self, run: Run) -> int:
+    def ds_bytes(self, run: DsRun) -> int:
         """Bytes of dS of a run."""
         return run.heads * self.seq_q * -(-run.keys // STEP) * STEP * self.element_bytes
 
-    def sum_bytes(self, run: Run) -> int:
+    def sum_bytes(self, run: DsRun) -> int:
         """Bytes of the sum of a run, where it has not all keys of its heads."""
         ranges = run.keys < self.seq_k
         return run.heads * self.seq_q * padded(self.head_dim) * 4 * ranges
 
 
-def runs_of(of: Sizes, most: int) -> tuple[Run, ...]:
+def runs_of(of: DsSizes, most: int) -> tuple[DsRun, ...]:
     """The runs of a call in the order in which dQ adds them up, of which none has more than `most`
     bytes of dS and sum; () where a tile of keys of one head of K has more.
     """
     every = of.whole.heads
-    one = Run(first_head=0, heads=of.group, keys=of.seq_k)
+    one = DsRun(first_head=0, heads=of.group, keys=of.seq_k)
     if together := most // of.ds_bytes(one) * of.group:
         firsts = range(0, every, together)
         return tuple(
-            Run(first_head=first, heads=min(together, every - first), keys=of.seq_k)
+            DsRun(first_head=first, heads=min(together, every - first), keys=of.seq_k)
             for first in firsts
         )
-    tile = Run(first_head=0, heads=of.group, keys=DS_TILE)
+    tile = DsRun(first_head=0, heads=of.group, keys=DS_TILE)
     keys = max(0, most - of.sum_bytes(tile)) // of.ds_bytes(tile) * DS_TILE
     return tuple(_ranges(of, keys)) if keys else ()
 
 
-def _ranges(of: Sizes, keys: int) -> Iterator[Run]:
+def _ranges(of: DsSizes, keys: int) -> Iterator[DsRun]:
     """Runs of so many keys of each head of K."""
     for first_head in range(0, of.whole.heads, of.group):
         for first_key in range(0, of.seq_k, keys):
             behind = first_key + keys
-            yield Run(
+            yield DsRun(
                 first_head=first_head, heads=of.group, keys=min(keys, of.seq_k - first_key),
                 first_key=first_key, keys_follow=behind < of.seq_k,
             )  # fmt: skip
@@ -163,7 +163,7 @@ def _ranges(of: Sizes, keys: int) -> Iterator[Run]:
 
 def gradients_in_runs(
     call: Backward,
-    runs: Iterable[Run],
+    runs: Iterable[DsRun],
     memory: Tensor,
     dkv: Callable[[BackwardDs], object],
     dq: Callable[[DqOfRun], object],
@@ -171,7 +171,7 @@ def gradients_in_runs(
     """dq, dk and dv of a call, run by run, by what launches the two kernels. memory: as many bytes
     as a run has of dS and sum, aligned to 16; what it holds before does not matter.
     """
-    of = Sizes.of(call.q, call.k, call.features)
+    of = DsSizes.of(call.q, call.k, call.features)
     found = empty_like(call.q), empty_like(call.k), empty_like(call.v)
     of_dq = {name: getattr(call, name) for name in ("q", "k", "scale", "diagonal", "features")}
     for run in runs:
@@ -181,14 +181,16 @@ def gradients_in_runs(
     return found
 
 
-def _in_memory(memory: Tensor, of: Sizes, run: Run, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _in_memory(
+    memory: Tensor, of: DsSizes, run: DsRun, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """DS and sum of a run. The sum is first, where it is for the next range, too."""
     begin = of.sum_bytes(run)
     ds = memory[begin : begin + of.ds_bytes(run)].view(dtype).view(1, run.heads, of.seq_q, -1)
     return ds[..., : run.keys], memory[:begin].view(torch.float32)
 
 
-def ds_like(x: Tensor, of: Sizes) -> Tensor:
+def ds_like(x: Tensor, of: DsSizes) -> Tensor:
     """A new dS of all blocks, 0, of x's dtype and device."""
     shape = (1, of.whole.heads, of.seq_q, -(-of.seq_k // STEP) * STEP)
     return torch.zeros(shape, dtype=x.dtype, device=x.device)[..., : of.seq_k]
@@ -201,7 +203,7 @@ def run_ds(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     if isinstance(call, BackwardDs):
         _launch_ds(plan, call)
         return call.dk, call.dv
-    of, dk, dv = Sizes.of(call.q, call.k, call.features), empty_like(call.k), empty_like(call.v)
+    of, dk, dv = DsSizes.of(call.q, call.k, call.features), empty_like(call.k), empty_like(call.v)
     ds = ds_like(call.q, of)
     _launch_ds(plan, BackwardDs(**vars(call), run=of.whole, dk=dk, dv=dv, ds=ds))
     return dk, dv, ds
@@ -211,7 +213,7 @@ def _launch_ds(plan: Plan, call: BackwardDs) -> None:
     if nothing_to_do(call):
         call.dk.zero_(), call.dv.zero_()
         return
-    of, run, bc = Sizes.of(call.q, call.k, call.features), call.run, plan.config.bc
+    of, run, bc = DsSizes.of(call.q, call.k, call.features), call.run, plan.config.bc
     tiles, own = (-(-keys // bc) for keys in (of.seq_k, run.keys))
     arguments = backward_arguments(plan, call, dk=call.dk, dv=call.dv, ds=call.ds)
     arguments["first_block"] = run.first_head // of.group * tiles + run.first_key // bc
@@ -220,7 +222,7 @@ def _launch_ds(plan: Plan, call: BackwardDs) -> None:
 
 def run_dq_of_ds(plan: Plan, call: DqOfDs) -> tuple[Tensor, ...]:
     """DQ of a run; without one, of the whole call."""
-    of, packed = Sizes.of(call.q, call.k, call.features), call.features.sequences
+    of, packed = DsSizes.of(call.q, call.k, call.features), call.features.sequences
     if isinstance(call, DqOfRun):
         run, dq, total = call.run, call.dq, call.sum
     else:

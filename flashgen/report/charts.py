@@ -43,7 +43,7 @@ COLOURS = (
 )  # fmt: skip
 """Told apart by most eyes; by Okabe and Ito, darker where white paper needs it. matplotlib leaves
 plain black out of an SVG."""
-MARKERS = "osvD^X<>Ph*"
+MARKERS = "osvD^X<>Ph*dpH"
 """Told apart without colour, for print."""
 THEME = {
     INK: "--ink", SOFT: "--soft", GRID: "--line", BEST: "--best", WINNER: "--win",

@@ -14,7 +14,7 @@ from flashgen.evaluate.check_attention import attention_trial, packed_case
 from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
-from flashgen.kernels.launch_ds import Run, Sizes, gradients_in_runs, runs_of
+from flashgen.kernels.launch_ds import DsRun, DsSizes, gradients_in_runs, runs_of
 from flashgen.ptx import FaultsFound
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
@@ -56,13 +56,13 @@ class Kernels:
 
     def gradients(self, call: Backward, most: int = WHOLE) -> tuple[torch.Tensor, ...]:
         """dq, dk and dv of runs of so many bytes at most, in memory that is NaN before."""
-        of = Sizes.of(call.q, call.k, call.features)
+        of = DsSizes.of(call.q, call.k, call.features)
         runs = runs_of(of, most)
         memory = torch.full((max(map(bytes_of(of), runs)),), 0xFF, dtype=torch.uint8)
         return gradients_in_runs(call, runs, memory, self.of_dkv, self.of_dq)
 
 
-def bytes_of(of: Sizes) -> Any:
+def bytes_of(of: DsSizes) -> Any:
     return lambda run: of.ds_bytes(run) + of.sum_bytes(run)
 
 
@@ -91,9 +91,9 @@ def assert_gradients(
         found = both.gradients(trial.call)
         verdict = gradients.judge("backward_fused", found, inputs)
         assert verdict.passed, (each_case, verdict)
-        of = Sizes.of(inputs.q, inputs.k, inputs.features)
+        of = DsSizes.of(inputs.q, inputs.k, inputs.features)
         if ranges and of.seq_k > DS_TILE:
-            part = bytes_of(of)(Run(first_head=0, heads=of.group, keys=DS_TILE))
+            part = bytes_of(of)(DsRun(first_head=0, heads=of.group, keys=DS_TILE))
             again = both.gradients(trial.call, part)
             assert all(map(torch.equal, found, again)), each_case
 
