@@ -164,20 +164,22 @@ def todo(
 
 def prepare(asked: argparse.Namespace) -> int:
     """Compile and estimate, for each target, what run launches there."""
-    from flashgen.evaluate.offline import OfflineEvaluator
+    from flashgen.evaluate import offline
     from flashgen.table.table import Table
     from flashgen.tune.precompile import package
 
+    vars(offline)["CHECK_LIMIT_S"] = 900.0  # of a machine that does much else
     asked.out.mkdir(parents=True, exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str((asked.out / "triton").resolve())
     gpus, facts = [known_target(slug) for slug in asked.target], asked.out / "facts.jsonl"
     facts.unlink(missing_ok=True)
     for gpu in gpus:
-        with OfflineEvaluator(gpu, asked.out / "state", asked.jobs) as evaluator:
+        with offline.OfflineEvaluator(gpu, asked.out / "state", asked.jobs) as evaluator:
             for item in items_of(asked.only, gpu):
-                configs = item.configs if item.problem else ()
-                for o in evaluator.evaluate("timed", item.spec, item.problem, configs):
-                    append(facts, o.to_json())
+                for stage in ("timed", *["check"] * asked.execute):
+                    configs = item.configs if item.problem else ()
+                    for o in evaluator.evaluate(stage, item.spec, item.problem, configs):
+                        append(facts, o.to_json())
     pairs = dict.fromkeys(pair for gpu in gpus for pair in pairs_of(asked.only, gpu))
     cache, aot = asked.out / "triton", asked.out / "aot"
     made = list(package(Table(gpu=gpus[0]), pairs, aot, jobs=asked.jobs, cache=cache))
@@ -203,6 +205,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of run")
     parser.add_argument("--tiny", action="store_true", help="of run: small, and measures nothing")
     parser.add_argument("--target", nargs="+", default=TARGETS, help="of prepare: slugs of GPUs")
+    parser.add_argument("--execute", action="store_true", help="of prepare: on this CPU, an hour")
     parser.add_argument("--jobs", type=int, help="of prepare")
     asked = parser.parse_args(arguments)
     outs = {"prepare": Path("quarter-prepared"), "enter": Path()}

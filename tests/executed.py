@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.evaluate.check import AnyCase, check_loaded
+from flashgen.evaluate.check import check_loaded
 from flashgen.evaluate.executed import ExecutedKernel
-from flashgen.evaluate.sanitize import executed_cases
 from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
@@ -59,13 +58,8 @@ def case(
 
 
 def assert_right(
-    spec: AttentionSpec, config: KernelConfig, cases: Sequence[AnyCase] | None = None
+    spec: AttentionSpec, config: KernelConfig, cases: Sequence[CheckCase] | None = None
 ) -> None:
-    """Unless others are given, in the cases of `flashgen verify --execute`: the tiles of a check, on
-    fewer blocks. A persistent kernel has all of them, or no program would walk.
-    """
-    if cases is None and not config.persistent:
-        cases = executed_cases(spec, config)
     result = check_loaded(compiled(spec, config), spec, config, cases=cases)
     assert result.passed, result
 

@@ -45,7 +45,7 @@ from flashgen.tune.precompile import precompile
 WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
 """Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
 LOWEST = 19
-UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)
+UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.WRONG)
 PEERS, TINY_PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash"), ("flashgen", "SDPA math")
 
 
@@ -105,7 +105,7 @@ class Place:
         vars(measure)["LOAD_US"] = LOAD_US
         carried = settings.aot_folder()
         facts = map(Outcome.from_json, read(carried.with_name("facts.jsonl")) if carried else ())
-        self.facts = {(o.gpu, o.spec, o.problem, o.config): o for o in facts}
+        self.facts = {(o.gpu, o.spec, o.problem, o.config, o.stage): o for o in facts}
         self.frozen = {item.key: line for item, line in held_out(self.gpu).items()}
         self.dispatchers = dispatchers()
         served, folder = self.dispatchers[0].served, self.out / "kernels"
@@ -124,9 +124,11 @@ class Place:
     @property
     def first_line(self) -> str:
         """Where this runs, and of which Triton the carried kernels are."""
-        carried, folder = "all are compiled here", settings.aot_folder()
+        carried, folder = "none are carried, all are compiled here", settings.aot_folder()
         for file in folder.glob("*/manifest.json") if folder else ():
-            carried = f"carried, of Triton {json.loads(file.read_text())['triton']}"
+            held = json.loads(file.read_text())
+            same = "" if held["triton"] == self.about["triton"] else ", and compiled anew"
+            carried = f"{len(held['kernels'])} are carried, of Triton {held['triton']}{same}"
         where = self.gpu.name if self.on_gpu else "no GPU, nothing is measured"
         return f"{where}; Triton {self.about['triton']}; kernels: {carried}"
 
@@ -271,15 +273,15 @@ class Place:
 
     def _fits(self, item: Item, config: KernelConfig) -> bool:
         """Whether nothing is known against a kernel from before."""
-        fact = self._fact(item, config)
-        return fact is None or fact.status not in UNFIT
+        facts = (self._fact(item, config, stage) for stage in ("timed", "check"))
+        return all(fact is None or fact.status not in UNFIT for fact in facts)
 
-    def _fact(self, item: Item, config: KernelConfig) -> Outcome | None:
-        return self.facts.get((self.gpu.slug, item.spec, item.problem, config))
+    def _fact(self, item: Item, config: KernelConfig, stage: Stage) -> Outcome | None:
+        return self.facts.get((self.gpu.slug, item.spec, item.problem, config, stage))
 
     def outcome(self, stage: Stage, item: Item, config: KernelConfig, **found: Any) -> Line:
         """An outcome as a log has it, with the estimate and the facts that were prepared."""
-        if fact := self._fact(item, config):
+        if fact := self._fact(item, config, "timed"):
             told = ("registers", "shared_bytes", "spill_bytes")
             found = {name: getattr(fact, name) for name in told} | {"estimate": fact.timing} | found
         source: Source = "measured" if self.on_gpu else "untimed"

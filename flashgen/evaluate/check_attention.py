@@ -156,13 +156,15 @@ class PackedCase(CheckCase):
     """A CheckCase with packed q, k and v: problem has a batch of 1 and all tokens.
 
     lengths: (queries, keys) of each sequence; spare: unused tokens after the queries and keys of
-    each. index: the dtype of the bounds. page_size: for a spec with paged keys.
+    each. index: the dtype of the bounds. page_size: for a spec with paged keys. far: pages before
+    all that are used.
     """
 
     lengths: Lengths
     spare: tuple[int, int] = (0, 0)
     index: str = "int32"
     page_size: int = 16
+    far: int = 0
 
     @property
     def longest(self) -> Problem:
@@ -238,7 +240,7 @@ def packed_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[PackedCase,
             kv_heads=2,
             varied=True,
         ),
-        packed_case([(br, 2 * bc), (br, bc)], index="int64", page_size=smallest),
+        packed_case([(br, 2 * bc), (br, bc)], index="int64", page_size=smallest, far=FAR_PAGES),
         packed_case(
             [(br + 1, bc), (2, bc - 1), (br - 1, 1)],
             spare=(3, 5),
@@ -266,9 +268,10 @@ def in_pages(
     assert isinstance(case, PackedCase)
     size, lengths = case.page_size, packed.lengths()
     width = max(-(-keys // size) for *_, keys in lengths) if lengths else 0
-    far = FAR_PAGES if case.index == "int64" else 0
-    pages = far + len(lengths) * width + SPARE_PAGES
-    order = far + torch.randperm(pages - far, generator=torch.Generator().manual_seed(seed + 3))
+    pages = case.far + len(lengths) * width + SPARE_PAGES
+    order = case.far + torch.randperm(
+        pages - case.far, generator=torch.Generator().manual_seed(seed + 3)
+    )
     table = order[: len(lengths) * width].view(len(lengths), width).to(k.device)
 
     def pool(x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.runtime.choice import Choice, Choices
 from flashgen.schedules.base import MMA_SYNC
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.decode import QUERY_ROWS
 from flashgen.schedules.defaults import default_configs, default_spec, other_half, plainer_specs
 from flashgen.schedules.legality import may_spill, why_illegal, why_unserved
 from flashgen.spec.attention import AttentionSpec
@@ -201,8 +200,6 @@ def _plain_tiles(
         for choice in _nearest_tables(served, slug, gpu, plain, seq_k):
             config = choice.config.textbook(spec)
             config = config.kernel if spec.invariant else config
-            if plain.mask != spec.mask:  # a decode of one query lends to that of several
-                configs.setdefault(replace(config, br=max(config.br, QUERY_ROWS)), choice)
             configs.setdefault(config, choice)
             configs.setdefault(config.pointer_twin(spec), choice)
     for config, choice in configs.items():

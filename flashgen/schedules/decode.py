@@ -47,12 +47,6 @@ RDNA_TILES = ((16, 32, 4, 3), (16, 16, 4, 1), (16, 16, 8, 1), (16, 64, 4, 3))
 textbook.RDNA_TILES."""
 
 
-QUERY_ROWS = 64
-"""Of a tile for several queries of a sequence, as speculative decoding has, which is lent by an
-entry of one query: 16 queries of 4 heads. By estimate 16 rows read the keys four times there, and
-take 2.6 times as long (H200, head dim 128, 8,192 keys); two queries take 1.15 times as long."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DecodeFields(CommonFields):
     """What its configs have beside."""

@@ -17,7 +17,7 @@ from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.numeric_class import class_tile
 from flashgen.schedules.whole_rows import why_no_rows
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import FEATURE_WORDS, KV_WORDS, features_on, masks_of
+from flashgen.spec.features import FEATURE_WORDS, KV_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.vocabulary import (
     MAX_HEAD_DIM,
@@ -296,8 +296,7 @@ def other_half(spec: AttentionSpec) -> AttentionSpec | None:
 def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
     """Specs whose tiles may serve this one, nearest first: without its features, and of tuned head
     dims from its own on up that are padded alike, each in both 16-bit types. Of an invariant spec
-    those of its class come first: another tile may be of another class. Of a decode of several
-    queries each is followed by that of one.
+    those of its class come first: another tile may be of another class.
     """
     plain = plain_spec(spec)
     widest = max(spec.head_dim, spec.head_dim_v)
@@ -310,21 +309,10 @@ def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
     ]
     if spec.invariant:
         like = [*(replace(one, invariant=True) for one in like), *like]
-    if one_query(spec) is not None:
-        like = [each for one in (spec, *like) for each in (one, one_query(one)) if each]
     for one in dict.fromkeys(like):
         for near in (one, other_half(one)):
             if near is not None and near != spec:
                 yield near
-
-
-def one_query(spec: AttentionSpec) -> AttentionSpec | None:
-    """The spec of a decode of one query, which needs no mask, for that of several; None for others,
-    and for features that need the mask.
-    """
-    if spec.direction != "decode" or not spec.causal or any(row.mask for row in features_on(spec)):
-        return None
-    return replace(spec, mask="none")
 
 
 def default_head_dim(spec: AttentionSpec) -> int:

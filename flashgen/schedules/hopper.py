@@ -130,7 +130,7 @@ class Hopper(Schedule[HopperFields]):
     def why_not(self, spec: AttentionSpec, config: HopperFields) -> str | None:
         if spec.invariant and spec.alibi:
             # Its distances are added in one instruction, not rounded as those of the class.
-            return "schedule hopper is invariant without alibi alone: got alibi"
+            return "schedule hopper has no alibi where a spec is invariant: got both"
         by_keys = spec.direction in BY_KEYS
         side, owned, walked = ("br", config.br, config.bc)
         if by_keys:

@@ -18,7 +18,7 @@ from flashgen.runtime.selection import (
     tune_command,
 )
 from flashgen.schedules.config import kernel_name
-from flashgen.schedules.defaults import default_config, plainer_specs, specs_with_default
+from flashgen.schedules.defaults import default_config, specs_with_default
 from flashgen.schedules.legality import may_spill, why_illegal
 from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
@@ -107,26 +107,6 @@ def test_packed_sequences_of_a_class_take_the_tile_of_its_entry() -> None:
         ("plain_tile", of_class),
         ("plain_tile", plain),
     ]
-
-
-def test_several_queries_take_the_tile_of_one_query_with_more_rows() -> None:
-    """Speculative decoding: a table has decodes of one query, and 16 queries are 64 rows or more."""
-    tile = make_config(16, 64, num_warps=8, num_stages=4, blocks_per_sm=2)
-    for paged, words in ((True, ()), (False, ("window",))):
-        one = make_spec("bfloat16", 128, direction="decode", paged=paged)
-        several = dataclasses.replace(one, mask="causal").with_features(words)
-        table = served(nvidia_l4=(make_choice(one, tile, BUCKETS[2]),))
-        found = ladder(table, "nvidia_l4", TARGETS["nvidia_l4"], several, 5000).rungs
-        assert [(s.rung, s.choice.spec, s.choice.config) for s in found[:2]] == [
-            ("plain_tile", several, dataclasses.replace(tile, br=64)),
-            ("plain_tile", several, tile),
-        ]
-
-
-def test_chunks_of_several_queries_have_no_tile_of_one() -> None:
-    """A chunk needs the causal mask, so one query and several are one spec."""
-    chunked = make_spec("bfloat16", 128, "causal", direction="decode", chunk=True)
-    assert all(each.mask == "causal" for each in plainer_specs(chunked))
 
 
 def test_the_relative_of_a_gpu_nobody_listed_has_its_matrix_rate() -> None:
