@@ -51,7 +51,7 @@ def measured(payload):
 
 
 def asked(out: Path, **more: Any) -> Namespace:
-    given = {"out": out, "prepared": out, "tiny": True, "only": None, "jobs": 1}
+    given = {"out": out, "prepared": out, "tiny": True, "only": None, "jobs": 1, "execute": False}
     return Namespace(**given | {"seconds": 600.0} | more)
 
 
