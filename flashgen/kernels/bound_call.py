@@ -105,6 +105,8 @@ class _Writer:
         direct, inner = launched.direct, relaunch.inner
         line: list[Any] = [(value,) for value in relaunch.flat]
         for place, argument in enumerate(launched.arguments):
+            if argument is None or type(argument) in (int, float):
+                continue
             twin = getattr(argument, "twin", None)
             x = argument if twin is None else argument.base
             if not isinstance(x, Tensor):
