@@ -9,7 +9,6 @@ a function without a loop or a look-up by name. The caller guarantees that the c
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +45,8 @@ class Binder:
 
     def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
         """Launch a plan for a call; the result is the call's."""
-        noting = copy.copy(plan)
-        noting.notes = self._launches
+        noting: Plan = object.__new__(Plan)  # copy.copy() takes twice as long
+        noting.__dict__ |= plan.__dict__ | {"notes": self._launches}
         found: Any = plan.launch(noting, call)
         self._made += [found] if isinstance(found, Tensor) else found
         return found  # type: ignore[no-any-return]
@@ -159,7 +158,9 @@ class _Writer:
         """Values that the function is to hold, as they stand in its text."""
         first = len(self._values)
         self._values += values
-        return [f"v{first + number}" for number in range(len(values))]
+        return [
+            "None" if value is None else f"v{number}" for number, value in enumerate(values, first)
+        ]
 
     def written(
         self,
