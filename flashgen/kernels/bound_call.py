@@ -9,22 +9,24 @@ a function without a loop or a look-up by name. The caller guarantees that the c
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashgen.kernels.direct_launch import Relaunch, watched
-from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.plan import KernelCall, NotedLaunch, Plan, Result
 
 ALIGNED = 15
 """Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
 """
+
+MOST_MAPS = 512
+"""Tensor maps of an argument that are kept: each is 128 bytes, and serves one address."""
 
 CallResults = tuple[Tensor | None, ...]
 
@@ -34,17 +36,17 @@ launches may not be repeated: a tensor is not aligned, or is the negative of its
 device is current, or something listens to launches."""
 
 
+@dataclass(eq=False)
 class Binder:
     """Launches plans, and notes their launches and the tensors that they made."""
 
-    def __init__(self) -> None:
-        self._launches: list[NotedLaunch] = []
-        self._made: list[Tensor] = []
+    _launches: list[NotedLaunch] = field(default_factory=list, init=False)
+    _made: list[Tensor] = field(default_factory=list, init=False)
 
     def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
         """Launch a plan for a call; the result is the call's."""
-        noting = copy.copy(plan)
-        noting.notes = self._launches
+        noting: Plan = object.__new__(Plan)  # copy.copy() takes twice as long
+        noting.__dict__ |= plan.__dict__ | {"notes": self._launches}
         found: Any = plan.launch(noting, call)
         self._made += [found] if isinstance(found, Tensor) else found
         return found  # type: ignore[no-any-return]
@@ -100,8 +102,10 @@ class _Writer:
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
         direct, inner = launched.direct, relaunch.inner
-        line: list[Any] = [(value,) for value in inner.flat]
+        line: list[Any] = [(value,) for value in relaunch.flat]
         for place, argument in enumerate(launched.arguments):
+            if argument is None or type(argument) in (int, float):
+                continue
             twin = getattr(argument, "twin", None)
             x = argument if twin is None else argument.base
             if not isinstance(x, Tensor):
@@ -135,15 +139,17 @@ class _Writer:
                     source = f"{self._hold(twin)[0]}({tensor})"
                 else:  # a tensor map is encoded once for an address
                     maps = _Maps(twin, encode)
+                    maps.known[address] = relaunch.flat[inner.places[place]]
                     get, new = self._hold(maps.known.get, maps)
                     source = f"({get}({at}) or {new}({tensor}))"
             line[inner.places[place]] = source
         # Neighbours that stay as they are stand together, in one tuple.
         runs = [list(run) for _, run in itertools.groupby(line, key=type)]
         fixed = [tuple(itertools.chain(*run)) for run in runs if type(run[0]) is tuple]
-        call, *names = self._hold(inner.call, *inner.before, *inner.after, *fixed)
+        grid = relaunch.blocks, 1, 1
+        call, *names = self._hold(inner.call, *grid, *inner.after, *fixed)
         known, held = names[: -len(fixed) or None], iter(names[-len(fixed) :])
-        known.insert(len(inner.before), "stream")
+        known.insert(len(grid), "stream")
         parts = [f"*{next(held)}" if type(run[0]) is tuple else ", ".join(run) for run in runs]
         arguments = ", ".join(parts)
         return f"{call}({', '.join(known)}, {f'[{arguments}]' if inner.as_list else arguments})"
@@ -152,7 +158,9 @@ class _Writer:
         """Values that the function is to hold, as they stand in its text."""
         first = len(self._values)
         self._values += values
-        return [f"v{first + number}" for number in range(len(values))]
+        return [
+            "None" if value is None else f"v{number}" for number, value in enumerate(values, first)
+        ]
 
     def written(
         self,
@@ -223,7 +231,7 @@ class _Maps:
 
     def __call__(self, tensor: Tensor) -> Any:
         """The map of a tensor, which is kept."""
-        made = self._encode(self._twin(tensor))
+        made, *_ = self._encode(self._twin(tensor))
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
         self.known[tensor.data_ptr()] = made

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels import bound_call
 from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime.call_cache import KeptCall
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.varlen import attention_varlen
 from tests.cpu.runtime.test_call_cache import attention, by_launch, moved, tensors
@@ -74,7 +76,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "other pages": in_pages(5, 2, 1),
 }
 NEVER = {
-    "used": packed(40, 24, seqused_k=torch.tensor([5, 6], dtype=torch.int32)),
     "q base": packed(40, 24, q=moved(torch.zeros(64, 4, 64, dtype=BF16))),
     "sinks base": packed(40, 24, sinks=torch.zeros(5)[1:]),
     "negative scale": packed(40, 24, scale=-0.5),
@@ -127,6 +128,25 @@ def test_bounds_that_changed_in_place_are_read(driver: Written, own: Dispatcher)
     (first, *_), _ = by_launch(driver, own, calling(call), 4)
     call["cu_seqlens_q"].copy_(bounds(24, 40))
     assert by_launch(driver, own, calling(call), 1) == ([first], 1)
+
+
+def test_lengths_in_use_are_read_at_each_call(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sequences end is computed of them, and the launch is repeated."""
+    used = torch.tensor([5, 6], dtype=torch.int32)
+    call = packed(40, 24, seqused_k=used)
+    assert by_launch(driver, own, calling(call), 5)[1] == 3
+    used.copy_(torch.tensor([3, 30]))
+    kept, ends = KeptCall.call, []
+
+    def seen(self: KeptCall, *given: Any) -> Any:
+        ends.append(given[4 + OF_PLACES.index("k_ends")].tolist())
+        return kept(self, *given)
+
+    monkeypatch.setattr(KeptCall, "call", seen)
+    assert by_launch(driver, own, calling(call), 1)[1] == 1
+    assert ends == [[3, 64]]
 
 
 def test_zeros_are_of_one_address_and_longer_ones_are_added(own: Dispatcher) -> None:
