@@ -10,7 +10,8 @@ from flashgen.ptx.clocks import Engine
 from flashgen.ptx.findings import Report, Sanitizer
 from flashgen.ptx.memory import Buffer, GlobalMemory, shared_layout
 from flashgen.ptx.program import Program
-from flashgen.ptx.shadow import GlobalShadow
+from flashgen.ptx.releases import Place, Views
+from flashgen.ptx.shadow import MOST_READERS, GlobalShadow
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.types import DecodedStep
 
@@ -31,7 +32,9 @@ class LaunchInputs:
 
 
 class Decoded:
-    """A program whose instructions are decoded: an execute.Loaded."""
+    """A program whose instructions are decoded: an execute.Loaded. releases: whether it orders its
+    blocks.
+    """
 
     program: Program
     constants: Sequence[Buffer]
@@ -39,6 +42,7 @@ class Decoded:
     guards: tuple[tuple[int, bool] | None, ...]
     guarded: frozenset[int]
     engines: frozenset[Engine]
+    releases: bool
     shared_cell: int
     global_cell: int
 
@@ -61,6 +65,7 @@ class Machine:
         _, self.shared_bytes = shared_layout(program, launch.shared_bytes)
         self.shared_cell, self.global_cell = loaded.shared_cell, loaded.global_cell
         self.report = Report()
+        self.published: dict[Place, Views] = {}
         self._shadows: dict[int, GlobalShadow] = {}
 
     def shadow_of(self, buffer: Buffer) -> GlobalShadow | None:
@@ -69,7 +74,9 @@ class Machine:
             return None
         if buffer.address not in self._shadows:
             size = buffer.limits[1] - buffer.address
-            self._shadows[buffer.address] = GlobalShadow(size, self.global_cell)
+            self._shadows[buffer.address] = GlobalShadow(
+                size, self.global_cell, MOST_READERS if self.loaded.releases else 1
+            )
         return self._shadows[buffer.address]
 
 

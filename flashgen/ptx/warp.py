@@ -10,7 +10,10 @@ import numpy as np
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
 from flashgen.ptx.findings import Fault, Finding, Sanitizer
+from flashgen.ptx.memory import Buffer
+from flashgen.ptx.poll import Poll
 from flashgen.ptx.queue import Queue
+from flashgen.ptx.releases import WarpReleases
 from flashgen.ptx.types import Array, LaneMask
 
 LANES = np.arange(32)
@@ -18,10 +21,13 @@ ALL = np.ones(32, bool)
 
 
 class Wait(NamedTuple):
-    """What a blocked warp waits for, in words, and whether that has come."""
+    """What a blocked warp waits for, in words, and whether that has come. elsewhere: it comes from
+    another block.
+    """
 
     reason: Callable[[], str]
     ready: Callable[[], bool]
+    elsewhere: bool = False
 
 
 class Warp:
@@ -45,6 +51,8 @@ class Warp:
         self.view[GENERIC, number] = 1
         self.released = block.agents.view()  # what a fence has made known to relaxed arrivals
         self.relaxed = block.agents.view()  # what relaxed waits have seen, until a fence
+        self.releases = WarpReleases()
+        self.poll = Poll()
         self.register_limit = block.machine.program.max_registers or 0
         self.in_flight: set[int] = set()  # registers that wgmma will write
         self.fenced: list[Any] | None = None  # registers at the last wgmma.fence
@@ -75,6 +83,18 @@ class Warp:
         """
         agent = self.block.agents.engine(engine, self.number)
         self.view[:, agent] = np.maximum(self.view[:, agent], self.queues[engine].wait(pending))
+
+    def await_write(self, buffer: Buffer, at: Array, values: Array) -> None:
+        """Wait until other values are in these words of a buffer, or until other warps have changed
+        what the block shares.
+        """
+        before, words = self.block.shared_state(), buffer.words.of(values.itemsize)
+        first = buffer.address + int(at.reshape(-1)[0]) * values.itemsize
+
+        def ready() -> bool:
+            return bool((words[at] != values).any()) or self.block.shared_state() != before
+
+        self.wait = Wait(lambda: self.block.machine.memory.describe(first), ready, elsewhere=True)
 
     def perform(self, engine: Engine, work: Callable[[], None]) -> None:
         """Do a piece of work of the open group of an engine now, or when it is awaited."""

@@ -8,6 +8,7 @@ from flashgen.ptx.access import active, read_global, read_shared, spread, write_
 from flashgen.ptx.decode import Form, Store, instruction
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
 from flashgen.ptx.program import Group, Operand, Register
+from flashgen.ptx.releases import MemoryOrder
 from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
@@ -17,8 +18,20 @@ CACHING = (
 )  # fmt: skip
 """Hints to the caches, which have no semantics (PTX ISA 9.7.9.1)."""
 
-ORDERS = ("weak", "relaxed", "volatile", "cta", "gpu", "sys", "cluster", "acquire", "release")
-"""Memory orders and scopes of single accesses: warps see each other's accesses at once here."""
+
+def memory_order(form: Form, *, atomic: bool = False) -> MemoryOrder | None:
+    """Take .sem and .scope; None of a weak access (8.3, "Memory operations"). .volatile is
+    .relaxed.sys there.
+    """
+    sem = form.choice("relaxed", "acquire", "release", "acq_rel", "volatile", "weak")
+    scope = form.choice("cta", "cluster", "gpu", "sys")
+    if sem in ("", "weak") and not atomic:
+        return None
+    return MemoryOrder(
+        acquires=sem in ("acquire", "acq_rel"),
+        releases=sem in ("release", "acq_rel"),
+        in_block=scope == "cta",
+    )
 
 
 @instruction("mov")
@@ -99,8 +112,8 @@ def vector_length(form: Form) -> int:
 def load(form: Form) -> DecodedStep:
     """9.7.9.8: of a parameter, of shared or of global memory."""
     space = form.choice("param", "global", "shared", "shared::cta", "const", "param::entry")
-    form.hint(*CACHING, *ORDERS)
-    count, kind = vector_length(form), form.type()
+    form.hint(*CACHING)
+    order, count, kind = memory_order(form), vector_length(form), form.type()
     size = TYPE_BYTES[kind]
     targets = form.group(0)
     if len(targets) != count:
@@ -116,7 +129,7 @@ def load(form: Form) -> DecodedStep:
     def read(warp: Warp, addresses: Array, mask: LaneMask) -> Array:
         if shared:
             return read_shared(warp, addresses, size, count, mask, of_vector)
-        return read_global(warp, addresses, size, count, mask)
+        return read_global(warp, addresses, size, count, mask, order)
 
     def step(warp: Warp, mask: LaneMask) -> None:
         values = spread(read(warp, active(address(warp), mask), mask), mask)
@@ -177,19 +190,21 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
 def store(form: Form) -> DecodedStep:
     """9.7.9.11: to shared or global memory."""
     space = form.choice("global", "shared", "shared::cta")
-    form.hint(*CACHING, *ORDERS)
-    count, kind = vector_length(form), form.type()
+    form.hint(*CACHING)
+    order, count, kind = memory_order(form), vector_length(form), form.type()
     size = TYPE_BYTES[kind]
     reads = [form.bits(source, size) for source in form.group(1)]
     if len(reads) != count:
         form.wrong(f"a vector of {len(reads)}")
     shared = space.startswith("shared")
     address = form.address(0, 4 if shared else 8)
-    write = write_shared if shared else write_global
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        values: Array = np.stack([read(warp) for read in reads], 1)
-        write(warp, active(address(warp), mask), active(values, mask), mask)
+        values: Array = active(np.stack([read(warp) for read in reads], 1), mask)
+        if shared:
+            write_shared(warp, active(address(warp), mask), values, mask)
+        else:
+            write_global(warp, active(address(warp), mask), values, mask, order)
 
     return step
 
