@@ -31,6 +31,7 @@ from flashgen.ptx.program import (
     Targets,
 )
 from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, DecodedStep, Format, LaneMask, same
+from flashgen.ptx.undefined import Uninitialised, mark
 from flashgen.ptx.warp import Warp
 
 OperandReader = Callable[[Warp], Array]
@@ -39,14 +40,6 @@ Semantics = Callable[["Form"], DecodedStep]
 
 TABLE: dict[str, Semantics] = {}
 """Semantics by opcode, as far as it says what is done: "add", "wgmma.fence"."""
-
-
-class Uninitialised(Exception):
-    """A register is read to which nothing was written."""
-
-    def __init__(self, register: Register) -> None:
-        super().__init__(register)
-        self.register = register
 
 
 def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
@@ -298,7 +291,9 @@ class Form:
         def write(warp: Warp, bits: Array, mask: LaneMask) -> None:
             if mask is not None:
                 held = warp.registers[index]
-                bits = np.where(mask, bits, bits.dtype.type(0) if held is None else held)
+                if held is None:
+                    held = mark(warp, index, ~mask)
+                bits = np.where(mask, bits, held)
             warp.registers[index] = bits
 
         return write

@@ -27,7 +27,7 @@ from flashgen.ptx.program import (
     Operand,
     Program,
     PtxInstruction,
-    Register,
+    registers_in,
 )
 from flashgen.ptx.schedule import MOST_STEPS, run_blocks
 from flashgen.ptx.types import TYPE_BYTES
@@ -55,7 +55,10 @@ class Loaded(Decoded):
             None if item.predicate is None else (item.predicate.index, item.negated)
             for item in program.instructions
         )
-        self.guarded = _guarded(program)
+        self.touched = tuple(
+            frozenset(register.index for register in registers_in(item.operands))
+            for item in program.instructions
+        )
         self.engines = _engines(program)
         self.releases = _releases(program)
         self.shared_cell = _cell(program, "shared")
@@ -101,17 +104,6 @@ def execute(
             name = cut(machine.program.name)
             raise InvalidPtx(f"{name} cannot be executed: {one_line(error)}") from error
     return machine.report
-
-
-def _guarded(program: Program) -> frozenset[int]:
-    """Registers that a guarded instruction writes: where its guard fails, the program may hold
-    nothing in them, and Triton's reductions pass that on to lanes that do not use it.
-    """
-    found: set[int] = set()
-    for item in program.instructions:
-        if item.predicate is not None and item.operands:
-            found.update(part.index for part in _parts(item) if isinstance(part, Register))
-    return frozenset(found)
 
 
 def _engines(program: Program) -> frozenset[Engine]:

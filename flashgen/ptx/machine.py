@@ -32,15 +32,15 @@ class LaunchInputs:
 
 
 class Decoded:
-    """A program whose instructions are decoded: an execute.Loaded. releases: whether it orders its
-    blocks.
+    """A program whose instructions are decoded: an execute.Loaded. touched: the registers of each;
+    releases: whether it orders its blocks.
     """
 
     program: Program
     constants: Sequence[Buffer]
     steps: tuple[DecodedStep, ...]
     guards: tuple[tuple[int, bool] | None, ...]
-    guarded: frozenset[int]
+    touched: tuple[frozenset[int], ...]
     engines: frozenset[Engine]
     releases: bool
     shared_cell: int

@@ -169,30 +169,24 @@ class Program:
         return -(-self.threads // 32)
 
     @cached_property
-    def written(self) -> frozenset[Register]:
-        """Registers that may be destinations: those in the first operand of an instruction."""
-        firsts = (item.operands[0] for item in self.instructions if item.operands)
-        return frozenset(register for first in firsts for register in _registers(first))
-
-    @cached_property
     def used(self) -> frozenset[Register]:
         """Registers that an instruction reads: those of a load's destination alone are not used."""
         found: set[Register] = set()
         for item in self.instructions:
             skipped = 1 if item.opcode.startswith("ld") else 0
             for operand in item.operands[skipped:]:
-                found.update(_registers(operand))
+                found.update(registers_in(operand))
             if item.predicate is not None:
                 found.add(item.predicate)
         return frozenset(found)
 
 
-def _registers(operand: object) -> Iterator[Register]:
+def registers_in(operand: object) -> Iterator[Register]:
     """The registers in an operand, or in what it consists of."""
     if isinstance(operand, Register):
         yield operand
     elif isinstance(operand, tuple):
         for item in operand:
-            yield from _registers(item)
+            yield from registers_in(item)
     elif is_dataclass(operand):
-        yield from _registers(tuple(vars(operand).values()))
+        yield from registers_in(tuple(vars(operand).values()))

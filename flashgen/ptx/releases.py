@@ -104,8 +104,8 @@ def synchronize(
     block = warp.block.number if order.in_block else None
     kept = {(int(a), block): None if replaces else published.get((int(a), block)) for a in written}
     after = {id(views): _joined(views, released) for views in _distinct(kept.values())}
-    for place, views in kept.items():
-        published[place] = after.get(id(views), released)
+    for place, earlier in kept.items():
+        published[place] = after.get(id(earlier), released)
 
 
 def _distinct(found: Iterable[Views | None]) -> list[Views]:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from flashgen.errors import one_line
+from flashgen.ptx import undefined
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
-from flashgen.ptx.decode import Uninitialised
 from flashgen.ptx.machine import Machine
 from flashgen.ptx.program import FOREIGN, InvalidPtx
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, LaneMask
+from flashgen.ptx.types import LaneMask
 from flashgen.ptx.warp import ALL, Warp
 
 TURNS = (20, 200, 2000)
@@ -106,6 +106,7 @@ def run_warp(warp: Warp, most: int) -> int:
     """Run a warp until it waits, ends, or has executed `most` instructions; how many it did."""
     machine = warp.block.machine
     steps, guards, registers = machine.steps, machine.guards, warp.registers
+    touched, unwritten = machine.loaded.touched, warp.undefined
     done = 0
     while done < most and not warp.done:
         if warp.others:
@@ -120,7 +121,9 @@ def run_warp(warp: Warp, most: int) -> int:
         if guard is not None:
             held = registers[guard[0]]
             if held is None:
-                held = _uninitialised(warp, guard[0])
+                held = undefined.mark(warp, guard[0])
+            if guard[0] in unwritten:
+                undefined.check_guard(warp, guard[0])
             mask = held ^ guard[1] if guard[1] else held
             if active is not ALL:
                 mask = mask & active
@@ -131,9 +134,12 @@ def run_warp(warp: Warp, most: int) -> int:
                 warp.position = position + 1
                 continue
         try:
-            following = steps[position](warp, mask)
-        except Uninitialised as error:
-            _uninitialised(warp, error.register.index)
+            if unwritten and not touched[position].isdisjoint(unwritten):
+                following = undefined.execute(warp, steps[position], mask)
+            else:
+                following = steps[position](warp, mask)
+        except undefined.Uninitialised as error:
+            undefined.mark(warp, error.register.index)
             continue
         except InvalidPtx:
             raise
@@ -144,20 +150,6 @@ def run_warp(warp: Warp, most: int) -> int:
         if warp.wait is not None:
             break
     return done
-
-
-def _uninitialised(warp: Warp, index: int) -> Array:
-    """Report a read of a register that holds nothing, and give it a value that spoils results."""
-    machine = warp.block.machine
-    name, kind = machine.program.names[index], machine.program.registers[index]
-    if index in warp.in_flight:
-        raise warp.fault("synccheck", f"it reads {name} before it has waited for the wgmma")
-    if index not in machine.loaded.guarded:
-        warp.report("initcheck", f"it reads the register {name}, to which nothing was written")
-    dtype = bool if kind == "pred" else RAW[TYPE_BYTES[kind]]
-    held: Array = np.full(32, SPOILED % (1 << 8 * np.dtype(dtype).itemsize)).astype(dtype)
-    warp.registers[index] = held
-    return held
 
 
 def _deadlock(live: list[Warp]) -> Exception:

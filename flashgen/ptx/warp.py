@@ -15,6 +15,7 @@ from flashgen.ptx.poll import Poll
 from flashgen.ptx.queue import Queue
 from flashgen.ptx.releases import WarpReleases
 from flashgen.ptx.types import Array, LaneMask
+from flashgen.ptx.undefined import Undefined
 
 LANES = np.arange(32)
 ALL = np.ones(32, bool)
@@ -47,6 +48,7 @@ class Warp:
         self.done = False
         self.wait: Wait | None = None
         self.registers: list[Any] = [None] * len(block.machine.program.registers)
+        self.undefined: dict[int, Undefined] = {}  # registers with bits that nobody wrote
         self.view = block.agents.view()
         self.view[GENERIC, number] = 1
         self.released = block.agents.view()  # what a fence has made known to relaxed arrivals

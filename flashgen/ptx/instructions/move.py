@@ -9,7 +9,7 @@ from flashgen.ptx.decode import Form, Store, instruction
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
 from flashgen.ptx.program import Group, Operand, Register
 from flashgen.ptx.releases import MemoryOrder
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, DecodedStep, LaneMask
+from flashgen.ptx.types import RAW, TYPE_BYTES, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
 CACHING = (
@@ -54,14 +54,6 @@ def move(form: Form) -> DecodedStep:
 def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     raw, part_size = RAW[size], size // len(parts)
     reads = [form.bits(part, part_size) for part in parts]
-    undefined = [isinstance(each, Register) and each not in form.program.written for each in parts]
-    if not all(undefined):
-        # LLVM leaves halves that nobody uses undefined: no instruction writes such a register.
-        spoiled = np.full(32, SPOILED % (1 << 8 * part_size), RAW[part_size])
-        reads = [
-            (lambda warp: spoiled) if empty else read
-            for read, empty in zip(reads, undefined, strict=True)
-        ]
     write = form.store(form.operands[0])
 
     def step(warp: Warp, mask: LaneMask) -> None:

@@ -32,7 +32,7 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
     ("shared memory not aligned", "memcheck", "st.shared.b64 [%r61+4], %d20;", "not aligned"),
     ("a parameter behind its end", "memcheck", "ld.param.u64 %d1, [p0+8];", "of a parameter that has 8"),
     ("shared memory nobody wrote", "initcheck", "ld.shared.b32 %r1, [%r62];", "which nobody has written"),
-    ("a register nobody wrote", "initcheck", "add.s32 %r1, %r2, 1;", "the register %r2"),
+    ("a register nobody wrote", "initcheck", "st.shared.b32 [%r62], %r2;", "stores the register %r2, to which"),
     ("two warps write one word", "racecheck", "st.shared.b32 [%r61], %r60;", "nothing orders the two"),
     (
         "a warp reads what another writes", "racecheck",
