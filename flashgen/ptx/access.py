@@ -149,6 +149,19 @@ def report_conflict(warp: Warp, conflict: Conflict, doing: str) -> None:
     )
 
 
+# The stack
+
+
+def stack_places(
+    warp: Warp, addresses: Array, unit: int, count: int, mask: LaneMask, doing: str
+) -> Array:
+    """Where an access to the stack lies; raises a Fault if outside or misaligned."""
+    try:
+        return warp.stack.places(lanes_of(mask), addresses, unit, count)
+    except BadAddress as error:
+        raise _bad_lane(warp, mask, error, doing) from None
+
+
 # Global memory
 
 
@@ -156,9 +169,12 @@ def find_global(
     warp: Warp, addresses: Array, size: int, mask: LaneMask, doing: str
 ) -> Buffer | None:
     """The buffer of an access by the active lanes; None if they are in several."""
+    machine = warp.block.machine
     try:
-        return warp.block.machine.memory.find(addresses, size)
+        return machine.memory.find(addresses, size)
     except BadAddress as error:
+        if machine.program.loads_address(machine.program.instructions[warp.position]):
+            error.message += "; the address was loaded from memory: pass its tensor in memory=[...]"
         raise _bad_lane(warp, mask, error, doing) from None
     except LookupError:
         return None

@@ -32,7 +32,7 @@ from flashgen.ptx.program import (
 )
 from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, DecodedStep, Format, LaneMask, same
 from flashgen.ptx.undefined import Uninitialised, mark
-from flashgen.ptx.warp import Warp
+from flashgen.ptx.warp import CLOCKS, Warp
 
 OperandReader = Callable[[Warp], Array]
 Store = Callable[[Warp, Array, LaneMask], None]
@@ -222,6 +222,9 @@ class Form:
             constant = np.full(32, _immediate(operand.text, size, kind), raw)
         elif isinstance(operand, Name) and operand.text.startswith("%"):
             special = operand.text
+            if special in CLOCKS:
+                shift = 32 if special.endswith("_hi") else 0
+                return lambda warp: np.full(32, warp.block.machine.clock() >> shift).astype(raw)
             return lambda warp: warp.special[special].astype(raw)
         elif isinstance(operand, Name):
             constant = np.full(32, self._symbol(operand.text), np.uint64).astype(raw)
@@ -265,6 +268,11 @@ class Form:
         if not isinstance(operand, Address) or not isinstance(operand.base, Name):
             return None
         return self._symbol(operand.base.text) + operand.offset
+
+    def on_stack(self, at: int) -> bool:
+        """Whether an operand in square brackets is a variable of the stack."""
+        operand = self.operands[at]
+        return isinstance(operand, Address) and isinstance(operand.base, Number)
 
     def _symbol(self, name: str) -> int:
         """The address of a variable or parameter, in its own space."""

@@ -65,8 +65,14 @@ class Machine:
         _, self.shared_bytes = shared_layout(program, launch.shared_bytes)
         self.shared_cell, self.global_cell = loaded.shared_cell, loaded.global_cell
         self.report = Report()
+        self._readings = 0
         self.published: dict[Place, Views] = {}
         self._shadows: dict[int, GlobalShadow] = {}
+
+    def clock(self) -> int:
+        """The time, in instructions: it moves with each reading."""
+        self._readings += 1
+        return self.report.steps + self._readings
 
     def shadow_of(self, buffer: Buffer) -> GlobalShadow | None:
         """The shadow of a tensor; None without racecheck."""

@@ -143,13 +143,14 @@ def _check_uses(
     warp: Warp, opcode: str, modifiers: list[str], sources: Operands, mask: LaneMask
 ) -> None:
     """Report what must be defined, of a value that is stored the bytes that are."""
+    on_stack = opcode == "st" and not {"param", "local"}.isdisjoint(modifiers)
     size = min((TYPE_BYTES[each] for each in modifiers if each in TYPE_BYTES), default=8)
     for operand in sources:
         is_address = isinstance(operand, Address | Box)
         doing = "takes an address from" if is_address else _DOING.get(opcode, "uses")
         for register in registers_in(operand):
             entry = warp.undefined.get(register.index)
-            if entry is None:
+            if entry is None or (on_stack and not is_address):
                 continue
             if opcode in ("st", "atom", "red") and not is_address:
                 entry = Undefined(entry.bits.astype(RAW[min(size, 8)]), entry.origin)

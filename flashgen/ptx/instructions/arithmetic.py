@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, flush
+from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, LaneMask, flush
+from flashgen.ptx.warp import Warp
 
 Function = Callable[..., Array]
 
@@ -18,6 +19,8 @@ def arithmetic(form: Form) -> DecodedStep:
     """9.7.1.1 to 9.7.1.4, 9.7.3.3 to 9.7.3.7, 9.7.4.1, 9.7.4.4 and 9.7.5.1 to 9.7.5.3; .f32x2 and
     .bf16x2 lane by lane. mad of floats is fma; .lo, .hi and .wide are of products of integers.
     """
+    if "cc" in form.modifiers:
+        return with_carry(form)
     function = _OPERATIONS[form.opcode]
     if form.opcode in _MIXED and (narrow := _narrow_type(form)):
         return _mixed(form, function, narrow)
@@ -54,16 +57,27 @@ def fused(a: Array, b: Array, c: Array) -> Array:
 
 @instruction("min", "max")
 def extreme(form: Form) -> DecodedStep:
-    """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN. Three inputs
-    are of sm_100 and later.
+    """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN; .xorsign.abs:
+    of the sizes, with the sign of the product. Three inputs are of sm_100 and later.
     """
     kind = form.format()
+    sizes = form.flag("xorsign") & form.flag("abs")
     loses = kind.floating and not form.flag("NaN")
     least, most = (np.fmin, np.fmax) if loses else (np.minimum, np.maximum)
     function = _flushed(form, least if form.opcode == "min" else most)
+    if sizes:
+        return elementwise(form, _with_sign_of_product(function), kind, [kind] * 2)
     if len(form.operands) == 4:
         return elementwise(form, lambda a, b, c: function(function(a, b), c), kind, [kind] * 3)
     return elementwise(form, function, kind, [kind] * 2)
+
+
+def _with_sign_of_product(function: Function) -> Function:
+    def applied(a: Array, b: Array) -> Array:
+        found = function(np.abs(a), np.abs(b))
+        return np.where(np.signbit(a) ^ np.signbit(b), -found, found)
+
+    return applied
 
 
 @instruction("neg", "abs")
@@ -117,6 +131,37 @@ def dot_of_bytes(form: Form) -> DecodedStep:
 
     bits, added = FORMATS["u32"], FORMATS["s32"]
     return elementwise(form, dot, result, [bits, bits, added])
+
+
+@instruction("addc", "subc", "madc")
+def with_carry(form: Form) -> DecodedStep:
+    """9.7.2, "Extended-precision integer arithmetic": "c" adds the carry of the lane, or subtracts
+    its borrow; .cc sets it.
+    """
+    name, takes = form.opcode.removesuffix("c"), form.opcode.endswith("c")
+    sets, part, kind = form.flag("cc"), form.choice("lo", "hi"), form.format()
+    reads = [form.numbers(item, FORMATS[f"u{8 * kind.size}"]) for item in form.operands[1:]]
+    product = np.multiply if part == "lo" else _upper_half(kind)
+    write = form.result(FORMATS[f"u{8 * kind.size}"])
+
+    def step(warp: Warp, mask: LaneMask) -> None:
+        values = [read(warp) for read in reads]
+        if name == "mad":
+            signed = [value.view(DTYPES[kind.name]) for value in values[:2]]
+            values = [product(*signed).view(values[0].dtype), values[2]]
+        first, second = values
+        carry = warp.carry.astype(first.dtype) if takes else first.dtype.type(0)
+        if name == "sub":
+            found = first - second - carry
+            over = (first < second) | ((first == second) & (carry != 0))
+        else:
+            found = first + second + carry
+            over = (found < first) | ((found == first) & (carry != 0) & (second != 0))
+        if sets:
+            warp.carry = over if mask is None else np.where(mask, over, warp.carry)
+        write(warp, found, mask)
+
+    return step
 
 
 _OPERATIONS: dict[str, Function] = {

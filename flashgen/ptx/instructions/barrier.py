@@ -30,10 +30,13 @@ def barrier(form: Form) -> DecodedStep:
     name = form.number(0, "u32")
     threads = form.number(1, "u32") if len(form.operands) > 1 else None
 
-    def step(warp: Warp, mask: LaneMask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> int | None:
+        if mask is not None and warp.hold():
+            return warp.position
         whole_warp(warp, mask)
         count = warp.block.machine.program.threads if threads is None else int(threads(warp)[0])
         arrive(warp, int(name(warp)[0]), count, waits=kind == "sync")
+        return None
 
     return step
 

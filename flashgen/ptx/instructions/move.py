@@ -6,7 +6,8 @@ import numpy as np
 
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
 from flashgen.ptx.decode import Form, Store, instruction
-from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
+from flashgen.ptx.instructions import stack
+from flashgen.ptx.memory import LOCAL_BASE, PARAMETER_BASE, PARAMETER_STRIDE
 from flashgen.ptx.program import Group, Operand, Register
 from flashgen.ptx.releases import MemoryOrder
 from flashgen.ptx.types import RAW, TYPE_BYTES, Array, DecodedStep, LaneMask
@@ -81,18 +82,24 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
 @instruction("cvta", "mapa")
 def convert_address(form: Form) -> DecodedStep:
     """9.7.9.20: generic addresses are those of each state space here, which do not overlap, but for
-    parameters. 9.7.9.22: a cluster has one block here, so every address is the block's own.
+    parameters and the stack. 9.7.9.22: a cluster has one block here, so that every address is the
+    block's own.
     """
     to = form.flag("to")
-    space = form.choice("global", "shared", "param", "const", "shared::cta", "shared::cluster")
+    space = form.choice(
+        "global", "shared", "param", "const", "local", "shared::cta", "shared::cluster"
+    )
     size = TYPE_BYTES[form.type()]
     read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
-    if space != "param":
+    if space not in _BASES:
         return lambda warp, mask: write(warp, read(warp), mask)
     if size != 8:
         form.wrong("a generic address has 64 bits")
-    base = np.uint64((-PARAMETER_BASE if to else PARAMETER_BASE) % (1 << 64))
+    base = np.uint64((-_BASES[space] if to else _BASES[space]) % (1 << 64))
     return lambda warp, mask: write(warp, read(warp) + base, mask)
+
+
+_BASES = {"param": PARAMETER_BASE, "local": LOCAL_BASE}
 
 
 def vector_length(form: Form) -> int:
@@ -102,8 +109,10 @@ def vector_length(form: Form) -> int:
 
 @instruction("ld", "ldu")
 def load(form: Form) -> DecodedStep:
-    """9.7.9.8: of a parameter, of shared or of global memory."""
-    space = form.choice("param", "global", "shared", "shared::cta", "const", "param::entry")
+    """9.7.9.8: of a parameter, of the stack, of shared or of global memory."""
+    space = form.choice(
+        "param", "global", "shared", "shared::cta", "const", "param::entry", "local"
+    )
     form.hint(*CACHING)
     order, count, kind = memory_order(form), vector_length(form), form.type()
     size = TYPE_BYTES[kind]
@@ -111,7 +120,7 @@ def load(form: Form) -> DecodedStep:
     if len(targets) != count:
         form.wrong(f"a vector of {len(targets)}")
     writes = [_extended(form, target, kind) for target in targets]
-    if space.startswith("param"):
+    if space.startswith("param") and not form.on_stack(1):
         return _load_parameter(form, size, writes)
     shared = space.startswith("shared")
     address = form.address(1, 4 if shared else 8)
@@ -131,7 +140,13 @@ def load(form: Form) -> DecodedStep:
         for write, column in zip(writes, values.T.copy(), strict=True):
             write(warp, column, mask)
 
-    return step
+    if space in ("param", "local"):
+        return stack.load(form, size, writes, base=0)
+    return (
+        step
+        if space
+        else stack.generic(form, step, stack.load(form, size, writes, base=LOCAL_BASE))
+    )
 
 
 def _extended(form: Form, target: Operand, kind: str) -> Store:
@@ -180,8 +195,8 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
 
 @instruction("st")
 def store(form: Form) -> DecodedStep:
-    """9.7.9.11: to shared or global memory."""
-    space = form.choice("global", "shared", "shared::cta")
+    """9.7.9.11: to the stack, shared or global memory."""
+    space = form.choice("global", "shared", "shared::cta", "param", "local")
     form.hint(*CACHING)
     order, count, kind = memory_order(form), vector_length(form), form.type()
     size = TYPE_BYTES[kind]
@@ -198,7 +213,9 @@ def store(form: Form) -> DecodedStep:
         else:
             write_global(warp, active(address(warp), mask), values, mask, order)
 
-    return step
+    if space in ("param", "local"):
+        return stack.store(form, size, base=0)
+    return step if space else stack.generic(form, step, stack.store(form, size, base=LOCAL_BASE))
 
 
 @instruction("prefetch", "prefetchu", "discard", "applypriority")

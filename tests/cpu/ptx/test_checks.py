@@ -68,6 +68,10 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
         "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
         "1 of 2 arrivals",
     ),
+    ("half of a warp comes to a barrier, and the others end", "synccheck",
+     "mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 16; @%p1 bra OUT; bar.sync 0; bra E; OUT: ret; E:", "16 do"),
+    ("a trap behind a barrier that half of a warp comes to", "memcheck",
+     "mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 16; @%p1 bra OUT; bar.sync 0; bra E; OUT: trap; E:", "it traps"),
     ("a trap", "memcheck", "setp.eq.u32 %p1, %r60, 3; @%p1 trap;", "it traps"),
     (
         "an mbarrier that awaits bytes at the end", "synccheck",
@@ -110,6 +114,7 @@ def test_blocks_race_for_a_tensor_unless_they_use_atomics() -> None:
 SILENT = {
     "a barrier between": "st.shared.b32 [%r62], %r60; bar.sync 0; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5];",
     "a barrier by its other name": "st.shared.b32 [%r62], %r60; barrier.sync 1; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5];",
+    "lanes that come to a barrier one after another": "mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 16; @%p1 bra OUT; IN: bar.sync 0; bra E; OUT: mov.b32 %r2, 0; bra IN; E:",
     "the same value by all": "st.shared.b32 [%r61], 7;",
     "each lane its own place": "st.shared.b32 [%r62], %r60; ld.shared.b32 %r1, [%r62]; st.global.b32 [%d21], %r1;",
     "arrive and sync": "setp.ge.u32 %p1, %r60, 32; @%p1 bra C; st.shared.b32 [%r62], 1; bar.arrive 1, 64; bra E; C: bar.sync 1, 64; ld.shared.b32 %r1, [%r62+-128]; E:",
