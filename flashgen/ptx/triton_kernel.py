@@ -203,8 +203,8 @@ def _values(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> dict[s
         raise InvalidArgument(f"the kernel takes {len(names)} arguments: got {len(args)}")
     values = dict(zip(names, args, strict=False))
     for name, value in named.items():
-        if name not in names or name in values:
-            raise InvalidArgument(f"{name} is no argument of the kernel, or is given twice")
+        if name in values:
+            raise InvalidArgument(f"{name} is given twice")
         values[name] = value
     for parameter in kernel.params:
         if parameter.name not in values:

@@ -79,6 +79,17 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
         "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r61], 16;", "at the end",
     ),
     (
+        "a phase that is awaited twice", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; "
+        "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; "
+        "V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra V;", "it waits again for phase 0 of the mbarrier at byte 0",
+    ),
+    (
+        "an mbarrier that is made twice", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1;",
+        "it initialises an mbarrier that is in use",
+    ),
+    (
         "an arrival too many", "synccheck",
         "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 2; bar.sync 0; "
         "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r61], 3;", "3 arrivals",
@@ -120,6 +131,8 @@ SILENT = {
     "arrive and sync": "setp.ge.u32 %p1, %r60, 32; @%p1 bra C; st.shared.b32 [%r62], 1; bar.arrive 1, 64; bra E; C: bar.sync 1, 64; ld.shared.b32 %r1, [%r62+-128]; E:",
     "an mbarrier between": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 32; bar.sync 0; setp.ge.u32 %p2, %r60, 32; @%p2 bra C; st.shared.b32 [%r62+128], 1; mbarrier.arrive.shared::cta.b64 _, [%r61]; bra E; C: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r61], 0; @!%p3 bra C; ld.shared.b32 %r1, [%r62]; E:",
     "bytes expected and complete": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r61], 16; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r61]; @%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r61], 16; W: mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
+    "an mbarrier that is made anew": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; @%p1 mbarrier.inval.shared::cta.b64 [%r61]; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1;",
+    "two phases awaited": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; mbarrier.arrive.shared::cta.b64 _, [%r61]; V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 1; @!%p2 bra V;",
     "copies that arrive": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; cp.async.ca.shared.global [%r62+128], [%d21], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; xor.b32 %r5, %r62, 128; ld.shared.b32 %r1, [%r5+128];",
 }  # fmt: skip
 
@@ -217,14 +230,14 @@ WAIT = "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61+1024], 0; @!%p2 b
 
 def loaded(
     x: int = 0, y: int = 0, expected: int = 512, wait: str = WAIT, store: str = "", swizzle: int = 0,
-    seed: int = 0, dims: int = 2,
+    seed: int = 0, dims: int = 2, fill: int = 0,
 ) -> tuple[np.ndarray, Report, np.ndarray]:  # type: ignore[type-arg]  # fmt: skip
     """A box of 8 rows of 32 float16 out of (20, 64), loaded by the TMA unit and copied out."""
     source = np.arange(20 * 64, dtype=np.float16).reshape(20, 64)
     text = kernel(THREAD + BOX.format(x=x, y=y, bytes=expected, wait=wait, store=store, dims=dims, more=", 0" * (dims - 2)), 2, 64)  # fmt: skip
     made = TensorMap(
         address=0x10000, shape=(1,) * (dims - 2) + (20, 64), strides=(1280,) * (dims - 2) + (64, 1),
-        box=(1,) * (dims - 2) + (8, 32), size=2, swizzle=swizzle,
+        box=(1,) * (dims - 2) + (8, 32), size=2, swizzle=swizzle, fill=fill,
     )  # fmt: skip
     (left, out), report = run(
         text, [source, np.zeros((8, 32), np.float16)], shared=2048, seed=seed, maps={0: made}
@@ -239,6 +252,12 @@ def test_a_box_is_loaded_with_zeros_outside(x: int, y: int, dims: int) -> None:
     padded = np.pad(source, 40)
     np.testing.assert_array_equal(out, padded[40 + y : 48 + y, 40 + x : 72 + x])
     assert list(report.lines()) == []
+
+
+def test_a_box_is_filled_outside_of_its_tensor() -> None:
+    out, _, source = loaded(48, 16, fill=0x7FFF)
+    padded = np.pad(source, 40, constant_values=np.uint16(0x7FFF).view(np.float16))
+    np.testing.assert_array_equal(out.view(np.uint16), padded[56:64, 88:120].view(np.uint16))
 
 
 def test_a_swizzled_box_has_its_16_bytes_exchanged() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -77,9 +79,11 @@ def test_matrices_are_loaded_and_stored(count: int, transposed: bool) -> None:
 
 def wgmma(
     kind: str, layout: str, *, wait: str = "wgmma.wait_group.sync.aligned 0;", fence: str = "fence.proxy.async;",
-    b_stride: int = 64, seed: int = 0,
+    products: Sequence[tuple[int, int, int]] = ((1, 1, 1),), seed: int = 0,
 ) -> tuple[Array, Array, object]:  # fmt: skip
-    """A product of 64 by 16 by 16 from shared memory, K-major under a swizzle of 32 bytes."""
+    """A product of 64 by 16 by 16 from shared memory, K-major under a swizzle of 32 bytes. products:
+    of each instruction whether it accumulates, at first on ones, and the scales of A and of B.
+    """
     a, b = drawn(kind, (64, 16)), drawn(kind, (16, 16))
     lay = {"swizzle 32": 3, "none": 0}[layout]
     size = 2
@@ -105,9 +109,8 @@ def wgmma(
     {fence} bar.sync 0;
     shr.u32 %r58, %r61, 4; cvt.u64.u32 %d2, %r58; or.b64 %d2, %d2, {high}; add.s64 %d3, %d2, {2048 >> 4};
     {"".join(f"mov.b32 %r{n}, 0f3F800000;" for n in range(8))}
-    mov.pred %p1, -1;
     wgmma.fence.sync.aligned;
-    wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, %d2, %d3, %p1, 1, 1, 0, 0;
+    {"".join(f"wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, %d2, %d3, {p}, {x}, {y}, 0, 0;" for p, x, y in products)}
     wgmma.commit_group.sync.aligned;
     {wait}
     ld.param.u64 %d4, [p1]; mad.wide.u32 %d4, %r60, 32, %d4;
@@ -117,7 +120,10 @@ def wgmma(
     )
     lanes = out.reshape(4, 8, 4, 2, 2, 2)  # warp, row, lane of four, columns / 8, half, pair
     product = lanes.transpose(0, 4, 1, 3, 2, 5).reshape(64, 16)
-    return product, values(kind, a) @ values(kind, b).T + 1, report
+    expected, once = np.ones((64, 16)), values(kind, a) @ values(kind, b).T
+    for accumulates, scale_a, scale_b in products:
+        expected = scale_a * scale_b * once + accumulates * expected
+    return product, expected, report
 
 
 @pytest.mark.parametrize("layout", ["swizzle 32", "none"])
@@ -125,6 +131,23 @@ def wgmma(
 def test_wgmma_multiplies_from_shared_memory(kind: str, layout: str) -> None:
     for seed in range(3):
         product, expected, report = wgmma(kind, layout, seed=seed)
+        assert list(report.lines()) == []  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        [(1, -1, 1)],
+        [(1, 1, -1)],
+        [(1, -1, -1)],
+        [(1, 1, 1), (0, -1, 1)],  # the other way round the first would count
+        [(1, 1, 1), (0, 1, 1), (1, 1, 1)],
+    ],
+)
+def test_products_of_wgmma_have_signs_and_an_order(products: list[tuple[int, int, int]]) -> None:
+    for seed in range(3):
+        product, expected, report = wgmma("f16", "none", products=products, seed=seed)
         assert list(report.lines()) == []  # type: ignore[attr-defined]
         np.testing.assert_array_equal(product, expected)
 
