@@ -39,7 +39,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 _PACKED_BYTES = {
     "f16x2": 4, "bf16x2": 4, "f32x2": 8, "bf16": 2, "tf32": 4, "b128": 16,
-    "e4m3x2": 2, "e5m2x2": 2,
+    "e4m3x2": 2, "e5m2x2": 2, "s16x2": 4, "u16x2": 4,
 }  # fmt: skip
 
 SPOILED = 0x7FC07FC07FC07FC0
@@ -154,6 +154,15 @@ def _formats() -> dict[str, Format]:
             load=load,
             store=store,
             floating=name.startswith("f"),
+            signed=name.startswith("s"),
+        )
+    for name, dtype in (("s16x2", np.dtype(np.int16)), ("u16x2", np.dtype(np.uint16))):
+        found[name] = Format(
+            name=name,
+            size=4,
+            load=lambda bits, dtype=dtype: bits.view(dtype),  # type: ignore[misc]
+            store=lambda values: values.view(np.uint32),
+            floating=False,
             signed=name.startswith("s"),
         )
     half, half_bits = _viewed(np.float16)

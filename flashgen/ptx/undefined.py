@@ -217,13 +217,16 @@ def _mixed(flow: Flow, sources: Iterable[Operand] | None = None, parts: int = 0)
             content = np.ascontiguousarray(entry.bits).view(np.uint8).reshape(32, -1)
             split = parts if content.shape[1] % parts == 0 and register.type != "pred" else 1
             undefined |= content.reshape(32, split, -1).any(2)
-    for index, dtype in flow.targets():
+    targets = flow.targets()
+    for place, (index, dtype) in enumerate(targets):
         size = np.dtype(dtype).itemsize
         rows = np.repeat(undefined, max(size // parts, 1), 1)[:, :size]
-        if dtype is bool:
-            yield index, np.asarray(undefined.any(1))
-        else:
+        if dtype is not bool:
             yield index, (rows.astype(np.uint8) * np.uint8(255)).view(dtype).reshape(32)
+        elif parts == len(targets):  # of packed numbers each has its predicate
+            yield index, undefined[:, place].copy()
+        else:
+            yield index, np.asarray(undefined.any(1))
 
 
 def _moved(flow: Flow) -> Found:
@@ -324,7 +327,7 @@ _RULES: dict[str, Callable[[Flow], Found]] = {
         (
             "add", "sub", "mul", "mad", "fma", "min", "max", "neg", "abs", "div", "rem", "dp4a",
             "ex2", "lg2", "rcp", "sqrt", "rsqrt", "sin", "cos", "tanh", "copysign", "testp",
-            "setp", "set", "popc", "clz", "bfind",
+            "setp", "set", "popc", "clz", "bfind", "sad", "addc", "subc", "madc",
         ),
         _mixed,
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
+from flashgen.ptx.rounding import directed
 from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, LaneMask, flush
 from flashgen.ptx.warp import Warp
 
@@ -47,12 +48,30 @@ def _mixed(form: Form, function: Function, narrow: str) -> DecodedStep:
 
 def fused(a: Array, b: Array, c: Array) -> Array:
     """A * b + c of float32 (or of 16-bit floats in float32): the product is exact in float64, and
-    the sum is rounded to float64 before it is rounded to the format.
+    the sum is rounded to float64 before it is rounded to the format. Of float64 the errors of the
+    product (Dekker, 1971) and of the sum are added to it.
     """
     if a.dtype == np.float64:
-        return a * b + c
+        return _fused_doubles(a, b, c)
     exact: Array = (a.astype(np.float64) * b + c).astype(np.float32)
     return exact
+
+
+def _fused_doubles(a: Array, b: Array, c: Array) -> Array:
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = map(_halves, (a, b))
+    error = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    total = product + c
+    part = total - product
+    error += (product - (total - part)) + (c - part)
+    return np.where(np.isfinite(error), total + error, total)
+
+
+def _halves(values: Array) -> tuple[Array, Array]:
+    """Two numbers of 26 bits whose sum is a float64."""
+    scaled = values * 134217729.0  # 2**27 + 1
+    high: Array = scaled - (scaled - values)
+    return high, values - high
 
 
 @instruction("min", "max")
@@ -94,8 +113,16 @@ def divide(form: Form) -> DecodedStep:
     kind = form.format()
     if not kind.floating:
         return elementwise(form, truncated_quotient, kind, [kind] * 2)
-    form.hint("approx", "full", "rn")
-    return elementwise(form, _flushed(form, np.divide), kind, [kind] * 2)
+    form.hint("approx", "full")
+    function = in_direction(form, np.divide, kind)
+    return elementwise(form, _flushed(form, function), kind, [kind] * 2)
+
+
+@instruction("sad")
+def difference(form: Form) -> DecodedStep:
+    """9.7.1.6: the size of a - b, added to c."""
+    kind = form.format()
+    return elementwise(form, lambda a, b, c: np.where(a < b, b - a, a - b) + c, kind, [kind] * 3)
 
 
 @instruction("rem")
@@ -170,44 +197,20 @@ _OPERATIONS: dict[str, Function] = {
 _MIXED = ("add", "sub", "fma")
 """Those that take operands of 16 bits beside float32 (9.7.5)."""
 
-_DIRECTIONS: dict[str, Callable[[Array], Array]] = {
-    "rm": lambda exact: np.full_like(exact, -np.inf),
-    "rp": lambda exact: np.full_like(exact, np.inf),
-    "rz": np.zeros_like,
-}
-"""Where a result is rounded to (PTX ISA 9.7.3), by the exact result."""
 
-
-def _directed(opcode: str, direction: Callable[[Array], Array]) -> Function:
-    """A float32 operation that rounds in a direction. In float64 a product is exact, and a sum is
-    with its error (Knuth, TAOCP 4.2.2, theorem B), so the nearest float32 is known to be on the
-    right side or is one step off.
-    """
-
-    def function(a: Array, b: Array, c: Array | None = None) -> Array:
-        left, right = a.astype(np.float64), b.astype(np.float64)
-        if opcode in ("mul", "fma", "mad"):
-            left, right = left * right, np.zeros_like(left) if c is None else c.astype(np.float64)
-        elif opcode == "sub":
-            right = -right
-        exact = left + right
-        part = exact - left
-        error = (left - (exact - part)) + (right - part)
-        nearest = exact.astype(np.float32)
-        towards = direction(exact).astype(np.float32)
-        beyond = np.sign(nearest - exact - error) * np.sign(towards - nearest) < 0
-        return np.where(beyond, np.nextafter(nearest, towards), nearest)
-
-    return function
+def in_direction(form: Form, function: Function, kind: Format) -> Function:
+    """Take the rounding modifier; the function that rounds so."""
+    direction = form.choice("rn", "rz", "rm", "rp")
+    if direction in ("", "rn"):
+        return function
+    if kind.name not in ("f32", "f32x2", "f64"):
+        form.unknown(f".{direction} of {kind.name}")
+    return directed(form.opcode, direction, function)
 
 
 def _rounded(form: Form, function: Function, kind: Format) -> Function:
     """The function with the modifiers of its result: rounding, .ftz, .sat."""
-    direction = form.choice("rn", "rz", "rm", "rp")
-    if direction in _DIRECTIONS:
-        if kind.name not in ("f32", "f32x2"):
-            form.unknown(f".{direction} of {kind.name}")
-        function = _directed(form.opcode, _DIRECTIONS[direction])
+    function = in_direction(form, function, kind)
     saturated = form.flag("sat")
     if saturated and not kind.floating:
         if kind.name != "s32":

@@ -14,10 +14,11 @@ from flashgen.ptx.fragments import (
     matrix_a,
     matrix_b,
 )
-from flashgen.ptx.types import Array, DecodedStep, LaneMask
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, whole_warp
 
 _SHAPE = re.compile(r"m16n8k(\d+)$")
+_SHAPE_OF_DOUBLES = re.compile(r"m(8|16)n8k(\d+)$")
 
 
 @instruction("mma")
@@ -26,6 +27,8 @@ def multiply(form: Form) -> DecodedStep:
     in float32, or int32, in the order of numpy's matmul; C is added last.
     """
     form.hint("sync", "aligned", "row", "col", "satfinite")
+    if "f64" in form.modifiers:
+        return _of_doubles(form)
     shape = next((found for m in form.modifiers if (found := _SHAPE.match(m))), None)
     if shape is None:
         form.unknown("an mma of this shape")
@@ -56,6 +59,35 @@ def multiply(form: Form) -> DecodedStep:
             results = list(sums.view(np.uint32))
         for write, row in zip(writes, results, strict=True):
             write(warp, row, mask)
+
+    return step
+
+
+def _of_doubles(form: Form) -> DecodedStep:
+    """Products of float64, 8 or 16 by 8 (9.7.14.5.9 to 9.7.14.5.11): a lane holds one element of
+    every 8 rows and 4 columns of A, one of every 4 rows of B, and two neighbours of D.
+    """
+    form.hint("rn")
+    rows, k = next(
+        (int(found[1]), int(found[2]))
+        for m in form.modifiers
+        if (found := _SHAPE_OF_DOUBLES.match(m))
+    )
+    form.modifiers.clear()
+    a, b, c = ([form.numbers(item, FORMATS["f64"]) for item in form.group(at)] for at in (1, 2, 3))
+    writes = [form.store(item) for item in form.group(0)]
+    if len(a) * 32 != rows * k or len(b) * 4 != k or len(c) * 4 != rows:
+        form.wrong("the fragments do not fit the shape")
+
+    def step(warp: Warp, mask: LaneMask) -> None:
+        whole_warp(warp, mask)
+        left = np.array([read(warp) for read in a]).reshape(k // 4, rows // 8, 8, 4)
+        right = np.array([read(warp) for read in b]).reshape(k // 4, 8, 4)
+        held = np.array([read(warp) for read in c]).reshape(rows // 8, 2, 8, 4)
+        product = np.einsum("krgt,kct->rgc", left, right)  # rows / 8, row, column
+        total = held + product.reshape(rows // 8, 8, 4, 2).transpose(0, 3, 1, 2)
+        for write, row in zip(writes, total.reshape(-1, 32), strict=True):
+            write(warp, row.copy().view(np.uint64), mask)
 
     return step
 

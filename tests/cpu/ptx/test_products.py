@@ -56,6 +56,31 @@ def test_mma_multiplies(kind: str) -> None:
     np.testing.assert_array_equal(rows, expected.astype(c.dtype))
 
 
+@pytest.mark.parametrize(("rows", "k"), [(8, 4), (16, 4), (16, 8), (16, 16)])
+def test_mma_multiplies_doubles(rows: int, k: int) -> None:
+    a, b, c = (RNG.integers(-9, 9, shape).astype(float) for shape in ((rows, k), (8, k), (rows, 8)))
+    lane = np.arange(32)
+    inputs = [
+        a[lane // 4 + row, lane % 4 + at] for at in range(0, k, 4) for row in range(0, rows, 8)
+    ]
+    inputs += [b[lane // 4, lane % 4 + at] for at in range(0, k, 4)]
+    inputs += [c[lane // 4 + row, lane % 4 * 2 + at] for row in range(0, rows, 8) for at in (0, 1)]
+    names = [f"%d{n}" for n in range(len(inputs))]
+    of_a, of_b = rows * k // 32, k // 4
+    groups = names[:of_a], names[of_a : of_a + of_b], names[of_a + of_b :]
+    listed = ", ".join("{" + ",".join(group) + "}" for group in (groups[2], *groups))
+    lines = ["mov.u32 %r60, %tid.x; ld.param.u64 %d30, [p0]; mad.wide.u32 %d30, %r60, 8, %d30;"]
+    lines += [f"ld.global.b64 {name}, [%d30+{256 * n}];" for n, name in enumerate(names)]
+    lines.append(f"mma.sync.aligned.m{rows}n8k{k}.row.col.f64.f64.f64.f64 {listed};")
+    lines += [f"st.global.b64 [%d30+{256 * n}], {name};" for n, name in enumerate(groups[2])]
+    (left,), report = run(kernel("\n".join(lines), 1), [np.stack(inputs)])
+    assert not report.findings
+    found = np.zeros((rows, 8))
+    for n in range(len(groups[2])):
+        found[lane // 4 + n // 2 * 8, lane % 4 * 2 + n % 2] = left[n]
+    np.testing.assert_array_equal(found, a @ b.T + c)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_are_loaded_and_stored(count: int, transposed: bool) -> None:
