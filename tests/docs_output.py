@@ -51,7 +51,7 @@ VARYING = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[\d:]+(?:Z|\+00:00)"), "DATE"),
 )
 TIMEOUT_S = 3000
-SLOW = ("flashgen tune", "examples.papers", "transformers_sweep")
+SLOW = ("flashgen tune", "examples.papers", "transformers_sweep", "language_sweep")
 """Commands that take minutes: tests alone compare what they print."""
 
 

@@ -189,20 +189,30 @@ class Form:
 
     def numbers(self, operand: Operand, kind: Format) -> OperandReader:
         """An operand as numbers of a format."""
-        bits, load = self.bits(operand, kind.size, kind), kind.load
+        bits, load, viewed = self.bits(operand, kind.size, kind), kind.load, kind.viewed
         if load is same:
             return bits
-        if isinstance(operand, Register):
+        if isinstance(operand, Register) and TYPE_BYTES[operand.type] == kind.size:
             index = operand.index
-            if TYPE_BYTES[operand.type] == kind.size:
 
-                def read(warp: Warp) -> Array:
-                    held = warp.registers[index]
-                    if held is None:
-                        raise Uninitialised(operand)
-                    return load(held)
+            # Without a function for what numpy does: it would take as long as the rest.
+            def view(warp: Warp) -> Array:
+                held = warp.registers[index]
+                if held is None:
+                    raise Uninitialised(operand)
+                found: Array = held.view(viewed)
+                return found
 
-                return read
+            def read(warp: Warp) -> Array:
+                held = warp.registers[index]
+                if held is None:
+                    raise Uninitialised(operand)
+                return load(held)
+
+            return read if viewed is None else view
+        if isinstance(operand, Number):
+            constant = load(np.full(32, _immediate(operand.text, kind.size, kind), RAW[kind.size]))
+            return lambda warp: constant
         return lambda warp: load(bits(warp))
 
     def bits(self, operand: Operand, size: int, kind: Format | None = None) -> OperandReader:
@@ -317,7 +327,19 @@ class Form:
             return lambda warp, values, mask: store(
                 warp, encode(values).view(of_result).astype(extended).view(RAW[wide]), mask
             )
-        return lambda warp, values, mask: store(warp, encode(values), mask)
+        viewed, raw = kind.viewed, RAW[kind.size]
+        if not isinstance(operand, Register) or viewed is None:
+            return lambda warp, values, mask: store(warp, encode(values), mask)
+        index = operand.index
+
+        def write(warp: Warp, values: Array, mask: LaneMask) -> None:
+            bits = values.view(raw) if values.dtype is viewed else encode(values)
+            if mask is None:
+                warp.registers[index] = bits
+            else:
+                store(warp, bits, mask)
+
+        return write
 
 
 def _immediate(text: str, size: int, kind: Format | None) -> int:

@@ -56,7 +56,8 @@ TYPE_BYTES: dict[str, int] = {
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """How bits are numbers. size: bytes of one lane's register. load: bits to numbers; store: the
-    reverse. A packed format has several numbers a lane, and its arrays are longer than 32.
+    reverse. viewed: the numpy type as which bits are read, where that is all that load does. A
+    packed format has several numbers a lane, and its arrays are longer than 32.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Format:
     store: Callable[[Array], Array]
     floating: bool
     signed: bool = False
+    viewed: np.dtype[Any] | None = None
 
 
 def bfloat16_to_float(bits: Array) -> Array:
@@ -155,6 +157,7 @@ def _formats() -> dict[str, Format]:
             store=store,
             floating=name.startswith("f"),
             signed=name.startswith("s"),
+            viewed=dtype,
         )
     for name, dtype in (("s16x2", np.dtype(np.int16)), ("u16x2", np.dtype(np.uint16))):
         found[name] = Format(

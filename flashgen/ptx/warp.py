@@ -51,6 +51,7 @@ class Warp:
         self.wait: Wait | None = None
         self.registers: list[Any] = [None] * len(block.machine.program.registers)
         self.stack = Stack(block.machine.program.stack_bytes)
+        self.fragments: dict[tuple[int, ...], tuple[list[Array], Array]] = {}  # as matrices
         self.carry: Array = np.zeros(32, bool)  # PTX ISA 9.7.2, CC.CF
         self.undefined: dict[int, Undefined] = {}  # registers with bits that nobody wrote
         self.view = block.agents.view()

@@ -10,12 +10,16 @@ from flashgen.ptx.access import read_shared, write_shared
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
+    Element,
     accumulator_registers,
     matrix_a,
     matrix_b,
 )
 from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, whole_warp
+
+KEPT_FRAGMENTS = 32
+"""Fragments of A that a warp keeps: a tile of a warp has fewer."""
 
 _SHAPE = re.compile(r"m16n8k(\d+)$")
 _SHAPE_OF_DOUBLES = re.compile(r"m(8|16)n8k(\d+)$")
@@ -48,7 +52,7 @@ def multiply(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
-        product = matrix_a([read(warp) for read in a], of_a) @ matrix_b(
+        product = _fragment(warp, [read(warp) for read in a], of_a) @ matrix_b(
             [read(warp) for read in b], of_b
         )
         held = [read(warp) for read in c]
@@ -61,6 +65,18 @@ def multiply(form: Form) -> DecodedStep:
             write(warp, row, mask)
 
     return step
+
+
+def _fragment(warp: Warp, registers: list[Array], element: Element) -> Array:
+    """matrix_a(), once for all products of the same registers, which follow each other. Arrays of
+    registers never change, and those that are kept have numbers of their own.
+    """
+    kept, key = warp.fragments, tuple(map(id, registers))
+    if key not in kept:
+        if len(kept) >= KEPT_FRAGMENTS:
+            kept.clear()
+        kept[key] = registers, matrix_a(registers, element)
+    return kept[key][1]
 
 
 def _of_doubles(form: Form) -> DecodedStep:
