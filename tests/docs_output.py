@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import linecache
 import os
 import re
 import subprocess
@@ -171,6 +172,9 @@ def _printed(output: Output) -> str:
             contextlib.chdir(folder),
             contextlib.redirect_stdout(printed),
         ):
+            # Triton reads the source of its kernels from the cache of lines.
+            lines = block.splitlines(keepends=True)
+            linecache.cache[output.page.name] = (len(block), None, lines, output.page.name)
             exec(compile(block, output.page.name, "exec"), names)
     return printed.getvalue()
 
