@@ -108,11 +108,16 @@ def _sides(warp: Warp, item: PtxInstruction) -> tuple[list[int], Operands]:
         return [], item.operands
     targets = [register.index for register in registers_in(first)]
     if opcode == "wgmma":
-        predicate = others[2]
-        held = [warp.registers[register.index] for register in registers_in(predicate)]
-        accumulates = bool(held[0][0]) if held and held[0] is not None else True
-        return targets, item.operands if accumulates else tuple(others)
+        return targets, item.operands if _accumulates(warp, others[2]) else tuple(others)
     return targets, tuple(others)
+
+
+def _accumulates(warp: Warp, predicate: Operand) -> bool:
+    if isinstance(predicate, Number):
+        return predicate.text != "0"
+    (register,) = registers_in(predicate)
+    held = warp.registers[register.index]
+    return held is None or bool(held[0])
 
 
 def _results(

@@ -104,7 +104,7 @@ def test_matrices_are_loaded_and_stored(count: int, transposed: bool) -> None:
 
 def wgmma(
     kind: str, layout: str, *, wait: str = "wgmma.wait_group.sync.aligned 0;", fence: str = "fence.proxy.async;",
-    products: Sequence[tuple[int, int, int]] = ((1, 1, 1),), seed: int = 0,
+    products: Sequence[tuple[int, int, int]] = ((1, 1, 1),), seed: int = 0, initial: str = "0f3F800000",
 ) -> tuple[Array, Array, object]:  # fmt: skip
     """A product of 64 by 16 by 16 from shared memory, K-major under a swizzle of 32 bytes. products:
     of each instruction whether it accumulates, at first on ones, and the scales of A and of B.
@@ -133,7 +133,7 @@ def wgmma(
     {"".join(f"ld.global.b32 %r20, [%d1+{512 * n}]; st.shared.b32 [%r59+{512 * n}], %r20;" for n in range(5))}
     {fence} bar.sync 0;
     shr.u32 %r58, %r61, 4; cvt.u64.u32 %d2, %r58; or.b64 %d2, %d2, {high}; add.s64 %d3, %d2, {2048 >> 4};
-    {"".join(f"mov.b32 %r{n}, 0f3F800000;" for n in range(8))}
+    {"".join(f"mov.b32 %r{n}, {initial};" for n in range(8))}
     wgmma.fence.sync.aligned;
     {"".join(f"wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, %d2, %d3, {p}, {x}, {y}, 0, 0;" for p, x, y in products)}
     wgmma.commit_group.sync.aligned;
@@ -175,6 +175,12 @@ def test_products_of_wgmma_have_signs_and_an_order(products: list[tuple[int, int
         product, expected, report = wgmma("f16", "none", products=products, seed=seed)
         assert list(report.lines()) == []  # type: ignore[attr-defined]
         np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize(("accumulates", "checks"), [(1, {"initcheck"}), (0, set())])
+def test_accumulators_must_be_defined_where_they_count(accumulates: int, checks: set[str]) -> None:
+    report = wgmma("f16", "none", products=[(accumulates, 1, 1)], initial="%r70")[2]
+    assert report.checks() == checks  # type: ignore[attr-defined]
 
 
 def test_wgmma_without_a_fence_between_the_proxies_is_a_race() -> None:
