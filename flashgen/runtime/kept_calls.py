@@ -14,9 +14,9 @@ from flashgen import settings
 from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import TENSORS, Features, tensors_of_heads
 from flashgen.inputs.packed import OF_PLACES, places_of
-from flashgen.kernels.bound_call import zeros
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.kernels.launch_forward import Forward
+from flashgen.kernels.stream_memory import zeros
 from flashgen.runtime.autograd import Passes, by_autograd, named
 from flashgen.runtime.call import Call, Gradients, Saved, WantedGradients
 from flashgen.runtime.call_cache import Apply, CallKey, Given, KeptCall, LaunchRunner

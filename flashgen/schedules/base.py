@@ -133,6 +133,7 @@ class Schedule(Generic[Fields]):
     in_class: tuple[Direction, ...] = ()
     """Directions in which it sums in the order of the numeric class of an invariant spec."""
     orders = False  # its forward has all orders, and persistent grids
+    hands_out = False  # a persistent program takes its next tile from a counter, not every n-th
     closes_sums = True  # its texts may close partial sums, as invariant specs need it
     state_in_memory = False
     """O and its sums pass through memory, as a program walks all rows of a head."""

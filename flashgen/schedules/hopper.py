@@ -105,7 +105,7 @@ class Hopper(Schedule[HopperFields]):
     """wgmma, with warps that load."""
 
     name = "hopper"
-    gluon = roles = orders = ahead = True
+    gluon = roles = orders = ahead = hands_out = True
     directions = own_text = AHEAD
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
