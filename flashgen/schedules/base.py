@@ -155,6 +155,8 @@ class Schedule(Generic[Fields]):
     """The likely ones, the likeliest first."""
     ways: ClassVar[Mapping[Direction, tuple[FieldChoice, ...]]] = {}
     """The choices of its own fields, with each tile; the first with every order."""
+    gpu_ways: ClassVar[Mapping[Direction, tuple[FieldChoice, ...]]] = {}
+    """Further ones, which no estimate ranks."""
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """What fields may be, where that differs from CommonFields."""
     notes: ClassVar[Mapping[str, str]] = {}  # what an error says beside these values
