@@ -53,9 +53,10 @@ def counter(like: Tensor) -> Tensor:
         return like.new_zeros(COUNTER, dtype=torch.int32) if spare is None else spare
     key = _current(device)
     if (found := _counters.get(key)) is None:
-        every = like.new_zeros((1 + SPARE_COUNTERS, COUNTER), dtype=torch.int32)
+        count = 1 + SPARE_COUNTERS * (device not in _spare)
+        every = like.new_zeros((count, COUNTER), dtype=torch.int32)
         found = _counters[key] = _kept(OfStream(every[0], key[1], written=True))
-        _spare.setdefault(device, (every[n] for n in range(1, len(every))))
+        _spare.setdefault(device, (every[n] for n in range(1, count)))
     return found.tensor
 
 
