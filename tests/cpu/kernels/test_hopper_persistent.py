@@ -222,9 +222,9 @@ PERSISTENT_MUTANTS = {
     "the consumers count a tile of keys too many": (
         "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
     "the producer forgets a tile of keys": (
-        "walked, q_phase = end, q_phase ^ 1\n\n", "walked, q_phase = end - 1, q_phase ^ 1\n\n"),
+        "walked, q_phase = end, q_phase ^ 1\n    # The", "walked, q_phase = end - 1, q_phase ^ 1\n    # The"),
     "nobody counts uses of Q": ("= end, q_phase ^ 1", "= end, q_phase"),
-    "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
+    "the wrong keys are masked": ("else end - 1 - i)", "else key_tiles - 1 - i)"),
     "the producer walks other tiles": (PRODUCER, PRODUCER + " + 1"),
     "the last tile is left out": ("while pid < where[0]:", "while pid < where[0] - 1:"),
     "a tile is taken twice": (NEXT, NEXT.replace("(0) +", "(0) - 1 +")),
