@@ -13,13 +13,14 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgen.kernels.direct_launch import Relaunch, watched
 from flashgen.kernels.plan import KernelCall, NotedLaunch, Plan, Result
+from flashgen.kernels.stream_memory import shared_at
 
 ALIGNED = 15
 """Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
@@ -56,7 +57,7 @@ class Binder:
     ) -> ReplayedCall | None:
         """What makes these launches again and gives results like these. None where that is not
         possible: nothing was launched, Triton must launch, or a kernel takes or the call returns
-        another tensor than inputs, what launches made, and zeros().
+        another tensor than inputs, what launches made, zeros() and counter().
 
         named: which of the inputs the arguments of kernels are views of, by their names without
         _ptr or _desc.
@@ -98,6 +99,8 @@ class _Writer:
         """The inputs that kernels take, and whether they must be aligned."""
         self._makes: dict[int, Tensor] = {}
         self._stream: int | None = None
+        self._writes = False
+        """Whether launches write memory of their stream."""
 
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
@@ -117,8 +120,8 @@ class _Writer:
                     return None
                 self._makes[number] = whole
                 tensor, at, offset = f"m{number}", f"a{number}", 0
-            elif twin is None and (of_zeros := _of_zeros.get(memory)) is not None:
-                self._stream = of_zeros.stream
+            elif twin is None and (shared := shared_at(memory)) is not None:
+                self._stream, self._writes = shared.stream, self._writes or shared.written
                 line[inner.places[place]] = (address,)
                 continue
             else:
@@ -178,8 +181,9 @@ class _Writer:
                 return None
             self._makes[number] = x  # its shape and strides
         kernels = dict.fromkeys(each.direct for each in launches)
-        here, current, stream, of_zeros, observed, knobs, *names = self._hold(
-            on.device, on.current_device, on.current_stream, self._stream, watched,
+        here, current, stream, expected, capturing, observed, knobs, *names = self._hold(
+            on.device, on.current_device, on.current_stream, self._stream,
+            torch.cuda.is_current_stream_capturing, watched,
             launches[0].direct.knobs, *map(maker, self._makes.values()), *kernels,
         )  # fmt: skip
         conditions = [f"{current}() != {here}", f"{observed}({knobs})"]
@@ -192,7 +196,8 @@ class _Writer:
         lines.append(f"if {' or '.join(conditions)}: return None")
         lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
-            lines.append(f"if stream != {of_zeros}: return None")
+            elsewhere = f" or {capturing}()" if self._writes else ""
+            lines.append(f"if stream != {expected}{elsewhere}: return None")
         for number, make in zip(self._makes, names, strict=False):
             lines.append(f"m{number} = {make}()")
             lines.append(f"a{number} = m{number}.data_ptr()")
@@ -249,33 +254,3 @@ def maker(like: Tensor) -> Callable[[], Tensor]:
     return functools.partial(
         torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device
     )
-
-
-class _Zeros(NamedTuple):
-    """Zeros, and the stream on which they are ready; None on the CPU."""
-
-    tensor: Tensor
-    stream: int | None
-
-
-_zeros: dict[tuple[torch.device, int | None, torch.dtype], _Zeros] = {}
-"""The longest of each device, stream and dtype."""
-_of_zeros: dict[int, _Zeros] = {}
-"""All of them, by where their memory begins. None is freed, because CUDA graphs may hold it."""
-
-
-def zeros(count: int, like: Tensor) -> Tensor:
-    """So many zeros of the dtype and on the device of a tensor, to be read alone: one tensor for
-    all calls of a stream. What is made while a CUDA graph is captured belongs to that graph.
-    """
-    stream = None
-    if like.is_cuda:
-        if torch.cuda.is_current_stream_capturing():
-            return like.new_zeros(count)
-        stream = torch.cuda.current_stream(like.device).cuda_stream
-    key = like.device, stream, like.dtype
-    found = _zeros.get(key)
-    if found is None or found.tensor.shape[0] < count:
-        found = _zeros[key] = _Zeros(like.new_zeros(max(1024, 2 * count)), stream)
-        _of_zeros[found.tensor.untyped_storage().data_ptr()] = found
-    return found.tensor[:count]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashgen.inputs.features import TENSORS, tensors_of_heads
 from flashgen.inputs.packed import OF_PLACES, places_of
-from flashgen.kernels.bound_call import zeros
+from flashgen.kernels.stream_memory import zeros
 from flashgen.runtime.call import Tensors
 from flashgen.spec.features import PER_HEAD
 

@@ -15,7 +15,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import NO_LIMITS, Window, heads_given, limits_of
 from flashgen.inputs.from_call import diagonal_of
 from flashgen.inputs.packed import from_bounds
-from flashgen.kernels.bound_call import zeros
+from flashgen.kernels.stream_memory import zeros
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
 from flashgen.runtime.call_cache import options_of

@@ -59,7 +59,9 @@ def candidates(
     found = [
         config
         for config in legal_configs(spec, table.gpu, on_gpu=True)
-        if config.specialized and config.order == order and not config.persistent
+        if config.specialized
+        and config.order == order
+        and not (config.persistent or config.no_turns)
     ]
     return tuple(found[: SCHEDULES[found[0].schedule].admitted]) if found else ()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.packed import OF_PLACES
-from flashgen.kernels import bound_call
+from flashgen.kernels import stream_memory
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.call_cache import KeptCall
 from flashgen.runtime.launcher import _Steps
@@ -151,11 +151,11 @@ def test_lengths_in_use_are_read_at_each_call(
 
 def test_zeros_are_of_one_address_and_longer_ones_are_added(own: Dispatcher) -> None:
     like = torch.zeros(3, dtype=torch.int32)
-    first, second = bound_call.zeros(4, like), bound_call.zeros(7, like)
+    first, second = stream_memory.zeros(4, like), stream_memory.zeros(7, like)
     assert first.data_ptr() == second.data_ptr()
-    many = bound_call.zeros(5000, like)
+    many = stream_memory.zeros(5000, like)
     assert (many.shape, many.any()) == ((5000,), False)
-    assert bound_call.zeros(4, like).data_ptr() == many.data_ptr()
+    assert stream_memory.zeros(4, like).data_ptr() == many.data_ptr()
 
 
 def test_one_tensor_that_was_all_three_binds_none_to_another(
