@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.block_mask import BlockMask, check_block_mask
-from flashgen.inputs.packed import Sequences, check_sequences
+from flashgen.inputs import packed
+from flashgen.inputs.packed import OF_PLACES, Sequences, check_sequences
 from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.spec.features import FEATURES, PER_HEAD
 from flashgen.spec.vocabulary import LONGEST, Bias, Mask
@@ -355,17 +356,31 @@ def numbers_of(features: Features) -> tuple[float, ...]:
     return features.dropout_p, left, right, features.softcap, features.chunk, features.invariant
 
 
-def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Features:
-    """The features of TENSORS and NUMBERS; PLAIN where there are none."""
-    dropout_p, left, right, softcap, chunk, invariant = numbers
+def all_parts_of(features: Features) -> tuple[Any, ...]:
+    """TENSORS of a call, those of packed sequences, NUMBERS, and those of packed sequences."""
+    of_places: tuple[Any, ...] = (None,) * len(OF_PLACES)
+    numbers = 0, 0, True, 1
+    if features.sequences is not None:
+        of_places, numbers = features.sequences.tensors, features.sequences.numbers
+    return *tensors_of(features), *of_places, *numbers_of(features), *numbers
+
+
+def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> Features:
+    """The features of all_parts_of(); PLAIN where there are none."""
+    dropout_p, left, right, softcap, chunk, invariant, *of_places = numbers
     window = None if left == right == UNBOUNDED else (int(left), int(right))
+    where = dict(zip(OF_PLACES, tensors[len(TENSORS) :], strict=True))
+    sequences = None
+    if where["q_begins"] is not None:
+        sequences = Sequences(**where, **dict(zip(packed.NUMBERS, of_places, strict=True)))  # type: ignore[arg-type]
     found = Features(
-        **dict(zip(TENSORS, tensors, strict=True)),  # type: ignore[arg-type]  # tensors
+        **dict(zip(TENSORS, tensors, strict=False)),  # type: ignore[arg-type]  # tensors
         dropout_p=dropout_p,
         window=window,
         softcap=softcap,
         chunk=int(chunk),
         invariant=bool(invariant),
+        sequences=sequences,
     )
     return found if any(found.key) else PLAIN
 

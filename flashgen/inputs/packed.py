@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OF_PLACES = "q_begins", "q_ends", "k_begins", "k_ends", "block_table"
 """The fields of Sequences that are tensors."""
+NUMBERS = {"max_q": "SymInt", "max_k": "SymInt", "bottom_right": "bool", "page_size": "int"}
+"""Those that are not, with their types, as operators take them."""
 
 Zeros = Callable[[int, "Tensor"], "Tensor"]
 """Makes so many zeros of the dtype and on the device of a tensor."""
@@ -75,7 +77,7 @@ class Sequences:
 
     @property
     def numbers(self) -> tuple[int, int, bool, int]:
-        """What is no tensor."""
+        """NUMBERS."""
         return self.max_q, self.max_k, self.bottom_right, self.page_size
 
     def with_tensors(
@@ -228,10 +230,15 @@ def _check_pages(table: Tensor, page_size: int, count: int) -> None:
 
 
 def _length(name: str, value: object) -> int:
-    """An integer of 0 or more, from anything that has one: also a tensor of one element."""
+    """An integer of 0 or more, from anything that has one: also a tensor of one element. One that
+    torch traces as a symbol stays one, as it would not in operator.index().
+    """
     try:
-        length = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        whole = isinstance(value, int)
+        length = value if whole else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
+        length = -1
+    if isinstance(value, bool):
         length = -1
     if length < 0:
         raise InvalidArgument(f"{name} must be a whole number >= 0: got {value!r}")

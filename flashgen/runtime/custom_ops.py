@@ -10,22 +10,25 @@ is contiguous, and a gradient that is not wanted is a tensor of no element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flashgen.inputs import packed
 from flashgen.inputs.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
+from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
-from flashgen.runtime.autograd import refuse_second_derivative
+from flashgen.runtime.autograd import refuse_backward_of_pages, refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Tensors, WantedGradients
 
 _ARGUMENTS = ", ".join(
     (
         *(f"Tensor {name}" for name in "qkv"),
-        *(f"Tensor? {name}" for name in TENSORS),
-        *(f"{kind} {name}" for name, kind in NUMBERS.items()),
+        *(f"Tensor? {name}" for name in (*TENSORS, *OF_PLACES)),
+        *(f"{kind} {name}" for name, kind in (NUMBERS | packed.NUMBERS).items()),
         "float? scale, str causal, str precision, bool deterministic, str package",
     )
 )
@@ -34,15 +37,17 @@ _BACKWARD = (
     f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
 )
-_TENSORS = 3 + len(TENSORS)
-"""How many arguments are tensors: q, k, v and those of features."""
+_TENSORS = 3 + len(TENSORS) + len(OF_PLACES)
+"""How many arguments are tensors: q, k, v, those of features and of packed sequences."""
 
 
 @torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
 def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """O and LSE of q, k, v, TENSORS, NUMBERS, scale, causal, precision, deterministic and package.
+    """O and LSE of q, k, v, all_parts_of() features, scale, causal, precision, deterministic and
+    package.
 
-    causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none.
+    causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none. Where sequences
+    are packed, q, k and v are as kernels take them (inputs/packed.py).
     """
     q, k, v, call, tensors, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
@@ -70,6 +75,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
     q, k, v, call, tensors, package = _read(arguments)
+    if call.features.sequences is not None and tensors[-1] is not None:  # the block table
+        refuse_backward_of_pages()
     passes, saved = registry.dispatcher_of(package).passes, Saved(q, k, v, o, lse, tensors)
     found = passes.backward(call, saved, do, dlse, WantedGradients(*wanted))
     dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
@@ -123,12 +130,15 @@ def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Ten
     """q, k, v, the call, its tensors and the package of an operator's arguments."""
     q, k, v, *tensors = arguments[:_TENSORS]
     *numbers, scale, causal, precision, deterministic, package = arguments[_TENSORS:]
+    features = from_parts(tensors, numbers)
+    if features.sequences is not None:
+        features = replace(features, sequences=features.sequences.within(q.shape[2], k.shape[2]))
     call, of_features = Call(
         causal=False if causal == "none" else causal,  # check() judges it
         scale=scale,
         precision=precision,
         deterministic=deterministic,
-        features=from_parts(tensors, numbers),
+        features=features,
     ).parts
     call.scale_of(q)
     return q, k, v, call, of_features, package
