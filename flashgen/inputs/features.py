@@ -356,12 +356,17 @@ def numbers_of(features: Features) -> tuple[float, ...]:
     return features.dropout_p, left, right, features.softcap, features.chunk, features.invariant
 
 
+ALL_TENSORS = (*TENSORS, *OF_PLACES, packed.SIZES)
+ALL_NUMBERS = NUMBERS | packed.NUMBERS
+"""What operators take, packed sequences included."""
+
+
 def all_parts_of(features: Features) -> tuple[Any, ...]:
-    """TENSORS of a call, those of packed sequences, NUMBERS, and those of packed sequences."""
-    of_places: tuple[Any, ...] = (None,) * len(OF_PLACES)
+    """ALL_TENSORS and ALL_NUMBERS of a call."""
+    of_places: tuple[Any, ...] = (None,) * (len(OF_PLACES) + 1)
     numbers = 0, 0, True, 1
-    if features.sequences is not None:
-        of_places, numbers = features.sequences.tensors, features.sequences.numbers
+    if (where := features.sequences) is not None:
+        of_places, numbers = (*where.tensors, where.sizes), where.numbers
     return *tensors_of(features), *of_places, *numbers_of(features), *numbers
 
 
@@ -369,7 +374,7 @@ def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> Feat
     """The features of all_parts_of(); PLAIN where there are none."""
     dropout_p, left, right, softcap, chunk, invariant, *of_places = numbers
     window = None if left == right == UNBOUNDED else (int(left), int(right))
-    where = dict(zip(OF_PLACES, tensors[len(TENSORS) :], strict=True))
+    where = dict(zip((*OF_PLACES, packed.SIZES), tensors[len(TENSORS) :], strict=True))
     sequences = None
     if where["q_begins"] is not None:
         sequences = Sequences(**where, **dict(zip(packed.NUMBERS, of_places, strict=True)))  # type: ignore[arg-type]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OF_PLACES = "q_begins", "q_ends", "k_begins", "k_ends", "block_table"
 """The fields of Sequences that are tensors."""
+SIZES = "sizes"
+"""The one more that operators take, where torch traces."""
 NUMBERS = {"max_q": "SymInt", "max_k": "SymInt", "bottom_right": "bool", "page_size": "int"}
 """Those that are not, with their types, as operators take them."""
 
@@ -46,6 +48,8 @@ class Sequences:
     page_size     of such pools, a power of two
     bottom_right  whether the causal diagonal of a sequence ends at its last key, or begins at its
                   first
+    sizes         None, or int64 (2,) on the host, where torch traces what only the device knows:
+                  how many sequences the other tensors really have, and the tokens of the longest
 
     A sequence may have no query, no key, or neither.
     """
@@ -59,6 +63,7 @@ class Sequences:
     bottom_right: bool = True
     block_table: Tensor | None = None
     page_size: int = 1
+    sizes: Tensor | None = None
 
     @property
     def page_bits(self) -> int:
@@ -112,6 +117,18 @@ class Sequences:
         if (max_q, max_k) == (self.max_q, self.max_k):
             return self
         return replace(self, max_q=max_q, max_k=max_k)
+
+    def sized(self) -> Sequences:
+        """The same without sizes: as many sequences as they say."""
+        if self.sizes is None:
+            return self
+        count, longest = self.sizes.tolist()
+        begins = self.q_begins[: count + 1], self.k_begins[: count + 1]
+        ends = self.q_ends[:count], self.k_ends[:count]
+        return replace(
+            self, q_begins=begins[0], k_begins=begins[1], q_ends=ends[0], k_ends=ends[1],
+            max_q=longest, max_k=longest, sizes=None,
+        )  # fmt: skip
 
     def check_places(self, places_q: int, places_k: int) -> None:
         """Raise InvalidArgument unless the sequences lie in packed tensors of so many places, one

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.inputs import packed
-from flashgen.inputs.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
-from flashgen.inputs.packed import OF_PLACES
+from flashgen.inputs.features import ALL_NUMBERS, ALL_TENSORS, BIAS, SINKS, from_parts
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_backward_of_pages, refuse_second_derivative
@@ -27,8 +25,8 @@ from flashgen.runtime.call import Call, Saved, Tensors, WantedGradients
 _ARGUMENTS = ", ".join(
     (
         *(f"Tensor {name}" for name in "qkv"),
-        *(f"Tensor? {name}" for name in (*TENSORS, *OF_PLACES)),
-        *(f"{kind} {name}" for name, kind in (NUMBERS | packed.NUMBERS).items()),
+        *(f"Tensor? {name}" for name in ALL_TENSORS),
+        *(f"{kind} {name}" for name, kind in ALL_NUMBERS.items()),
         "float? scale, str causal, str precision, bool deterministic, str package",
     )
 )
@@ -37,8 +35,8 @@ _BACKWARD = (
     f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
 )
-_TENSORS = 3 + len(TENSORS) + len(OF_PLACES)
-"""How many arguments are tensors: q, k, v, those of features and of packed sequences."""
+_TENSORS = 3 + len(ALL_TENSORS)
+"""How many arguments are tensors."""
 
 
 @torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
@@ -105,6 +103,29 @@ def _(
     return tuple(found)
 
 
+@torch.library.custom_op(
+    "flashgen::sequences_of_rows", mutates_args=(), tags=torch.Tag.cudagraph_unsafe
+)
+def sequences_of_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Where sequences lie among the tokens of a batch, row by row, of which numbers, int64 (batch,
+    seq), ascending in a row, has each token's sequence: bounds, int32 (batch * seq + 1,), behind
+    the last of them its end again; and Sequences.sizes, for which the host waits.
+    """
+    begins = torch.ones_like(numbers, dtype=torch.bool)  # also at the start of each row
+    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    first = begins.flatten().nonzero().flatten().int()
+    bounds = first.new_full((numbers.numel() + 1,), numbers.numel())
+    bounds[: len(first)] = first
+    longest = int(bounds.diff().max()) if numbers.numel() else 0
+    return bounds, torch.tensor([len(first), longest])
+
+
+@sequences_of_rows.register_fake
+def _(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    bounds = numbers.new_empty((numbers.numel() + 1,), dtype=torch.int32)
+    return bounds, torch.empty(2, dtype=torch.int64, device="cpu")
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*output, *inputs[:_TENSORS])
     ctx.options = inputs[_TENSORS:]
@@ -132,7 +153,8 @@ def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Ten
     *numbers, scale, causal, precision, deterministic, package = arguments[_TENSORS:]
     features = from_parts(tensors, numbers)
     if features.sequences is not None:
-        features = replace(features, sequences=features.sequences.within(q.shape[2], k.shape[2]))
+        places = q.shape[2], k.shape[2]
+        features = replace(features, sequences=features.sequences.sized().within(*places))
     call, of_features = Call(
         causal=False if causal == "none" else causal,  # check() judges it
         scale=scale,
