@@ -288,7 +288,8 @@ def attention_forward(
             ), None  # fmt: skip
         attention_mask = None  # nothing can read it, and the bounds say where sequences are
     if packed:
-        options |= _chunks_of(module, attention_mask, others, causal=bool(is_causal))
+        if attention_mask is not None:
+            options |= _chunks_of(attention_mask, others, chunk, causal=bool(is_causal))
         causal = bool(is_causal)
         return _packed(
             query, key, value, others, causal=causal, invariant=invariant, **options
@@ -530,15 +531,12 @@ def _check_packed(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _chunks_of(
-    module: nn.Module, mask: Tensor | None, others: dict[str, Any], *, causal: bool
+    mask: Tensor, others: dict[str, Any], size: int | None, *, causal: bool
 ) -> dict[str, Any]:
-    """The chunks that the mask of a packed batch has, as attention_varlen takes them. Raises
-    InvalidArgument unless the mask is that of the bounds, with a window and with chunks if the
-    layer has them.
+    """The chunks that the mask of a packed batch has, as attention_varlen takes them; size: of a
+    chunk, if the layer may have them. Raises InvalidArgument unless the mask is that of the bounds,
+    with a window and with chunks if the layer has them.
     """
-    if mask is None:
-        return {}
-    size = getattr(getattr(module, "config", None), "attention_chunk_size", None)
     bounds = others["cu_seq_lens_k"]
     if _is_chunk_start(mask):
         return {"chunk": size, "chunk_start": (mask.flatten() - bounds[:-1]).int()}
@@ -561,26 +559,19 @@ def _chunk_of_mask(
     chunks, too. As _chunks_of.
     """
     cu, window = others["cu_seq_lens_q"], others.get("sliding_window")
-    possible = [None] if size is None else [None, size]
-    total = int(cu[-1])
+    total, possible = int(cu[-1]), []
     of_bounds = mask.ndim == 4 and (mask.shape[0], *mask.shape[2:]) == (1, total, total)
-    if not of_bounds or not torch.equal(cu, others["cu_seq_lens_k"]):
-        possible = []
-    elif isinstance(mask, SequenceMask) and causal and _says(mask, cu, window):
-        possible = [None]
-    else:
+    if of_bounds and torch.equal(cu, others["cu_seq_lens_k"]):
         places = torch.arange(total, device=mask.device)
         sequences = torch.searchsorted(cu[1:].to(places), places, right=True)
-        chunks = (places - cu.to(places)[sequences]) // (size or 1)
-        # Of many tokens the mask alone fills much of the memory.
-        for rows in places.split(1024):  # type: ignore[no-untyped-call]
-            own = sequences[rows, None] == sequences
-            wanted = own & (rows[:, None] >= places) if causal else own
-            if window is not None:
-                wanted = wanted & ((rows[:, None] - places).abs() < window)
-            alike = wanted & (chunks[rows, None] == chunks)
-            part = mask[:, :, rows]
-            possible = [each for each in possible if _shows(part, alike if each else wanted, own)]
+        runs: dict[int | None, Tensor] = {None: sequences}
+        if size is not None:  # the first token of each chunk
+            runs[size] = places - (places - cu.to(places)[sequences]) % size
+        if isinstance(mask, SequenceMask) and mask.made is None:
+            if causal and mask.window == window:
+                possible = [each for each, own in runs.items() if _hides(mask, own, sequences)]
+        else:
+            possible = _shown(mask, runs, sequences, window, causal=causal)
     if not possible:
         raise _refused(
             "attention_mask", "with cu_seq_lens_q, but a causal one of windows or chunks"
@@ -588,11 +579,38 @@ def _chunk_of_mask(
     return possible[0]
 
 
-def _says(mask: SequenceMask, cu: Tensor, window: int | None) -> bool:
-    """Whether a mask that nobody made hides nothing in these sequences but by this window."""
-    if mask.made is not None or mask.window != window:
-        return False
-    return mask.numbers is None or bool(torch.isin(mask.packed.bounds, cu).all())
+def _hides(mask: SequenceMask, runs: Tensor, sequences: Tensor) -> bool:
+    """Whether within the sequences a mask that nobody made has runs of tokens where the numbers of
+    these (tokens,) are equal.
+    """
+    numbers = torch.zeros_like(runs) if mask.numbers is None else mask.numbers[0]
+    differ = numbers.diff().ne(0) != runs.diff().ne(0)
+    return not bool((differ & sequences.diff().eq(0)).any())
+
+
+def _shown(
+    mask: Tensor,
+    runs: dict[int | None, Tensor],
+    sequences: Tensor,
+    window: int | None,
+    *,
+    causal: bool,
+) -> list[int | None]:
+    """Those of runs, by their names, of which a mask shows each token its own, within a window."""
+    possible, places = list(runs), torch.arange(len(sequences), device=mask.device)
+    # Of many tokens the mask alone fills much of the memory.
+    for rows in places.split(1024):  # type: ignore[no-untyped-call]
+        own = sequences[rows, None] == sequences
+        wanted = own & (rows[:, None] >= places) if causal else own
+        if window is not None:
+            wanted = wanted & ((rows[:, None] - places).abs() < window)
+        part = mask[:, :, rows]
+        possible = [
+            each
+            for each in possible
+            if _shows(part, wanted & (runs[each][rows, None] == runs[each]), own)
+        ]
+    return possible
 
 
 def _shows(mask: Tensor, wanted: Tensor, own: Tensor) -> bool:

@@ -41,6 +41,8 @@ class SequenceMask(Tensor):
     numbers: Tensor | None
     window: int | None
     made: Tensor | None
+    empty: Tensor
+    """Of no element: torch has no tensor of tensors without any."""
 
     @staticmethod
     def __new__(
@@ -52,19 +54,20 @@ class SequenceMask(Tensor):
             cls, (batch, 1, seq, seq), dtype=torch.bool, device=device
         )
         mask.numbers, mask.window, mask.made = numbers, window, None
+        mask.empty = torch.empty(0, device=device)
         return mask
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """What torch asks of a tensor that its graphs may hold: the tensors of this one, by name."""
-        held = [name for name in ("numbers", "made") if getattr(self, name) is not None]
-        return held, self.window
+        named = ("empty", "numbers", "made")
+        return [name for name in named if getattr(self, name) is not None], self.window
 
     @staticmethod
     def __tensor_unflatten__(held: dict[str, Tensor], window: Any, size: Any, _: Any) -> SequenceMask:
-        numbers = held.get("numbers")
-        device = next(iter(held.values())).device
-        mask = SequenceMask(size[0], size[2], device, numbers=numbers, window=window)
-        mask.made = held.get("made")
+        mask = SequenceMask(
+            size[0], size[2], held["empty"].device, numbers=held.get("numbers"), window=window
+        )
+        mask.empty, mask.made = held["empty"], held.get("made")
         return mask
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
