@@ -167,9 +167,7 @@ class OperatorsContract:
         )
         tensors = leaves(*(x[:1] for x in draw(sk=20, device=self.device)))
         beside = (*all_parts_of(given), None, "bottom_right", "ieee", True, PACKAGE)
-        torch.library.opcheck(
-            torch.ops.flashgen.attention_forward.default, (*tensors, *beside)
-        )
+        torch.library.opcheck(torch.ops.flashgen.attention_forward.default, (*tensors, *beside))
 
     def test_packed_sequences_are_one_graph_of_any_lengths(self, dispatcher: Dispatcher) -> None:
         """Which torch compiles twice: for the first lengths, and for others."""

@@ -63,7 +63,9 @@ class SequenceMask(Tensor):
         return [name for name in named if getattr(self, name) is not None], self.window
 
     @staticmethod
-    def __tensor_unflatten__(held: dict[str, Tensor], window: Any, size: Any, _: Any) -> SequenceMask:
+    def __tensor_unflatten__(
+        held: dict[str, Tensor], window: Any, size: Any, _: Any
+    ) -> SequenceMask:
         mask = SequenceMask(
             size[0], size[2], held["empty"].device, numbers=held.get("numbers"), window=window
         )
