@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from flashgen.errors import InvalidArgument
-from flashgen.inputs.block_mask import BlockMask, check_block_mask
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs import packed
+from flashgen.inputs.block_mask import BlockMask, check_block_mask
 from flashgen.inputs.packed import OF_PLACES, Sequences, check_sequences
 from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.spec.features import FEATURES, PER_HEAD
@@ -123,7 +123,7 @@ class Features:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
-            raise InvalidArgument(f"dropout_p must be from 0 to 1: got {self.dropout_p!r}")
+            raise InvalidArgument(f"dropout_p must be from 0 to 1: got {shown(self.dropout_p)}")
         if self.window is not None and self.window != window_of(self.window):
             raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
         if self.chunk:
@@ -230,7 +230,7 @@ def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None
     if len(sides) != 2 or not all(map(_is_side, sides)):
         raise InvalidArgument(
             "window must be (left, right), whole numbers of keys, each None or -1 for no end: "
-            f"got {window!r}"
+            f"got {shown(window)}"
         )
     left, right = (UNBOUNDED if side is None or side >= FAR else int(side) for side in sides)
     if causal:
@@ -270,14 +270,16 @@ def check_softcap(softcap: object) -> float:
         except OverflowError:
             number = math.inf
     if not 0.0 <= number < math.inf:
-        raise InvalidArgument(f"softcap must be finite and 0 or more, 0 for none: got {softcap!r}")
+        raise InvalidArgument(
+            f"softcap must be finite and 0 or more, 0 for none: got {shown(softcap)}"
+        )
     return number
 
 
 def check_invariant(invariant: object) -> bool:
     """Whether a call is invariant. Raises InvalidArgument for anything but True and False."""
     if not isinstance(invariant, bool):
-        raise InvalidArgument(f"invariant must be True or False: got {invariant!r}")
+        raise InvalidArgument(f"invariant must be True or False: got {shown(invariant)}")
     return invariant
 
 
@@ -294,7 +296,7 @@ def check_chunk(chunk: object) -> int:
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not 1 <= chunk <= LARGEST_CHUNK:
         raise InvalidArgument(
             f"chunk must be a whole number of keys from 1 to {LARGEST_CHUNK}, or None: "
-            f"got {chunk!r}"
+            f"got {shown(chunk)}"
         )
     return chunk
 

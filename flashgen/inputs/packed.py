@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.tensors import check_device, check_form
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _length(name: str, value: object) -> int:
     if isinstance(value, bool):
         length = -1
     if length < 0:
-        raise InvalidArgument(f"{name} must be a whole number >= 0: got {value!r}")
+        raise InvalidArgument(f"{name} must be a whole number >= 0: got {shown(value)}")
     return length
 
 

@@ -58,7 +58,7 @@ class SequenceMask(Tensor):
         return mask
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        """What torch asks of a tensor that its graphs may hold: the tensors of this one, by name."""
+        """What torch asks of a tensor that graphs may hold: the tensors in it, by name."""
         named = ("empty", "numbers", "made")
         return [name for name in named if getattr(self, name) is not None], self.window
 
