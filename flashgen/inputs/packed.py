@@ -7,6 +7,7 @@ tensors are read by their attributes.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -250,13 +251,12 @@ def _length(name: str, value: object) -> int:
     """An integer of 0 or more, from anything that has one: also a tensor of one element. One that
     torch traces as a symbol stays one, as it would not in operator.index().
     """
-    try:
-        whole = isinstance(value, int)
-        length = value if whole else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        length = -1
-    if isinstance(value, bool):
-        length = -1
+    length = -1
+    if isinstance(value, int):
+        length = -1 if isinstance(value, bool) else value
+    else:
+        with contextlib.suppress(TypeError):
+            length = operator.index(value)  # type: ignore[arg-type]
     if length < 0:
         raise InvalidArgument(f"{name} must be a whole number >= 0: got {shown(value)}")
     return length

@@ -106,10 +106,12 @@ def fwd(
     new = k_new, v_new, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary
     cached = page_table is not None or any(x is not None for x in new)
     if cu_seqlens_q is not None and not cached:
-        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        found: Any = flash_attn_3.flash_attn_varlen_func(
-            q, k, v, *bounds, seqused_q, seqused_k, return_attn_probs=True, **options
-        )  # type: ignore[arg-type]  # it judges them
+        options |= {
+            "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+            "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "seqused_q": seqused_q,
+            "seqused_k": seqused_k, "return_attn_probs": True,
+        }  # fmt: skip
+        found: Any = flash_attn_3.flash_attn_varlen_func(q, k, v, **options)
     elif seqused_q is not None or (cu_seqlens_k is not None and not cached):
         named = "seqused_q" if seqused_q is not None else "cu_seqlens_k"
         raise InvalidArgument(f"{named} needs cu_seqlens_q, and keys in no pages")
@@ -158,10 +160,9 @@ def bwd(
     """
     sequences = None
     if cu_seqlens_q is not None:
-        sequences = from_bounds(
-            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
-            seqused_k=seqused_k,
-        ).within(q.shape[0], k.shape[0])  # type: ignore[arg-type]  # fmt: skip
+        bounds: Any = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        packed = from_bounds(*bounds, seqused_q=seqused_q, seqused_k=seqused_k)
+        sequences = packed.within(q.shape[0], k.shape[0])
         softmax_lse = softmax_lse[None]
     elif not (cu_seqlens_k is seqused_q is seqused_k is None):
         raise InvalidArgument("cu_seqlens_q must be given with cu_seqlens_k and seqused")
@@ -173,8 +174,8 @@ def bwd(
             causal=is_causal, window=window, softcap=flash_attn.cap_of(softcap), sequences=sequences
         ),
     )  # fmt: skip
-    o, do = heads_first_of(out), heads_first_of(dout)
-    saved = Saved(*map(heads_first_of, (q, k, v)), o, softmax_lse)
+    first, second, third, o, do = map(heads_first_of, (q, k, v, out, dout))
+    saved = Saved(first, second, third, o, softmax_lse)
     found = map(as_given, backward_of(call, saved, do), (q, k, v))
     given = zip(found, (dq, dk, dv), strict=True)
     return *(x if place is None else place.copy_(x) for x, place in given), *(None,) * 5
@@ -198,7 +199,7 @@ def _register() -> Library:
         "get_scheduler_metadata": get_scheduler_metadata,
     }  # fmt: skip
     for name, schema in SCHEMAS.items():
-        library.define(f"{name}{schema}")
+        library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
         for key in ("CPU", "CUDA"):
             library.impl(name, functions[name], key)  # type: ignore[no-untyped-call]
     return library

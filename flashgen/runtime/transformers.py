@@ -326,7 +326,7 @@ def _by_mask(
         _check_mask(mask)
     if mask is not None and _is_chunk_start(mask):
         options |= {"chunk": chunk, "chunk_start": mask.flatten()}
-        o = folders.current().attention(
+        o: Tensor = folders.current().attention(
             query, key, value, causal=True, bias=position_bias, **options
         )
         return o.transpose(1, 2).contiguous()

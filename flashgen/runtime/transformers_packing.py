@@ -98,7 +98,8 @@ class SequenceMask(Tensor):
         assert self.numbers is not None
         begins = self.numbers.new_zeros(self.numbers.shape[1] + 1)
         begins = begins.index_fill(0, bounds.long(), 1)[:-1]
-        return in_graph(self.numbers + begins.cumsum(0), self.window)
+        found: SequenceMask = in_graph(self.numbers + begins.cumsum(0), self.window)
+        return found
 
     @functools.cached_property
     def traced(self) -> tuple[Tensor, Tensor]:
@@ -190,13 +191,16 @@ def traced_mask(
         return None
     if q_length != kv_length or q_offset != 0 or kv_offset != 0:
         return None
-    return in_graph(runs_of(mask_function, batch_size, kv_length, device), local_size)
+    numbers = runs_of(mask_function, batch_size, kv_length, device)
+    found: SequenceMask = in_graph(numbers, local_size)
+    return found
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def in_graph(numbers: Tensor, window: int | None) -> SequenceMask:
     """The mask of rows that torch traces."""
-    return SequenceMask(*numbers.shape, numbers.device, numbers=numbers, window=window)
+    batch, seq = numbers.shape
+    return SequenceMask(batch, seq, numbers.device, numbers=numbers, window=window)
 
 
 def traced_attention(
