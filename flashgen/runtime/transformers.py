@@ -43,6 +43,9 @@ from flashgen.runtime.varlen import attention_varlen
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Where the sequences of a packed batch are."""
 
+OF_PAGES = ("read_index", "write_index", "block_table", "logits_indices", "logits_processor_args")
+"""What continuous batching hands over besides, for its cache and for the model."""
+
 IGNORED = (
     "position_ids", "sliding_window", "seq_idx", "num_items_in_batch", "logits_to_keep",
     "use_cache", "output_hidden_states", "output_router_logits", "grid_thw", "return_dict",
@@ -172,7 +175,7 @@ def _without_flashgen(asks: Any) -> Any:
 
 def _check_models() -> None:
     """Have each model that is made with an implementation of ours be checked, and refuse to return
-    attention weights and to generate by continuous batching.
+    attention weights, and by continuous batching what its cache has not.
     """
     import transformers
 
@@ -190,7 +193,7 @@ def _check_models() -> None:
 
     chosen.knows_flashgen = True  # type: ignore[attr-defined]
     every.get_correct_attn_implementation = chosen
-    models.refuse_continuous_batching(transformers.GenerationMixin)
+    models.check_continuous_batching(transformers.GenerationMixin)
 
 
 def _chunk_start(
@@ -266,6 +269,11 @@ def attention_forward(
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument, naming the
     argument, for every other one that is not None, unless it is one of IGNORED.
     """
+    if type(others.get("cache")).__name__ == "PagedAttentionCache":
+        key, value = _with_cache(module, key, value, others)
+        if attention_mask is not None and not isinstance(attention_mask, SequenceMask):
+            raise _refused("attention_mask", "in generate_batch")
+        attention_mask = None  # it is of the new tokens alone
     packed = others.get("cu_seq_lens_q") is not None
     _check_others(others, packed)
     if deterministic is None:
@@ -305,6 +313,21 @@ def attention_forward(
         query, key, value, attention_mask, position_bias, causal=causal, chunk=chunk,
         invariant=invariant, **options,
     ), None  # fmt: skip
+
+
+def _with_cache(
+    module: nn.Module, key: Tensor, value: Tensor, others: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of all sequences of a continuous batch, packed, (1, kv_heads, tokens,
+    head_dim), into whose pages these new ones are written; others get their bounds.
+    """
+    cache = others.pop("cache")
+    key, value = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
+    )
+    for name in OF_PAGES:
+        others.pop(name, None)
+    return key, value
 
 
 def _by_mask(
