@@ -177,7 +177,9 @@ def traced_mask(
     kv_offset: int = 0,
     local_size: int | None = None,
     use_vmap: bool = True,
+    allow_is_causal_skip: bool = True,
     device: torch.device | None = None,
+    config: Any = None,
     **others: Any,
 ) -> SequenceMask | None:
     """sequence_mask() where torch compiles, which looks into no closure. So the arguments must be
@@ -191,16 +193,23 @@ def traced_mask(
         return None
     if q_length != kv_length or q_offset != 0 or kv_offset != 0:
         return None
-    numbers = runs_of(mask_function, batch_size, kv_length, device)
-    found: SequenceMask = in_graph(numbers, local_size)
+    lone = allow_is_causal_skip  # which rows of packed sequences do not
+    if lone and local_size is not None and kv_length <= local_size:  # it hides nothing
+        return None
+    found: SequenceMask
+    if lone and local_size != getattr(config, "attention_chunk_size", None):
+        numbers = torch.zeros(batch_size, kv_length, dtype=torch.int64, device=device)
+        found = in_graph(numbers, local_size, True)
+    else:
+        found = in_graph(runs_of(mask_function, batch_size, kv_length, device), local_size)
     return found
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def in_graph(numbers: Tensor, window: int | None) -> SequenceMask:
-    """The mask of rows that torch traces."""
-    batch, seq = numbers.shape
-    return SequenceMask(batch, seq, numbers.device, numbers=numbers, window=window)
+def in_graph(numbers: Tensor, window: int | None, lone: bool = False) -> SequenceMask:
+    """The mask of rows that torch traces; lone: each row is one sequence."""
+    (batch, seq), own = numbers.shape, None if lone else numbers
+    return SequenceMask(batch, seq, numbers.device, numbers=own, window=window)
 
 
 def traced_attention(

@@ -238,7 +238,8 @@ def test_a_graph_knows_the_mask_without_its_closure(name: str) -> None:
     given: dict[str, Any] = {
         "mask_function": function, "batch_size": 2, "q_length": 18, "kv_length": 18,
     }  # fmt: skip
-    found = traced_mask(**given, local_size=size, use_vmap=False)
+    options = {"local_size": size, "use_vmap": False}
+    found = traced_mask(**given, **options, allow_is_causal_skip=False)
     assert found is not None
     wanted = theirs.sdpa_mask(**given, q_offset=0, kv_offset=0, allow_is_causal_skip=False)
     assert torch.equal(found.whole(), wanted)
@@ -251,6 +252,29 @@ def test_a_graph_knows_the_mask_without_its_closure(name: str) -> None:
         {"q_offset": 2, "kv_offset": 2},
     ):
         assert traced_mask(**given | {"use_vmap": False} | others) is None
+
+
+@pytest.mark.parametrize("name", ["window", "chunks"])
+def test_a_graph_knows_the_mask_of_rows_that_are_one_sequence(name: str) -> None:
+    """Of a window it knows the kernel's window; what is as long as a row hides nothing."""
+    function, size = FUNCTIONS[name]
+
+    class Config:
+        attention_chunk_size = 4 if name == "chunks" else None
+
+    given: dict[str, Any] = {
+        "mask_function": function,
+        "batch_size": 2,
+        "q_length": 18,
+        "kv_length": 18,
+    }
+    options: dict[str, Any] = {"use_vmap": False, "config": Config()}
+    found = traced_mask(**given, **options, local_size=size)
+    assert found is not None
+    assert (found.numbers is None, found.window) == (name == "window", size)
+    wanted = theirs.sdpa_mask(**given, q_offset=0, kv_offset=0, allow_is_causal_skip=False)
+    assert torch.equal(found.whole(), wanted.expand(2, 1, 18, 18))
+    assert traced_mask(**given, **options, local_size=18) is None
 
 
 def mask(window: int | None = None) -> SequenceMask:
