@@ -163,7 +163,7 @@ def sequence_mask(
     if attention_mask is not None and not bool(attention_mask.all()):  # padding
         return None
     if chunked:
-        numbers = runs_of(mask_function, batch_size, kv_length, device)
+        numbers = token_runs(mask_function, batch_size, kv_length, device)
     return SequenceMask(batch_size, kv_length, device, numbers=numbers, window=window)
 
 
@@ -201,7 +201,7 @@ def traced_mask(
         numbers = torch.zeros(batch_size, kv_length, dtype=torch.int64, device=device)
         found = in_graph(numbers, local_size, True)
     else:
-        found = in_graph(runs_of(mask_function, batch_size, kv_length, device), local_size)
+        found = in_graph(token_runs(mask_function, batch_size, kv_length, device), local_size)
     return found
 
 
@@ -243,7 +243,7 @@ def traced_attention(
     return o.reshape(query.shape[0], query.shape[2], *o.shape[1:])
 
 
-def runs_of(function: Any, batch: int, seq: int, device: torch.device | None) -> Tensor:
+def token_runs(function: Any, batch: int, seq: int, device: torch.device | None) -> Tensor:
     """The numbers, int64 (batch, seq), of runs of tokens of which each sees the one before it, by a
     mask function under which a token sees all of its run before it, or a window of it.
     """
