@@ -76,6 +76,14 @@ def refuse_second_derivative(*_: object) -> NoReturn:
     )
 
 
+def refuse_backward_of_pages() -> NoReturn:
+    """Raise NotDifferentiable: what a backward over pages meets on every road."""
+    raise NotDifferentiable(
+        "attention over pages, with block_table, has no gradient: "
+        "gather the keys of each sequence, and leave block_table out"
+    )
+
+
 def without_backward(o: Tensor, lse: Tensor, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     """O and LSE of inputs that require gradients, which a backward refuses: of pages no kernel has
     them.
@@ -92,10 +100,7 @@ class _WithoutBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, *__: Tensor | None) -> NoReturn:
-        raise NotDifferentiable(
-            "attention over pages, with block_table, has no gradient: "
-            "gather the keys of each sequence, and leave block_table out"
-        )
+        refuse_backward_of_pages()
 
 
 TwoPassCall = tuple[TwoPasses, Call]

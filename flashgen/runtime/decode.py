@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import (
     PLAIN,
@@ -220,7 +220,8 @@ def decode_spec(call: Call, q: Tensor, cache: Cache) -> AttentionSpec:
     said = isinstance(causal, str) and causal == "bottom_right"
     if causal is not True and causal is not False and not said:  # 0 and 1.0 are equal to them
         raise InvalidArgument(
-            f"causal must be True, False or 'bottom_right' where keys are cached: got {causal!r}"
+            "causal must be True, False or 'bottom_right' where keys are cached: got "
+            f"{shown(causal)}"
         )
     check_precision(precision)
     dtype = str(q.dtype).removeprefix("torch.")

@@ -16,11 +16,11 @@ from flashgen.inputs.features import (
     TENSOR_ARGUMENTS,
     WITHOUT_GRADIENT,
     Features,
+    all_parts_of,
     check_features,
     check_invariant,
     features_of,
     named_tensors,
-    numbers_of,
     tensors_of,
 )
 from flashgen.runtime import autograd, torch_modes
@@ -175,7 +175,7 @@ class GeneralPath:
             check_is_block_mask(features.block_mask, traced=True)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
         o, lse = custom_ops.attention_forward(
-            q, k, v, *tensors_of(features), *numbers_of(features),
+            q, k, v, *all_parts_of(features),
             call.scale, word, call.precision, call.deterministic, self._package,
         )  # fmt: skip
         return o, lse
