@@ -54,12 +54,6 @@ it (tests/cpu/estimate/test_gemm.py)."""
 LAUNCH_US = 3.0
 """Time of a launch that does nothing, as CUDA events show it: a round figure, no measurement."""
 
-BLOCK_CYCLES = 2500.0
-"""Start and end of a block: loading Q, filling the pipeline, storing O (some four trips to
-memory). A persistent program pays it once: its next tile's loads run beside the end of the last.
-The 2.3 us a tile that schedule hopper saved so on an H200 (26 November 2026, head dim 128, no mask)
-are more than this."""
-
 EMPTY_CYCLES = 1500.0
 """A program of packed sequences that finds no row of its own: its start and two trips to memory in
 turn. A round figure."""
@@ -316,7 +310,11 @@ def _grid_cycles(
     near = np.array([_with_idle_sms(replayed, busy_sms / gpu.sms), *replayed.cycles[1:residents]])
     slower = np.array(replayed.far_cycles[:residents]) - np.array(replayed.cycles[:residents])
     cycles_of = near + far * slower + TRIP_CYCLES * np.arange(1, residents + 1)[:, None]
-    overhead = BLOCK_CYCLES + replayed.outside * residents * np.array(begun, float)
+    near_block, far_block = (
+        each[residents - 1] for each in (replayed.block_cycles, replayed.far_block_cycles)
+    )
+    more_tiles = np.array(begun, float) - 1.0
+    overhead = near_block + far * (far_block - near_block) + replayed.tile_cycles * more_tiles
     end: float = list_schedule(
         np.array(kind_of), np.array(trips, float), cycles_of, overhead, gpu.sms, residents
     )
