@@ -39,9 +39,10 @@ class ArchModel:
     16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes per cycle
     and SM; l2_burst_bytes: the same for one tile while other SMs load nothing, and the most that an
     SM gets while others are idle; memory_share: the share of the target's bandwidth that streams
-    reach. *_late: from issue, or from the end of the transfer, to the result. matrix_slows: the
-    share of the boost clock that is lost with all matrix pipes full. known: whether estimates of
-    this architecture were validated.
+    reach. *_late: from issue, or from the end of the transfer, to the result. top_clock: the clock
+    while few matrix pipes are busy, in multiples of the data sheet's; matrix_slows: the share of it
+    that is lost for each further share of busy ones, from slows_from on. known: whether estimates
+    of this architecture were validated.
     """
 
     fp32: float
@@ -72,7 +73,9 @@ class ArchModel:
     stack_late: float = 40.0  # [assumed] a spill that stays in L1
     stack_l2_late: float = 260.0  # [order] one that does not
     l1_bytes: int
+    top_clock: float = 1.0
     matrix_slows: float = 0.0
+    slows_from: float = 0.0
     known: bool
 
 
@@ -117,7 +120,9 @@ MACHINES: dict[str, ArchModel] = {
         copy_late=450.0,  # [held]
         tma_late=530.0,  # [assumed] a copy, and the unit that makes its addresses
         l1_bytes=256 * KIB,  # [paper]
-        matrix_slows=0.3,  # [fa3]
+        top_clock=1.07,  # [h200]
+        matrix_slows=0.55,  # [h200]
+        slows_from=0.3,  # [h200]
         known=True,
     ),
     "sm_120": ArchModel(
@@ -165,12 +170,13 @@ def from_memory(machine: ArchModel) -> ArchModel:
 
 def held_clock_mhz(machine: ArchModel, gpu: Gpu, flops_per_cycle: float) -> float:
     """The clock of a GPU whose SMs together do this many 16-bit matrix operations a cycle: power
-    holds it down in proportion.
+    holds it down in proportion from some share of full pipes on.
     """
     assert gpu.clock_mhz is not None  # machine_of() has seen
     assert gpu.matrix_flops_per_clock is not None  # both
     full = min(flops_per_cycle / (gpu.sms * gpu.matrix_flops_per_clock), 1.0)
-    return gpu.clock_mhz * (1.0 - machine.matrix_slows * full)
+    slower = machine.matrix_slows * max(full - machine.slows_from, 0.0)
+    return gpu.clock_mhz * machine.top_clock * (1.0 - slower)
 
 
 GEFORCE_LIKE = ("nvidia_gb10",)
