@@ -16,6 +16,7 @@ Sources, by the letters at the figures:
          (benchmarks/landscapes/h100_gemm.csv); 56 and 64 are as good, and 54 is the most that
          a full GPU was seen to move there.
 [fa3]    by hand, between those 20 landscapes and FlashAttention-3's six published times.
+[h200]   read while an H200 ran our kernels (26 November 2026): 1,940 to 1,980 MHz of 1,830.
 [assumed] nobody's figure.
 
 Ranks must not depend on [order] and [assumed]: a test perturbs all latencies and bandwidths by
@@ -40,9 +41,8 @@ class ArchModel:
     and SM; l2_burst_bytes: the same for one tile while other SMs load nothing, and the most that an
     SM gets while others are idle; memory_share: the share of the target's bandwidth that streams
     reach. *_late: from issue, or from the end of the transfer, to the result. top_clock: the clock
-    while few matrix pipes are busy, in multiples of the data sheet's; matrix_slows: the share of it
-    that is lost for each further share of busy ones, from slows_from on. known: whether estimates
-    of this architecture were validated.
+    with idle matrix pipes, in multiples of the data sheet's; matrix_slows: the share of it that is
+    lost with all of them full. known: whether estimates of this architecture were validated.
     """
 
     fp32: float
@@ -75,7 +75,6 @@ class ArchModel:
     l1_bytes: int
     top_clock: float = 1.0
     matrix_slows: float = 0.0
-    slows_from: float = 0.0
     known: bool
 
 
@@ -121,8 +120,7 @@ MACHINES: dict[str, ArchModel] = {
         tma_late=530.0,  # [assumed] a copy, and the unit that makes its addresses
         l1_bytes=256 * KIB,  # [paper]
         top_clock=1.07,  # [h200]
-        matrix_slows=0.55,  # [h200]
-        slows_from=0.3,  # [h200]
+        matrix_slows=0.3,  # [fa3]
         known=True,
     ),
     "sm_120": ArchModel(
@@ -170,13 +168,12 @@ def from_memory(machine: ArchModel) -> ArchModel:
 
 def held_clock_mhz(machine: ArchModel, gpu: Gpu, flops_per_cycle: float) -> float:
     """The clock of a GPU whose SMs together do this many 16-bit matrix operations a cycle: power
-    holds it down in proportion from some share of full pipes on.
+    holds it down in proportion.
     """
     assert gpu.clock_mhz is not None  # machine_of() has seen
     assert gpu.matrix_flops_per_clock is not None  # both
     full = min(flops_per_cycle / (gpu.sms * gpu.matrix_flops_per_clock), 1.0)
-    slower = machine.matrix_slows * max(full - machine.slows_from, 0.0)
-    return gpu.clock_mhz * machine.top_clock * (1.0 - slower)
+    return gpu.clock_mhz * machine.top_clock * (1.0 - machine.matrix_slows * full)
 
 
 GEFORCE_LIKE = ("nvidia_gb10",)
