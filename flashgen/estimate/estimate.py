@@ -29,15 +29,10 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import Problem, bytes_moved, flops
 from flashgen.spec.records import LARGEST, shown
-from flashgen.spec.vocabulary import DECODING
 
 PROTOCOL = 10
 """Version of the model, and of the problems that are estimated for an entry; estimates of other
 versions are not reused."""
-
-SAME_SINCE = 10
-"""Version since which estimates are the same but for decodes and packed sequences. 10 replays whole
-blocks, has waits for loads of one stage, and Hopper's clock."""
 
 BAND = (0.8, 1.6)
 """The true time is expected within these multiples of the estimate for forward kernels of
@@ -60,12 +55,6 @@ turn. A round figure."""
 TRIP_CYCLES = 25.0
 """What a trip of each block on an SM takes beyond its replay: a round figure, chosen among 0 to 40
 with 20 of the 40 landscapes of products on an H100 in sight; 20 to 30 are as good there."""
-
-
-def is_dated(spec: AttentionSpec, protocol: int) -> bool:
-    """Whether estimates of this version for a spec are not those of today."""
-    changed = spec.varlen or spec.direction in DECODING
-    return not (PROTOCOL if changed else SAME_SINCE) <= protocol <= PROTOCOL
 
 
 def estimate_cubin(

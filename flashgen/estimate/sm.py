@@ -269,7 +269,9 @@ class Scoreboard:
         on an A10 and an L4, and 32 on a GeForce. The hardware holds back the rest.
         """
         if not self.main:
-            raise NoEstimate("no main loop was found in the SASS")
+            raise NoEstimate(
+                "no main loop was found in the SASS: none of its loops has a matrix instruction"
+            )
         if hidden_roles(self.listing):
             raise NoEstimate(
                 "its warps have roles, since they hand over registers (USETMAXREG), and where each "

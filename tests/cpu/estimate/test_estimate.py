@@ -550,20 +550,3 @@ def test_an_estimate_from_a_cache_is_immediate(tmp_path: Path) -> None:
     began = time.perf_counter()
     cached_replay(compiled, A100, tmp_path)
     assert time.perf_counter() - began < 0.1
-
-
-@pytest.mark.parametrize(
-    ("fields", "since"),
-    [
-        ({}, module.SAME_SINCE),
-        ({"varlen": True}, module.PROTOCOL),
-        ({"direction": "decode"}, module.PROTOCOL),
-    ],
-)
-def test_estimates_are_dated_from_the_version_that_changed_them(
-    fields: dict[str, Any], since: int
-) -> None:
-    spec = make_spec(**fields)
-    versions = range(since - 2, module.PROTOCOL + 2)
-    dated = [version for version in versions if module.is_dated(spec, version)]
-    assert dated == [since - 2, since - 1, module.PROTOCOL + 1]
