@@ -373,7 +373,7 @@ def compiled(draw: random.Random, folder: Path) -> None:
 REPLAY = Replay(
     residents=2, phases=((0,), (1, 2)), cycles=((9.0, 8.0), (18.0, 15.5)), far_cycles=((9.5, 8.0), (19.0, 16.0)),
     lone_cycles=(8.0, 7.0), loaded_bytes=(4096.0, 0.0), usage=(Usage(matrix=0.5, exp2=0.5, issue=0.5, shared=0.5, memory=0.5),) * 2, block_flops=(2048, 0, 4096),
-    block_work=(2048.0, 0.0, 4096.0), least_cycles=(4.0, 0.0, 4.0), equal_parts=(1, 1, 2), outside=300, firm=True,
+    block_work=(2048.0, 0.0, 4096.0), least_cycles=(4.0, 0.0, 4.0), equal_parts=(1, 1, 2), block_cycles=(3000.0, 3500.0), far_block_cycles=(3300.0, 3800.0), tile_cycles=300.0, firm=True,
 )  # fmt: skip
 
 
