@@ -30,6 +30,7 @@ from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import Launcher, LaunchPlan
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
+from flashgen.runtime.ways import PAIR, ChosenWay
 from flashgen.schedules.base import BY_KEYS, Loads, Order
 from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.schedules.defaults import default_config
@@ -150,9 +151,9 @@ class PinnedResolver(Resolver):
         """As Resolver.launcher."""
         return self._bound[direction]
 
-    def fused(self, *_: Any) -> Launcher | None:
-        """As Resolver.fused."""
-        return self._bound.get("backward_fused")
+    def way(self, *_: Any, **__: Any) -> ChosenWay:
+        """As Resolver.way."""
+        return ChosenWay("fused") if "backward_fused" in self._bound else PAIR
 
     def left_to_torch(self, device: torch.device) -> bool:
         """As Resolver.left_to_torch: never."""
