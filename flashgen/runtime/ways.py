@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from flashgen.kernels.ds_runs import DsPlan, DsSizes, planned
 from flashgen.runtime.selection import Ladder, Selection
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import OF_DS, Direction
@@ -115,9 +116,12 @@ def ways_of(
     if "ds" not in times:
         return Ways(times=times)
     choice = found["ds"][0].choice
-    # A block of 8 warps has the registers of an SM.
-    slots = gpu.sms * max(1, 8 // choice.config.block_warps(choice.spec))
-    return Ways(times=times, bc=choice.config.bc, slots=slots)
+    return Ways(times=times, bc=choice.config.bc, slots=slots_of(choice.spec, choice.config, gpu))
+
+
+def slots_of(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
+    """How many blocks of dK and dV a GPU has room for: 8 warps take the registers of an SM."""
+    return gpu.sms * max(1, 8 // config.block_warps(spec))
 
 
 def _comparable(
