@@ -33,8 +33,7 @@ from flashgen.runtime.call_cache import (
 )
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
-from flashgen.runtime.ways import PAIR, WAYS
-from flashgen.spec.vocabulary import Direction, why_no_gradient
+from flashgen.spec.vocabulary import OF_DS, Direction, why_no_gradient
 
 if TYPE_CHECKING:
     from flashgen.kernels.ds_runs import DsPlan
@@ -311,15 +310,14 @@ class Passes:
             q=q, k=k, v=v, do=do, lse=lse, delta=delta, scale=call.scale_of(q),
             diagonal=call.diagonal(q, k), features=call.features_with(tensors),
         )  # fmt: skip
-        dq = dk = dv = dbias = None
-        way = PAIR
+        dq = dk = dv = dbias = way = plan = None
         if wanted.q and (wanted.k or wanted.v):
             certain = _is_deterministic(call)
-            way = self._resolver.way(call, backward, tensors, deterministic=certain)
-        if way.plan is not None:
-            kernels = [functools.partial(run, kernel(each)) for each in WAYS["ds"]]
-            dq, dk, dv = _by_ds(backward, way.plan, *kernels)
-        elif way.way == "fused":
+            way, plan = self._resolver.way(call, backward, tensors, deterministic=certain)
+        if plan is not None:
+            kernels = [functools.partial(run, kernel(each)) for each in OF_DS]
+            dq, dk, dv = _by_ds(backward, plan, *kernels)
+        elif way == "fused":
             dq, dk, dv = run(kernel("backward_fused"), backward)
         else:
             if wanted.k or wanted.v:

@@ -29,7 +29,6 @@ from flashgen.runtime.selection import (
     ladder,
     tune_command,
 )
-from flashgen.runtime.ways import PAIR, ChosenWay, Ways, ways_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import BUCKETS, Problem, bucket_of
@@ -37,6 +36,7 @@ from flashgen.spec.vocabulary import Direction
 
 if TYPE_CHECKING:
     from flashgen.kernels.launch_backward import Backward
+    from flashgen.runtime.ways import ChosenWay, Ways
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -93,7 +93,7 @@ class Resolver:
         """How dQ, dK and dV are computed: the fastest way by the tables. deterministic: dQ must be
         summed in one order. Raises InvalidArgument for a bad setting of the workspace.
         """
-        from flashgen.kernels.launch_ds import ds_sizes
+        from flashgen.runtime.ways import PAIR
 
         q, k, v = backward.q, backward.k, backward.v
         wanted = key(call, q, v, "backward_ds")
@@ -102,11 +102,15 @@ class Resolver:
             ways = self._ways[wanted] = self.ways(spec, problem.seq_k, q.device)
         if len(ways.times) < 2:
             return PAIR
+        from flashgen.kernels.launch_ds import ds_sizes
+
         most = settings.workspace_bytes()
         return ways.chosen(ds_sizes(backward), most, deterministic=deterministic)
 
     def ways(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Ways:
         """What the tables say of the ways to compute the gradients of a spec."""
+        from flashgen.runtime.ways import ways_of
+
         slug, gpu = self.served_as(device)
         held = self.served.choices.get(slug, {})
         return ways_of(spec, gpu, held.__contains__, lambda each: self.ladder(each, seq_k, device))
