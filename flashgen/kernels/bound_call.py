@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,6 +98,7 @@ class _Writer:
         """The inputs that kernels take, and whether they must be aligned."""
         self._makes: dict[int, Tensor] = {}
         self._stream: int | None = None
+        self._workspace: Workspace | None = None
 
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
@@ -113,6 +116,11 @@ class _Writer:
                     return None
                 self._makes[number] = whole
                 tensor, at, offset = f"m{number}", f"a{number}", 0
+            elif (shared := _of_workspaces.get(memory)) is not None:
+                self._stream, self._workspace = shared.stream, shared
+                if twin is None:  # a tensor map of it stays as it is
+                    line[inner.places[place]] = (address,)
+                continue
             elif twin is None and (of_zeros := _of_zeros.get(memory)) is not None:
                 self._stream = of_zeros.stream
                 line[inner.places[place]] = (address,)
@@ -185,6 +193,9 @@ class _Writer:
         lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
             lines.append(f"if stream != {of_zeros}: return None")
+        if self._workspace is not None:
+            of_call, usable = self._hold(self._workspace, usable_here)
+            lines.append(f"if not {usable}({of_call}): return None")
         for number, make in zip(self._makes, names, strict=False):
             lines.append(f"m{number} = {make}()")
             lines.append(f"a{number} = m{number}.data_ptr()")
@@ -271,3 +282,49 @@ def zeros(count: int, like: Tensor) -> Tensor:
         found = _zeros[key] = _Zeros(like.new_zeros(max(1024, 2 * count)), stream)
         _of_zeros[found.tensor.untyped_storage().data_ptr()] = found
     return found.tensor[:count]
+
+
+class Workspace:
+    """Memory that all calls of one thread on one stream share. stream: None on the CPU."""
+
+    __slots__ = ("__weakref__", "stream", "tensor", "thread")
+
+    def __init__(self, tensor: Tensor, stream: int | None) -> None:
+        self.tensor = tensor
+        self.stream = stream
+        self.thread = threading.get_ident()
+
+
+_workspaces: dict[tuple[torch.device, int | None, int], Workspace] = {}
+"""The longest of each device, stream and thread."""
+_of_workspaces: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
+"""All that are in use, by where their memory begins: bound calls hold those that they launch with.
+"""
+
+
+def workspace(size: int, like: Tensor) -> Tensor:
+    """So many bytes or more, uint8, on the device of a tensor, for the launches of one call; what
+    they hold before does not matter. Calls that a CUDA graph captures have memory of its pool,
+    which gives to one what the one before gave back.
+    """
+    stream = None
+    if like.is_cuda:
+        if torch.cuda.is_current_stream_capturing():
+            return torch.empty(size, dtype=torch.uint8, device=like.device)
+        stream = torch.cuda.current_stream(like.device).cuda_stream
+    key = like.device, stream, threading.get_ident()
+    found = _workspaces.get(key)
+    if found is None or found.tensor.shape[0] < size:
+        _workspaces.pop(key, None)
+        found = None  # to be given back before there is a longer one
+        made = torch.empty(size, dtype=torch.uint8, device=like.device)
+        found = _workspaces[key] = Workspace(made, stream)
+        _of_workspaces[made.untyped_storage().data_ptr()] = found
+    return found.tensor
+
+
+def usable_here(shared: Workspace) -> bool:
+    """Whether a bound call may launch with a workspace: in its thread, and into no CUDA graph."""
+    if shared.thread != threading.get_ident():
+        return False
+    return shared.stream is None or not torch.cuda.is_current_stream_capturing()

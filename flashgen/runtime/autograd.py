@@ -333,12 +333,11 @@ def _by_ds(
     call: Backward, plan: DsPlan, dkv: Callable[[Any], object], dq: Callable[[Any], object]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """DQ, dK and dV by what launches the kernels of ds."""
+    from flashgen.kernels.bound_call import workspace
     from flashgen.kernels.launch_ds import ds_sizes, gradients_in_runs
-    from flashgen.runtime.workspace import workspace
 
-    size = max(map(ds_sizes(call).run_bytes, plan.runs))
-    with workspace(call.q, size) as memory:
-        return gradients_in_runs(call, plan.runs, memory, dkv, dq)
+    memory = workspace(max(map(ds_sizes(call).run_bytes, plan.runs)), call.q)
+    return gradients_in_runs(call, plan.runs, memory, dkv, dq)
 
 
 def named(*tensors: str) -> dict[str, int]:

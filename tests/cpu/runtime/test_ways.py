@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +11,23 @@ import torch
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
+from flashgen.kernels.bound_call import workspace
 from flashgen.kernels.ds_runs import DsSizes
+from flashgen.runtime.call import Call, Saved, WantedGradients
 from flashgen.runtime.choice import by_spec
 from flashgen.runtime.selection import Selection, Served, ladder
 from flashgen.runtime.ways import WAYS, Ways, ways_of
-from flashgen.runtime.workspace import workspace
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
+from tests import launches
 from tests.makers import make_config, make_spec
 from tests.package import make_choice
 
 H100, H200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
 SPEC = make_spec("bfloat16", 128)
 MB = 1 << 20
+DS = "[1, 2, 256, 256]"
+"""The shape of dS, in a descriptor."""
 US: dict[str, tuple[float | None, ...]] = {
     "pair": (10.0, 10.0),
     "ds": (10.0, 4.0),
@@ -145,15 +150,44 @@ def test_the_limit_is_256_unless_it_is_set(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.workspace_bytes() == 0
 
 
-def test_calls_share_a_workspace_unless_it_is_in_use() -> None:
+def test_calls_of_a_thread_share_a_workspace() -> None:
     near = torch.empty(1)
-    with workspace(near, 100) as first, workspace(near, 100) as other:
-        assert other.data_ptr() != first.data_ptr()
-    with workspace(near, 60) as again:
-        assert again.data_ptr() in (first.data_ptr(), other.data_ptr())
-    with workspace(near, 1000) as longer:
-        assert longer.numel() >= 1000
-    with pytest.raises(ZeroDivisionError), workspace(near, 1000):
-        raise ZeroDivisionError
-    with workspace(near, 1000) as after:
-        assert after.data_ptr() == longer.data_ptr()
+    first = workspace(1000, near)
+    assert workspace(60, near).data_ptr() == first.data_ptr()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(workspace, 60, near).result().data_ptr() != first.data_ptr()
+    longer = workspace(5000, near)
+    assert longer.numel() >= 5000
+    assert workspace(1000, near).data_ptr() == longer.data_ptr()
+
+
+def test_a_kept_call_launches_with_the_workspace_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at first, but not in another thread."""
+    q, k, v, o, do = (torch.randn(1, 2, 256, 128, dtype=torch.bfloat16) for _ in range(5))
+    lse = torch.zeros(1, 2, 256)
+    saved, wanted = Saved(q, k, v, o, lse), WantedGradients(True, True, True, False, False)
+    with launches.served(monkeypatch) as driver:
+        dispatcher = launches.dispatcher(monkeypatch)
+
+        def launched() -> list[tuple[str, object]]:
+            """Each kernel, and the descriptor of dS that it has."""
+            driver.launches.clear()
+            dispatcher.passes.backward(Call(), saved, do, None, wanted)
+            return [
+                (
+                    name.partition("_bf16")[0],
+                    [x[1] for x in given if type(x) is tuple and DS in str(x)],
+                )
+                for (name, _), _, _, given in driver.launches
+            ]
+
+        first = launched()
+        assert [name for name, _ in first] == ["bwd_delta", "bwd_ds", "bwd_dq_of_ds"]
+        assert [len(found) for _, found in first] == [0, 1, 1]
+        assert launched() == first
+        (kept,) = dispatcher.calls.young.values()
+        assert kept.replay.__name__ == "replay"
+        assert launched() == first
+        assert kept.replay(q, k, v, o, lse, do, None) is not None
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(kept.replay, q, k, v, o, lse, do, None).result() is None
