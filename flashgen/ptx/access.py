@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flashgen.ptx import poll, releases
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
 from flashgen.ptx.memory import BadAddress, Buffer
 from flashgen.ptx.releases import MemoryOrder, synchronize
@@ -204,7 +205,7 @@ def read_global(
         synchronize(warp, addresses, order)
     places = (at // unit)[:, None] + LANES[:count]
     found: Array = buffer.words.of(unit)[places]
-    warp.poll.note(warp, buffer, places, found)
+    poll.note(warp, buffer, places, found)
     return found
 
 
@@ -253,7 +254,7 @@ def note_global(
     if shadow is None or not len(offsets):
         return
     cells, block, order = shadow.cells(offsets, size), warp.block.number, warp.view[GENERIC]
-    known = warp.releases.known(warp) if warp.block.acquired else {}
+    known = releases.known(warp) if warp.block.acquired else {}
     note = shadow.note_write if writes else shadow.note_read
     found = note(cells, block, order, known, warp.number, warp.clock)
     if found is None or (writes and found[2] and not changes()):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.ptx.clocks import Agents, Engine
+from flashgen.ptx.clocks import Agents, Engine, Views
 from flashgen.ptx.machine import Machine
 from flashgen.ptx.memory import SHARED_BASE, SharedMemory
-from flashgen.ptx.releases import Views
 from flashgen.ptx.shadow import SharedShadow
 from flashgen.ptx.tensor_memory import TensorMemory
 from flashgen.ptx.types import Array

@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashgen.errors import InvalidArgument
-from flashgen.ptx.clocks import Engine
+from flashgen.ptx.clocks import Engine, Place, Views
 from flashgen.ptx.findings import Report, Sanitizer
 from flashgen.ptx.memory import Buffer, GlobalMemory, shared_layout
 from flashgen.ptx.program import Program
-from flashgen.ptx.releases import Place, Views
 from flashgen.ptx.shadow import MOST_READERS, GlobalShadow
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.types import DecodedStep

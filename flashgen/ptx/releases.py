@@ -7,23 +7,14 @@ hands it on as it does the warp's own accesses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashgen.ptx.clocks import GENERIC
+from flashgen.ptx.clocks import GENERIC, Views
 from flashgen.ptx.types import Array
-
-if TYPE_CHECKING:
-    from flashgen.ptx.warp import Warp
-
-Views = Mapping[int, Array]
-"""By the number of a block, the view of it that was published: see clocks.py."""
-
-Place = tuple[int, int | None]
-"""An address, and the only block that sees it, of an operation whose scope is the block."""
+from flashgen.ptx.warp import Warp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,47 +26,40 @@ class MemoryOrder:
     in_block: bool = False
 
 
-class WarpReleases:
-    """What orders a warp between blocks. fenced: what its last fence has made ready for relaxed
-    writes; unfenced: what relaxed reads have seen, until a fence.
-    """
+def known(warp: Warp) -> Views:
+    """What of other blocks is ordered before what the warp does now."""
+    state, acquired = warp.releases, warp.block.acquired
+    counts = warp.view[GENERIC, : warp.block.agents.warps]
+    key = (len(acquired), counts.tobytes())
+    if state.known_at != key:
+        found: Views = {}
+        for number, count, views in acquired:
+            if count <= counts[number]:
+                found = _joined(found, views)
+        state.known, state.known_at = found, key
+    return state.known
 
-    def __init__(self) -> None:
-        self.fenced: Views | None = None
-        self.unfenced: Views | None = None
-        self._last: Views | None = None
-        self._known: tuple[tuple[int, bytes], Views] = ((0, b""), {})
 
-    def known(self, warp: Warp) -> Views:
-        """What of other blocks is ordered before what the warp does now."""
-        acquired, counts = warp.block.acquired, warp.view[GENERIC, : warp.block.agents.warps]
-        key = (len(acquired), counts.tobytes())
-        if self._known[0] != key:
-            found: Views = {}
-            for number, count, views in acquired:
-                if count <= counts[number]:
-                    found = _joined(found, views)
-            self._known = (key, found)
-        return self._known[1]
+def fence(warp: Warp) -> None:
+    """Order relaxed reads before what follows, and what is before ahead of relaxed writes."""
+    if warp.releases.unfenced is not None:
+        _acquire(warp, warp.releases.unfenced)
+        warp.releases.unfenced = None
+    warp.releases.fenced = _release(warp)
 
-    def acquire(self, warp: Warp, views: Views) -> None:
-        """Order what was published before what follows."""
-        if (own := views.get(warp.block.number)) is not None:
-            warp.join(own)
-        if views is not self._last:  # which a warp that polls finds again
-            self._last = views
-            warp.block.acquired.append((warp.number, warp.clock, views))
 
-    def release(self, warp: Warp) -> Views:
-        """What is ordered before now, to be published."""
-        return {**self.known(warp), warp.block.number: warp.publish()}
+def _acquire(warp: Warp, views: Views) -> None:
+    """Order what was published before what follows."""
+    if (own := views.get(warp.block.number)) is not None:
+        warp.join(own)
+    if views is not warp.releases.last:  # which a warp that polls finds again
+        warp.releases.last = views
+        warp.block.acquired.append((warp.number, warp.clock, views))
 
-    def fence(self, warp: Warp) -> None:
-        """Order relaxed reads before what follows, and what is before ahead of relaxed writes."""
-        if self.unfenced is not None:
-            self.acquire(warp, self.unfenced)
-            self.unfenced = None
-        self.fenced = self.release(warp)
+
+def _release(warp: Warp) -> Views:
+    """What is ordered before now, to be published."""
+    return {**known(warp), warp.block.number: warp.publish()}
 
 
 def synchronize(
@@ -95,10 +79,10 @@ def synchronize(
     places = ((int(a), block) for a in addresses for block in (None, warp.block.number))
     for views in _distinct(published.get(place) for place in places):
         if order.acquires:
-            own.acquire(warp, views)
+            _acquire(warp, views)
         else:
             own.unfenced = _joined(own.unfenced, views)
-    released = own.release(warp) if order.releases else own.fenced
+    released = _release(warp) if order.releases else own.fenced
     if written is None or released is None:
         return
     block = warp.block.number if order.in_block else None

@@ -112,7 +112,8 @@ def _compile(
 def _sentence(name: str, capability: int, said: str, error: Exception) -> str:
     """Why Triton failed; all that it said is in a file."""
     passes = re.search(r"Pipeline failed while executing \[`(\w+)`", said)
-    last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    lines = [type(error).__name__, *str(error).splitlines()]
+    last = next(line for line in reversed(lines) if re.search(r"\w", line))
     why = f"its pass {passes[1]} failed" if passes else cut(last.strip())
     sentence = f"Triton cannot compile {name} for sm_{capability}: {why}"
     if not said and isinstance(error, AssertionError):

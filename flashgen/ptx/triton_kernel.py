@@ -40,11 +40,11 @@ def launch(
 ) -> Report:
     """Compile a kernel for a GPU, and execute its PTX on CPU tensors; no GPU is needed.
 
-    The tensors hold what the kernel has written.
+    The tensors hold what the kernel has written. Of an autotuned kernel the first config is taken,
+    for arguments that are not given.
 
     Args:
-        kernel: a function under @triton.jit or @gluon.jit, also under @triton.heuristics, or under
-            @triton.autotune, whose first config is taken for arguments that are not given.
+        kernel: a function under @triton.jit or @gluon.jit; other decorators of Triton may follow.
         grid: a number, up to three of them, or a function of the kernel's arguments by name.
         args: tensors on the CPU, tensor descriptors of them, numbers.
         target: a GPU that flashgen knows, or an architecture (sm_80 to sm_120).

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,13 @@ DecodedStep = Callable[[Any, LaneMask], int | None]
 """An instruction, decoded: it changes the warp and returns the position of the next instruction, or
 None for the one below.
 """
+
+
+class Undefined(NamedTuple):
+    """The undefined bits of a register's 32 lanes, and the register to which nobody wrote."""
+
+    bits: Array
+    origin: str
 
 
 RAW: dict[int, type[np.unsignedinteger[Any]]] = {

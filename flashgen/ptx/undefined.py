@@ -8,7 +8,7 @@ Serebryany, CGO 2015), and reports those that reach memory, an address, a guard 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,16 @@ from flashgen.ptx.program import (
     Register,
     registers_in,
 )
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, DecodedStep, LaneMask
-
-if TYPE_CHECKING:
-    from flashgen.ptx.warp import Warp
-
+from flashgen.ptx.types import (
+    RAW,
+    SPOILED,
+    TYPE_BYTES,
+    Array,
+    DecodedStep,
+    LaneMask,
+    Undefined,
+)
+from flashgen.ptx.warp import Warp
 
 Operands = tuple[Operand, ...]
 
@@ -38,13 +43,6 @@ class Uninitialised(Exception):
     def __init__(self, register: Register) -> None:
         super().__init__(register)
         self.register = register
-
-
-class Undefined(NamedTuple):
-    """The undefined bits of a register's 32 lanes, and the register to which nobody wrote."""
-
-    bits: Array
-    origin: str
 
 
 def mark(warp: Warp, index: int, lanes: LaneMask = None) -> Array:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashgen.ptx.block import Block
-from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
+from flashgen.ptx.clocks import ASYNC, GENERIC, Engine, ReleaseState
 from flashgen.ptx.findings import Fault, Finding, Sanitizer
 from flashgen.ptx.memory import Buffer, Stack
-from flashgen.ptx.poll import Poll
 from flashgen.ptx.queue import Queue
-from flashgen.ptx.releases import WarpReleases
-from flashgen.ptx.types import Array, LaneMask
-from flashgen.ptx.undefined import Undefined
+from flashgen.ptx.types import Array, LaneMask, Undefined
 
 LANES = np.arange(32)
 ALL = np.ones(32, bool)
@@ -29,6 +27,19 @@ class Wait(NamedTuple):
     reason: Callable[[], str]
     ready: Callable[[], bool]
     elsewhere: bool = False
+
+
+@dataclass
+class Poll:
+    """What a warp has read from global memory at each instruction; how many reads in a row, without
+    a write between them, gave what the one before at their instruction gave; and the registers at
+    one of these.
+    """
+
+    repeats: int = 0
+    seen: dict[int, tuple[Buffer, Array, Array]] = field(default_factory=dict)
+    position: int = -1
+    registers: list[Any] = field(default_factory=list)
 
 
 class Warp:
@@ -58,7 +69,7 @@ class Warp:
         self.view[GENERIC, number] = 1
         self.released = block.agents.view()  # what a fence has made known to relaxed arrivals
         self.relaxed = block.agents.view()  # what relaxed waits have seen, until a fence
-        self.releases = WarpReleases()
+        self.releases = ReleaseState()
         self.poll = Poll()
         self.register_limit = block.machine.program.max_registers or 0
         self.in_flight: set[int] = set()  # registers that wgmma will write

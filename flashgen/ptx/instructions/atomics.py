@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flashgen.ptx import poll
 from flashgen.ptx.access import active, find_global, shared_offsets, spread
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.instructions.move import CACHING, memory_order, vector_length
@@ -74,7 +75,7 @@ def atomic(form: Form) -> DecodedStep:
             synchronize(warp, addresses, order, written=written)
             at = first[:, None] + np.arange(count)
             if (content[at] == old).all():
-                warp.poll.note(warp, buffer, at, old)
+                poll.note(warp, buffer, at, old)
             else:
                 warp.poll.repeats = 0
         for target, column in zip(targets, spread(old, mask).T.copy(), strict=False):

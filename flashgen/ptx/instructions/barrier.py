@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flashgen.ptx import releases
 from flashgen.ptx.block import NamedBarrier
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.types import Array, DecodedStep, LaneMask
@@ -133,7 +134,7 @@ def fence(form: Form) -> DecodedStep:
 
 def _fence_between_blocks(warp: Warp, mask: LaneMask) -> None:
     warp.fence()
-    warp.releases.fence(warp)
+    releases.fence(warp)
 
 
 @instruction("setmaxnreg")

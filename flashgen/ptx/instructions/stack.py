@@ -15,8 +15,7 @@ from flashgen.ptx.access import active, find_global, spread, stack_places
 from flashgen.ptx.decode import Form, Store, instruction
 from flashgen.ptx.memory import LOCAL_BASE
 from flashgen.ptx.program import Group, Name, Number, Register
-from flashgen.ptx.types import RAW, TYPE_BYTES, Array, DecodedStep, LaneMask
-from flashgen.ptx.undefined import Undefined
+from flashgen.ptx.types import RAW, TYPE_BYTES, Array, DecodedStep, LaneMask, Undefined
 from flashgen.ptx.warp import Warp, lanes_of
 
 
