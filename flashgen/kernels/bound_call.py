@@ -210,16 +210,18 @@ class _Writer:
         inputs = ", ".join(f"x{n}" for n in range(len(self._inputs)))
         held = ", ".join(f"v{n}" for n in range(len(self._values)))
         text = f"def holding({held}):\n    def replay({inputs}):\n{body}    return replay\n"
-        made: ReplayedCall = _compiled(text)(*self._values)
+        made: ReplayedCall = compiled(text)(*self._values)
         return made
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(text: str) -> Callable[..., ReplayedCall]:
-    """The function that a text defines. A text has numbers of its own making, and no caller's."""
+def compiled(text: str) -> Callable[..., Any]:
+    """The function `holding` that a text defines, which returns another that has its arguments. A
+    text has numbers of its own making, and no caller's.
+    """
     namespace: dict[str, Any] = {}
     exec(text, namespace)
-    found: Callable[..., ReplayedCall] = namespace["holding"]
+    found: Callable[..., Any] = namespace["holding"]
     return found
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.kernels.bound_call import compiled
+
 IsLike = Callable[..., bool]
 """Takes as many tensors, or None, as it was made of."""
 
@@ -27,25 +29,17 @@ def likeness(tensors: Sequence[Tensor | None]) -> IsLike | None:
     if not own or not _is_known():
         return None
     numbers = {id(x): place for place, x in reversed(list(enumerate(tensors)))}
-    firsts = tuple(None if x is None else numbers[id(x)] for x in tensors)
-    return _testing(firsts)(_guard(*own))
-
-
-@functools.lru_cache(maxsize=256)
-def _testing(firsts: tuple[int | None, ...]) -> Callable[[IsLike], IsLike]:
-    """Makes the function from one that takes each tensor once. firsts: for each tensor the place
-    at which it is met first; None for None.
-    """
+    firsts = [None if x is None else numbers[id(x)] for x in tensors]
     tests = [
         f"x{place} is {None if first is None else f'x{first}'}"
         for place, first in enumerate(firsts)
         if first != place
     ]
-    own = ", ".join(f"x{place}" for place, first in enumerate(firsts) if first == place)
+    given = ", ".join(f"x{place}" for place, first in enumerate(firsts) if first == place)
     names = ", ".join(f"x{place}" for place in range(len(firsts)))
-    text = f"lambda is_like: lambda {names}: {' and '.join([*tests, f'is_like({own})'])}"
-    made: Callable[[IsLike], IsLike] = eval(text)
-    return made
+    test = " and ".join([*tests, f"is_like({given})"])
+    found: IsLike = compiled(f"def holding(is_like): return lambda {names}: {test}")(_guard(*own))
+    return found
 
 
 def _guard(*tensors: Tensor) -> IsLike:
