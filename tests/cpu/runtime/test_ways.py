@@ -11,8 +11,8 @@ import torch
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.kernels.bound_call import workspace
 from flashgen.kernels.ds_runs import DsSizes
+from flashgen.kernels.stream_memory import workspace
 from flashgen.runtime.call import Call, Saved, WantedGradients
 from flashgen.runtime.choice import by_spec
 from flashgen.runtime.selection import Selection, Served, ladder
