@@ -8,6 +8,7 @@ TUNED_DOCUMENT.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -36,8 +37,8 @@ def grid(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, *, loops: int
 ) -> list[tuple[int, ...]]:
     """Trip counts of the main loops, in order of address, for each tile in launch order: one a
-    block, unless the grid is persistent (dealt_out). The GPU's SMs decide how a decode is split,
-    its L2 how order grouped runs.
+    block, unless the grid is persistent (dealt_out, handed_out). The GPU's SMs decide how a decode
+    is split, its L2 how order grouped runs.
 
     Raises NoEstimate for a number of loops that the template does not have, and for directions
     whose trip counts depend on the tensors.
@@ -72,12 +73,26 @@ def _of_windows(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
     return (1, 2, 3) if own else (1,)
 
 
-def dealt_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[tuple[int, ...]]:
-    """The trip counts of the programs of a persistent grid, of which each takes every n-th tile."""
-    return [
-        tuple(map(sum, zip(*tiles[first::programs], strict=True)))
-        for first in range(min(programs, len(tiles)))
-    ]
+Tiles = list[tuple[int, ...]]
+"""Trip counts of tiles."""
+
+
+def dealt_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[Tiles]:
+    """The tiles of the programs of a persistent grid, of which each takes every n-th."""
+    return [list(tiles[first::programs]) for first in range(min(programs, len(tiles)))]
+
+
+def handed_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[Tiles]:
+    """The same where the program that is the first to end its tile takes the next. A tile takes as
+    long as its trips and one more.
+    """
+    free = [(0, program) for program in range(min(programs, len(tiles)))]
+    found: list[Tiles] = [[] for _ in free]
+    for trips in tiles:
+        until, program = free[0]
+        found[program].append(trips)
+        heapq.heapreplace(free, (until + sum(trips) + 1, program))
+    return found
 
 
 def empty_programs(spec: AttentionSpec, config: KernelConfig, problem: Problem) -> int:

@@ -26,8 +26,8 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others. shared_keys: two warpgroups own the same keys, and each half of the columns of what is
-    summed.
+    others, over tiles. shared_keys: two warpgroups own the same keys, and each half of the columns
+    of what is summed.
     """
 
     direction: Direction
@@ -81,8 +81,8 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
         varlen=spec.varlen,
         paged=spec.paged,
         block_mask=spec.block_mask,
-        # Elsewhere it is no loop around others, but a constant.
-        persistent=config.interpretable and config.persistent,
+        # Of schedule blackwell it is no other loop, but a constant.
+        persistent=config.persistent and (config.interpretable or its.hands_out),
         shared_keys=its.shared_keys(spec),
     )
 

@@ -271,3 +271,16 @@ def test_diffusers_runs_on_flashgen(active: None, recording: Recording) -> None:
     o = dispatch.dispatch_attention_fn(q, k, v, backend=dispatch.AttentionBackendName._NATIVE_FLASH)
     assert o.shape == q.shape
     assert kernels(recording) == ["fwd"]
+
+
+def test_torchs_own_flash_attention_3_finds_the_operators(recording: Recording) -> None:
+    """By the name of a module that registers torch.ops.flash_attn_3."""
+    from torch.nn.attention import _fa3
+
+    handle = _fa3.register_flash_attention_fa3("flashgen.runtime.flash_attn_3_operators")
+    try:
+        step(2, 8, 256, 64, is_causal=True)
+        assert kernels(recording) in TRAINING
+    finally:
+        handle.library._destroy()
+        handle.remove()
