@@ -123,7 +123,10 @@ def _blocks(
         heads = problem.kv_heads if by_keys else problem.heads
         return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
     if by_keys:
-        return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
+        of_keys, heads = _by_keys(spec, config, problem, loops), problem.batch * problem.kv_heads
+        if spec.direction == "backward_ds":  # of all heads in turn
+            return [trips for trips in of_keys for _ in range(heads)]
+        return of_keys * heads
     of_a_head = _by_rows(spec, config, problem, loops)
     return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
 

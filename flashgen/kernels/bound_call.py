@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashgen.kernels.direct_launch import Relaunch, watched
 from flashgen.kernels.plan import KernelCall, NotedLaunch, Plan, Result
-from flashgen.kernels.stream_memory import shared_at
+from flashgen.kernels.stream_memory import StreamMemory, shared_at
 
 ALIGNED = 15
 """Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
@@ -57,7 +57,7 @@ class Binder:
     ) -> ReplayedCall | None:
         """What makes these launches again and gives results like these. None where that is not
         possible: nothing was launched, Triton must launch, or a kernel takes or the call returns
-        another tensor than inputs, what launches made, zeros() and counter().
+        another tensor than inputs, what launches made, or memory of its stream.
 
         named: which of the inputs the arguments of kernels are views of, by their names without
         _ptr or _desc.
@@ -99,8 +99,8 @@ class _Writer:
         """The inputs that kernels take, and whether they must be aligned."""
         self._makes: dict[int, Tensor] = {}
         self._stream: int | None = None
-        self._writes = False
-        """Whether launches write memory of their stream."""
+        self._shared: dict[StreamMemory, None] = {}
+        """Memory of their stream that kernels take."""
 
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
@@ -120,9 +120,10 @@ class _Writer:
                     return None
                 self._makes[number] = whole
                 tensor, at, offset = f"m{number}", f"a{number}", 0
-            elif twin is None and (shared := shared_at(memory)) is not None:
-                self._stream, self._writes = shared.stream, self._writes or shared.written
-                line[inner.places[place]] = (address,)
+            elif (shared := shared_at(memory)) is not None:
+                self._stream, self._shared[shared] = shared.stream, None
+                if twin is None:  # a tensor map of it stays as it is
+                    line[inner.places[place]] = (address,)
                 continue
             else:
                 number = self._named.get(launched.names[place].rpartition("_")[0], -1)
@@ -181,9 +182,8 @@ class _Writer:
                 return None
             self._makes[number] = x  # its shape and strides
         kernels = dict.fromkeys(each.direct for each in launches)
-        here, current, stream, expected, capturing, observed, knobs, *names = self._hold(
-            on.device, on.current_device, on.current_stream, self._stream,
-            torch.cuda.is_current_stream_capturing, watched,
+        here, current, stream, expected, observed, knobs, *names = self._hold(
+            on.device, on.current_device, on.current_stream, self._stream, watched,
             launches[0].direct.knobs, *map(maker, self._makes.values()), *kernels,
         )  # fmt: skip
         conditions = [f"{current}() != {here}", f"{observed}({knobs})"]
@@ -196,8 +196,9 @@ class _Writer:
         lines.append(f"if {' or '.join(conditions)}: return None")
         lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
-            elsewhere = f" or {capturing}()" if self._writes else ""
-            lines.append(f"if stream != {expected}{elsewhere}: return None")
+            lines.append(f"if stream != {expected}: return None")
+        usable = self._hold(*(shared.usable for shared in self._shared if shared.written))
+        lines += [f"if not {each}(): return None" for each in usable]
         for number, make in zip(self._makes, names, strict=False):
             lines.append(f"m{number} = {make}()")
             lines.append(f"a{number} = m{number}.data_ptr()")

@@ -8,8 +8,10 @@ them.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -30,7 +32,11 @@ from flashgen.runtime.call_cache import (
 from flashgen.runtime.conventions import FEATURES, Convention
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
-from flashgen.spec.vocabulary import Direction, why_no_gradient
+from flashgen.spec.vocabulary import OF_DS, Direction, why_no_gradient
+
+if TYPE_CHECKING:
+    from flashgen.kernels.ds_runs import DsPlan
+    from flashgen.kernels.launch_backward import Backward
 
 
 def differentiable(
@@ -330,11 +336,15 @@ class Passes:
             q=q, k=k, v=v, do=do, lse=lse, delta=delta, scale=call.scale_of(q),
             diagonal=call.diagonal(q, k), features=call.features_with(tensors),
         )  # fmt: skip
-        dq = dk = dv = dbias = fused = None
-        if wanted.q and (wanted.k or wanted.v) and not _is_deterministic(call):
-            fused = self._resolver.fused(call, q, k, v, tensors)
-        if fused is not None:
-            dq, dk, dv = run(fused, backward)
+        dq = dk = dv = dbias = way = plan = None
+        if wanted.q and (wanted.k or wanted.v):
+            certain = _is_deterministic(call)
+            way, plan = self._resolver.way(call, backward, tensors, deterministic=certain)
+        if plan is not None:
+            kernels = [functools.partial(run, kernel(each)) for each in OF_DS]
+            dq, dk, dv = _by_ds(backward, plan, *kernels)
+        elif way == "fused":
+            dq, dk, dv = run(kernel("backward_fused"), backward)
         else:
             if wanted.k or wanted.v:
                 dk, dv = run(kernel("backward_dkv"), backward)
@@ -343,6 +353,17 @@ class Passes:
         if wanted.bias:
             (dbias,) = run(kernel("backward_dbias"), backward)
         return dq, dk, dv, dbias, delta
+
+
+def _by_ds(
+    call: Backward, plan: DsPlan, dkv: Callable[[Any], object], dq: Callable[[Any], object]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """DQ, dK and dV by what launches the kernels of ds."""
+    from flashgen.kernels.launch_ds import ds_sizes, gradients_in_runs
+    from flashgen.kernels.stream_memory import workspace
+
+    memory = workspace(max(map(ds_sizes(call).run_bytes, plan.runs)), call.q)
+    return gradients_in_runs(call, plan.runs, memory, dkv, dq)
 
 
 def _options(

@@ -20,6 +20,7 @@ from itertools import groupby
 
 from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
+from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.outcome import Outcome
 from flashgen.schedules.space import legal_configs
@@ -30,7 +31,7 @@ from flashgen.table.table import Table
 from flashgen.tune.run_files import run_now
 from flashgen.tune.transfer import measured_on_chip
 
-DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
+DIRECTIONS = ("forward", "backward_dkv", "backward_dq", "backward_ds")
 """The fused backward is left out: its additions are in no fixed order."""
 
 NEAR = 0.04
@@ -54,7 +55,7 @@ def candidates(
         twin = in_bfloat16(spec)
         held = (*chosen, *table.executed)
         return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == twin))
-    order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
+    order = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
     found = [
         config
         for config in legal_configs(spec, table.gpu, on_gpu=True)
