@@ -185,7 +185,7 @@ _IN_PARTS = (
     constant("O_PARTS", "", has_parts),
     constant("HEAD_DIM_V_PAD", "", negated(has_parts)),
 )
-_V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(has_parts)))
+_V_PARTS = constant("V_PARTS", "programs that share the columns of V", both(plain, pointer, tiled))
 _PRECISION = constant("PRECISION", "of float32 products: ieee, tf32 or None", plain)
 _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
 _ADDS = constant("ADDS", "bias is added; else masks",
@@ -359,7 +359,7 @@ _DECODE = (
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
     constant("SEGMENT", "keys of an invariant split; or None"),
     constant("SPLIT_TILES", "tiles that a split has at least"),
-    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(has_parts)),
+    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits"),
     *_SWITCHES,
 )
 _COMBINE = (
