@@ -70,10 +70,6 @@ BLACKWELL_TILES: dict[Direction, tuple[TileShape, ...]] = {
     ),
 }  # fmt: skip
 
-PAIR: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
-"""The gradients that have features."""
-
-
 def _ways(*pairs: tuple[int, int]) -> tuple[FieldChoice, ...]:
     return tuple({"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in pairs)
 
@@ -150,7 +146,8 @@ class Blackwell(Schedule[BlackwellFields]):
     directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen"),
-        **dict.fromkeys(PAIR, ("alibi", "window", "chunk", "softcap", "varlen")),
+        "backward_dkv": ("alibi", "window", "chunk", "softcap", "varlen"),
+        "backward_dq": ("alibi", "window", "chunk", "softcap", "varlen"),
     }
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit
