@@ -179,7 +179,7 @@ OF_DQ: dict[str, Mutant] = {
     "whole tiles count from key 0": (
         "causal", WINDOW, WINDOWS, "gl.maximum(full_tiles - first_tile, 0)", "full_tiles"),
     "no tile where no key is seen": (
-        "causal", WINDOW, [case(300, 30)] * 4, "gl.maximum(key_tiles - first_tile, 1)",
+        "causal", WINDOW, [case(300, 30, "top_left")] * 4, "gl.maximum(key_tiles - first_tile, 1)",
         "gl.maximum(key_tiles - first_tile, 0)"),
     "the right side is forgotten": (
         "none", BOTH, WINDOWS, "diagonal + window_right if window_right", "diagonal if window_right"),
