@@ -70,6 +70,7 @@ BLACKWELL_TILES: dict[Direction, tuple[TileShape, ...]] = {
     ),
 }  # fmt: skip
 
+
 def _ways(*pairs: tuple[int, int]) -> tuple[FieldChoice, ...]:
     return tuple({"exp2_by_fma": by_fma, "rescale_log2": lazy} for by_fma, lazy in pairs)
 
