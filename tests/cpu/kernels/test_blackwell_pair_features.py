@@ -50,6 +50,7 @@ def test_every_variant_is_right(name: str, direction: Direction) -> None:
     assert_right(spec, config)
 
 
+@pytest.mark.slow("a kernel")
 def test_a_window_of_shared_keys() -> None:
     """Tiles that hide last keys, none and first ones, of two heads."""
     spec = spec_of("backward_dkv", 64, "causal", window=True)
