@@ -191,7 +191,7 @@ _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
 _ADDS = constant("ADDS", "bias is added; else masks",
                  both(plain, of_feature("bias")))
 _SWITCHES = (
-    constant("CAUSAL", "", either(plain, both(hopper, negated(fused)))),
+    constant("CAUSAL", "", either(plain, both(either(hopper, blackwell), negated(fused)))),
     _ADDS,
     constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", plain),
     _ROWS_OF_EIGHT,
