@@ -22,7 +22,7 @@ from numbers import Integral, Real
 from flashgen.errors import InvalidArgument, NoEstimate, cut
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.sm import Replay, clock, numba_missing, replay_cubin
-from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, tuned_splits
+from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, handed_out, tuned_splits
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.attention import AttentionSpec
@@ -341,7 +341,8 @@ def estimate(
     Raises NoEstimate if gpu's architecture or rates are not known, for some schedules, and if
      the kernel's main loops differ from its template's.
     """
-    if reason := SCHEDULES[config.schedule].unestimated:
+    its = SCHEDULES[config.schedule]
+    if reason := its.unestimated:
         raise NoEstimate(reason)
     machine_of(gpu)
     if problem.empty:
@@ -349,8 +350,9 @@ def estimate(
     tiles = _trips(replayed, spec, config, problem, gpu)
     blocks, begun = tiles, None
     if config.persistent:
-        blocks = dealt_out(tiles, gpu.sms)
-        begun = [len(tiles[first :: len(blocks)]) for first in range(len(blocks))]
+        programs = (handed_out if its.hands_out else dealt_out)(tiles, gpu.sms)
+        blocks = [tuple(map(sum, zip(*each, strict=True))) for each in programs]
+        begun = list(map(len, programs))
     timing = time_of(
         replayed,
         blocks,

@@ -15,7 +15,7 @@ from flashgen.compile.compiler import judge
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.estimate import estimate, time_of
 from flashgen.estimate.sm import cached_replay
-from flashgen.estimate.trip_counts import dealt_out, grid
+from flashgen.estimate.trip_counts import dealt_out, grid, handed_out
 from flashgen.kernels.render import render
 from flashgen.schedules import space
 from flashgen.schedules.config import KernelConfig
@@ -165,9 +165,13 @@ class TestBlocksOfAnEstimate:
         assert tiles == grid(
             CAUSAL, make_config(32, 32, persistent=True), self.PROBLEM, H200, loops=2
         )
-        assert dealt_out(tiles, 2) == [(8, 8), (7, 7)]
-        assert dealt_out([short, middle, long], 2) == [(2, 2), (1, 1)]
-        assert dealt_out(tiles, 100) == tiles  # a program a tile at most
+        assert dealt_out([short, middle, long], 2) == [[short, long], [middle]]
+        assert dealt_out(tiles, 100) == [[tile] for tile in tiles]  # a program a tile at most
+
+    def test_a_program_of_schedule_hopper_has_the_tile_that_is_next_when_it_is_free(self) -> None:
+        short, middle, long = sorted(self.TRIPS)
+        assert handed_out([long, short, middle, short], 2) == [[long, short], [short, middle]]
+        assert handed_out([short] * 3, 100) == [[short]] * 3
 
 
 @pytest.mark.slow("three seconds of compilation")
