@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import linecache
 import os
 import re
 import subprocess
@@ -51,7 +52,7 @@ VARYING = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[\d:]+(?:Z|\+00:00)"), "DATE"),
 )
 TIMEOUT_S = 3000
-SLOW = ("flashgen tune", "examples.papers", "transformers_sweep")
+SLOW = ("flashgen tune", "examples.papers", "transformers_sweep", "language_sweep")
 """Commands that take minutes: tests alone compare what they print."""
 
 
@@ -171,6 +172,9 @@ def _printed(output: Output) -> str:
             contextlib.chdir(folder),
             contextlib.redirect_stdout(printed),
         ):
+            # Triton reads the source of its kernels from the cache of lines.
+            lines = block.splitlines(keepends=True)
+            linecache.cache[output.page.name] = (len(block), None, lines, output.page.name)
             exec(compile(block, output.page.name, "exec"), names)
     return printed.getvalue()
 

@@ -15,9 +15,9 @@ from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.launch import bind, launch
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
-from flashgen.ptx import FaultsFound, execute
-from flashgen.ptx.block import Block
+from flashgen.ptx import FaultsFound
 from flashgen.ptx.findings import CHECKS, Sanitizer
+from flashgen.ptx.schedule import RunningBlock
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime.eager import attention as eager
@@ -128,18 +128,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Load]]:
     """What the TMA unit copies, by block, in the order of issue; filled by launches."""
     seen: dict[int, list[Load]] = {}
     current: list[int] = []
-    run_block, places = execute.run_block, TensorMap.places
+    go, places = RunningBlock.go, TensorMap.places
 
-    def run(block: Block) -> None:
-        current[:] = block.index[:1]
+    def run(self: RunningBlock) -> bool:
+        current[:] = self.block.index[:1]
         seen[current[0]] = []
-        run_block(block)
+        return go(self)
 
     def record(self: TensorMap, coordinates: tuple[int, ...]) -> Any:
         seen[current[0]].append((self.address, self.box, coordinates))
         return places(self, coordinates)
 
-    monkeypatch.setattr(execute, "run_block", run)
+    monkeypatch.setattr(RunningBlock, "go", run)
     monkeypatch.setattr(TensorMap, "places", record)
     return seen
 

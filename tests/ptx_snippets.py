@@ -99,8 +99,17 @@ _PREFIX = {1: "%h", 2: "%h", 4: "%r", 8: "%d"}
 _LETTER = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}
 
 
-def lanes(instructions: str, inputs: Sequence[Array], dtype: Any, *, check: bool = True) -> Array:
-    """What `{d}` holds in each lane after instructions on `{0}`, `{1}`, ...: arrays of 32 lanes."""
+def lanes(
+    instructions: str,
+    inputs: Sequence[Array],
+    dtype: Any,
+    *,
+    check: bool = True,
+    functions: str = "",
+) -> Array:
+    """What `{d}` holds in each lane after instructions on `{0}`, `{1}`, ...: arrays of 32 lanes.
+    functions: the text of those that are called.
+    """
     result = np.zeros(32, dtype)
     lines = ["mov.u32 %r60, %tid.x;"]
     names = []
@@ -113,7 +122,8 @@ def lanes(instructions: str, inputs: Sequence[Array], dtype: Any, *, check: bool
             lines.append(f"ld.global.{_LETTER[size]} {names[-1]}, [%d{20 + n}];")
     lines.append(instructions.format(*names[:-1], d=names[-1]))
     lines.append(f"st.global.{_LETTER[result.dtype.itemsize]} [%d{20 + len(inputs)}], {names[-1]};")
-    arrays, report = run(kernel("\n".join(lines), len(inputs) + 1), [*inputs, result])
+    text = kernel("\n".join(lines), len(inputs) + 1).replace(HEADER, HEADER + functions)
+    arrays, report = run(text, [*inputs, result])
     if check:
         assert not report.findings, list(report.lines())
     return arrays[-1]

@@ -13,7 +13,7 @@ from flashgen.compile.compiler import compiled_by_triton, refuse_interpreting, s
 from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import Rendered
-from flashgen.ptx.triton_kernel import without_assembler
+from flashgen.ptx.triton_compile import without_assembler
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
 

@@ -44,6 +44,11 @@ def paged(spec: AttentionSpec, config: KernelConfig) -> bool:
     return spec.paged
 
 
+def handed_out(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Tiles from a counter."""
+    return config.persistent and SCHEDULES[config.schedule].hands_out
+
+
 def block_mask(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Blocks in a list."""
     return spec.block_mask

@@ -12,9 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, either, fa1, fused, hopper, has_parts, indexed, keeps_ds, narrow, negated, of_feature,
-    of_segments, on_for, one_length, packed_blocks, paged, plain, pointer, rotary, runs_ahead,
-    specialized, stores_ds, tiled, varlen,
+    diagonal, either, fa1, fused, handed_out, hopper, has_parts, indexed, keeps_ds, narrow,
+    negated, of_feature, of_segments, on_for, one_length, packed_blocks, paged, plain, pointer,
+    rotary, runs_ahead, specialized, stores_ds, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -221,6 +221,8 @@ _FORWARD = (
         number("heads_together", "batch * heads; heads of a run: their K and V fit in L2", tiled,
                lambda s, c: c.order == "grouped"),
     )),
+    Parameter("counter_ptr", "*i32:16", "(2) tiles handed out, but for the first of each program; "
+              "programs that ended", of=handed_out, first=True),
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
     *(rows(x, of=fa1) for x in ("acc", "sum", "max")),
     *_TILE,
@@ -232,7 +234,8 @@ _FORWARD = (
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),
-    constant("PERSISTENT", "a program has every n-th tile of O", specialized),
+    constant("PERSISTENT", "a program has every n-th tile of O", blackwell),
+    constant("TURNS", "consumers multiply in turn", hopper),
     constant("PIECES", "of 64 columns of Q and K, or 1 of all", blackwell),
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,

@@ -27,8 +27,8 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others. in_parts: products in parts, as whole_rows.py says, which are tuples there.
-    shared_keys: two warpgroups own the same keys, and each half of the columns of what is
+    others, over tiles. in_parts: products in parts, as whole_rows.py says, which are tuples
+    there. shared_keys: two warpgroups own the same keys, and each half of the columns of what is
     summed.
     """
 
@@ -86,8 +86,8 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
         varlen=spec.varlen,
         paged=spec.paged,
         block_mask=spec.block_mask,
-        # Elsewhere it is no loop around others, but a constant.
-        persistent=config.interpretable and config.persistent,
+        # Of schedule blackwell it is no other loop, but a constant.
+        persistent=config.persistent and (config.interpretable or its.hands_out),
         in_parts=its.in_parts or len(o_parts(spec, config)) > 1,
         shared_keys=its.shared_keys(spec),
     )

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flashgen.ptx import poll, releases
 from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
 from flashgen.ptx.memory import BadAddress, Buffer
+from flashgen.ptx.releases import MemoryOrder, synchronize
 from flashgen.ptx.shadow import Conflict
 from flashgen.ptx.types import Array, LaneMask
 from flashgen.ptx.warp import LANES, Warp, lanes_of
@@ -148,6 +150,19 @@ def report_conflict(warp: Warp, conflict: Conflict, doing: str) -> None:
     )
 
 
+# The stack
+
+
+def stack_places(
+    warp: Warp, addresses: Array, unit: int, count: int, mask: LaneMask, doing: str
+) -> Array:
+    """Where an access to the stack lies; raises a Fault if outside or misaligned."""
+    try:
+        return warp.stack.places(lanes_of(mask), addresses, unit, count)
+    except BadAddress as error:
+        raise _bad_lane(warp, mask, error, doing) from None
+
+
 # Global memory
 
 
@@ -155,39 +170,54 @@ def find_global(
     warp: Warp, addresses: Array, size: int, mask: LaneMask, doing: str
 ) -> Buffer | None:
     """The buffer of an access by the active lanes; None if they are in several."""
+    machine = warp.block.machine
     try:
-        return warp.block.machine.memory.find(addresses, size)
+        return machine.memory.find(addresses, size)
     except BadAddress as error:
+        if machine.program.loads_address(machine.program.instructions[warp.position]):
+            error.message += "; the address was loaded from memory: pass its tensor in memory=[...]"
         raise _bad_lane(warp, mask, error, doing) from None
     except LookupError:
         return None
 
 
-def read_global(warp: Warp, addresses: Array, unit: int, count: int, mask: LaneMask) -> Array:
-    """`count` integers of `unit` bytes per active lane."""
+def read_global(
+    warp: Warp,
+    addresses: Array,
+    unit: int,
+    count: int,
+    mask: LaneMask,
+    order: MemoryOrder | None = None,
+) -> Array:
+    """`count` integers of `unit` bytes per active lane. order: None of a weak read."""
     buffer = find_global(warp, addresses, unit * count, mask, "reads")
     if buffer is None:
         rows = [
-            read_global(warp, addresses[n : n + 1], unit, count, _one(mask, n))
+            read_global(warp, addresses[n : n + 1], unit, count, _one(mask, n), order)
             for n in range(len(addresses))
         ]
         joined: Array = np.concatenate(rows)
         return joined
     at = (addresses - np.uint64(buffer.address)).astype(np.int64)
-    note_global(warp, buffer, at, unit * count, writes=False)
-    words = buffer.words.of(unit)
-    first = at // unit
-    found: Array = words[first[:, None] + LANES[:count]]
+    if order is None:
+        note_global(warp, buffer, at, unit * count, writes=False)
+    else:
+        synchronize(warp, addresses, order)
+    places = (at // unit)[:, None] + LANES[:count]
+    found: Array = buffer.words.of(unit)[places]
+    poll.note(warp, buffer, places, found)
     return found
 
 
-def write_global(warp: Warp, addresses: Array, values: Array, mask: LaneMask) -> None:
-    """Store a row of integers per active lane."""
+def write_global(
+    warp: Warp, addresses: Array, values: Array, mask: LaneMask, order: MemoryOrder | None = None
+) -> None:
+    """Store a row of integers per active lane. order: None of a weak write."""
     unit, count = values.dtype.itemsize, values.shape[1]
     buffer = find_global(warp, addresses, unit * count, mask, "writes")
     if buffer is None:
         for n in range(len(addresses)):
-            write_global(warp, addresses[n : n + 1], values[n : n + 1], _one(mask, n))
+            write_global(warp, addresses[n : n + 1], values[n : n + 1], _one(mask, n), order)
         return
     at = (addresses - np.uint64(buffer.address)).astype(np.int64)
     words, places = buffer.words.of(unit), (at // unit)[:, None] + LANES[:count]
@@ -195,8 +225,12 @@ def write_global(warp: Warp, addresses: Array, values: Array, mask: LaneMask) ->
     def changes() -> bool:
         return bool((words[places] != values).any())
 
-    note_global(warp, buffer, at, unit * count, writes=True, changes=changes)
+    if order is None:
+        note_global(warp, buffer, at, unit * count, writes=True, changes=changes)
+    else:
+        synchronize(warp, addresses, order, written=addresses, replaces=True)
     words[places] = values
+    warp.poll.repeats = 0
 
 
 def _one(mask: LaneMask, which: int) -> Array:
@@ -220,8 +254,9 @@ def note_global(
     if shadow is None or not len(offsets):
         return
     cells, block, order = shadow.cells(offsets, size), warp.block.number, warp.view[GENERIC]
+    known = releases.known(warp) if warp.block.acquired else {}
     note = shadow.note_write if writes else shadow.note_read
-    found = note(cells, block, order, warp.number, warp.clock)
+    found = note(cells, block, order, known, warp.number, warp.clock)
     if found is None or (writes and found[2] and not changes()):
         return
     cell, earlier, wrote = found

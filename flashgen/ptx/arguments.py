@@ -41,13 +41,15 @@ def launch_of(
     shared_bytes: int,
     descriptors: Sequence[Mapping[str, Any]] = (),
     scratch_bytes: int = 0,
+    memory: Sequence[Any] = (),
 ) -> LaunchInputs:
     """The launch of a kernel that Triton compiled. descriptors: metadata.tensordesc_meta, one item
     a tensor descriptor; empty where the kernel does not use the TMA unit. scratch_bytes: of global
-    scratch memory for all blocks. Raises InvalidArgument for a value that does not fit.
+    scratch memory for all blocks. memory: tensors that are no arguments. Raises InvalidArgument for
+    a value that does not fit.
     """
     parameters: list[bytes] = []
-    buffers: list[Buffer] = []
+    buffers = [_memory(number, tensor) for number, tensor in enumerate(memory)]
     maps: dict[int, TensorMap] = {}
     left = list(descriptors)
     for argument in arguments:
@@ -68,9 +70,9 @@ def launch_of(
         else:
             parameters.append(_packed(argument))
     if scratch_bytes:
-        content = np.zeros(-(-scratch_bytes // 16) * 16 + 16, np.uint8)
+        content = np.zeros(-(-scratch_bytes // MAP_BYTES) * MAP_BYTES + MAP_BYTES, np.uint8)
         address = content.ctypes.data
-        begin = -address % 16
+        begin = -address % MAP_BYTES  # it may hold tensor maps
         buffers.append(
             Buffer(name="global scratch", address=address + begin, content=content[begin:])
         )
@@ -82,6 +84,12 @@ def launch_of(
         tensor_maps=maps,
         shared_bytes=shared_bytes,
     )
+
+
+def _memory(number: int, tensor: Any) -> Buffer:
+    if not hasattr(tensor, "data_ptr"):
+        raise InvalidArgument(f"memory must hold tensors: got {type(tensor).__name__}")
+    return buffer_of(f"memory[{number}]", tensor)
 
 
 def buffer_of(name: str, tensor: Any) -> Buffer:

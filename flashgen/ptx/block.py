@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.ptx.clocks import Agents, Engine
+from flashgen.ptx.clocks import Agents, Engine, Views
 from flashgen.ptx.machine import Machine
 from flashgen.ptx.memory import SHARED_BASE, SharedMemory
 from flashgen.ptx.shadow import SharedShadow
@@ -82,12 +82,19 @@ class Block:
         self.named: dict[int, NamedBarrier] = {}
         self.copies: list[Callable[[], None]] = []
         self.free_registers = 0
+        self.makes_way = False  # for other blocks, although its warps could go on
         self.warpgroups: dict[int, Any] = {}  # see instructions/wgmma.py
+        self.acquired: list[tuple[int, int, Views]] = []  # by which warp, at which count
         self.tensor_memory = (
             TensorMemory(self.agents, shadowed=bool(shadowed))
             if Engine.TENSOR in machine.loaded.engines
             else None
         )
+
+    def shared_state(self) -> tuple[object, ...]:
+        """What its warps tell each other by."""
+        phases = [(each.phase, each.pending) for each in self.mbarriers.values()]
+        return self.shared.words.bytes.tobytes(), *phases
 
     def coin(self) -> bool:
         """Whether something happens as early as it may, or as late."""

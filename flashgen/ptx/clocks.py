@@ -10,7 +10,8 @@ and accesses of the generic proxy that a proxy fence has made visible to the asy
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
@@ -23,6 +24,27 @@ GENERIC, ASYNC = 0, 1
 
 MOST_BARRIERS = 128
 """Addresses of mbarriers that one block may use."""
+
+
+Views = Mapping[int, Array]
+"""By the number of a block, the view of it that was published: see releases.py."""
+
+Place = tuple[int, int | None]
+"""An address, and the only block that sees it, of an operation whose scope is the block."""
+
+
+@dataclass
+class ReleaseState:
+    """What orders a warp between blocks. fenced: what its last fence has made ready for relaxed
+    writes; unfenced: what relaxed reads have seen, until a fence; last: what it acquired last;
+    known: what it knew when known_at.
+    """
+
+    fenced: Views | None = None
+    unfenced: Views | None = None
+    last: Views | None = None
+    known: Views = field(default_factory=dict)
+    known_at: tuple[int, bytes] = (0, b"")
 
 
 class Engine(Enum):

@@ -31,7 +31,8 @@ from flashgen.ptx.program import (
     Targets,
 )
 from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, DecodedStep, Format, LaneMask, same
-from flashgen.ptx.warp import Warp
+from flashgen.ptx.undefined import Uninitialised, mark
+from flashgen.ptx.warp import CLOCKS, Warp
 
 OperandReader = Callable[[Warp], Array]
 Store = Callable[[Warp, Array, LaneMask], None]
@@ -39,14 +40,6 @@ Semantics = Callable[["Form"], DecodedStep]
 
 TABLE: dict[str, Semantics] = {}
 """Semantics by opcode, as far as it says what is done: "add", "wgmma.fence"."""
-
-
-class Uninitialised(Exception):
-    """A register is read to which nothing was written."""
-
-    def __init__(self, register: Register) -> None:
-        super().__init__(register)
-        self.register = register
 
 
 def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
@@ -196,20 +189,30 @@ class Form:
 
     def numbers(self, operand: Operand, kind: Format) -> OperandReader:
         """An operand as numbers of a format."""
-        bits, load = self.bits(operand, kind.size, kind), kind.load
+        bits, load, viewed = self.bits(operand, kind.size, kind), kind.load, kind.viewed
         if load is same:
             return bits
-        if isinstance(operand, Register):
+        if isinstance(operand, Register) and TYPE_BYTES[operand.type] == kind.size:
             index = operand.index
-            if TYPE_BYTES[operand.type] == kind.size:
 
-                def read(warp: Warp) -> Array:
-                    held = warp.registers[index]
-                    if held is None:
-                        raise Uninitialised(operand)
-                    return load(held)
+            # Without a function for what numpy does: it would take as long as the rest.
+            def view(warp: Warp) -> Array:
+                held = warp.registers[index]
+                if held is None:
+                    raise Uninitialised(operand)
+                found: Array = held.view(viewed)
+                return found
 
-                return read
+            def read(warp: Warp) -> Array:
+                held = warp.registers[index]
+                if held is None:
+                    raise Uninitialised(operand)
+                return load(held)
+
+            return read if viewed is None else view
+        if isinstance(operand, Number):
+            constant = load(np.full(32, _immediate(operand.text, kind.size, kind), RAW[kind.size]))
+            return lambda warp: constant
         return lambda warp: load(bits(warp))
 
     def bits(self, operand: Operand, size: int, kind: Format | None = None) -> OperandReader:
@@ -229,6 +232,9 @@ class Form:
             constant = np.full(32, _immediate(operand.text, size, kind), raw)
         elif isinstance(operand, Name) and operand.text.startswith("%"):
             special = operand.text
+            if special in CLOCKS:
+                shift = 32 if special.endswith("_hi") else 0
+                return lambda warp: np.full(32, warp.block.machine.clock() >> shift).astype(raw)
             return lambda warp: warp.special[special].astype(raw)
         elif isinstance(operand, Name):
             constant = np.full(32, self._symbol(operand.text), np.uint64).astype(raw)
@@ -273,6 +279,11 @@ class Form:
             return None
         return self._symbol(operand.base.text) + operand.offset
 
+    def on_stack(self, at: int) -> bool:
+        """Whether an operand in square brackets is a variable of the stack."""
+        operand = self.operands[at]
+        return isinstance(operand, Address) and isinstance(operand.base, Number)
+
     def _symbol(self, name: str) -> int:
         """The address of a variable or parameter, in its own space."""
         if name in self.symbols:
@@ -298,7 +309,9 @@ class Form:
         def write(warp: Warp, bits: Array, mask: LaneMask) -> None:
             if mask is not None:
                 held = warp.registers[index]
-                bits = np.where(mask, bits, bits.dtype.type(0) if held is None else held)
+                if held is None:
+                    held = mark(warp, index, ~mask)
+                bits = np.where(mask, bits, held)
             warp.registers[index] = bits
 
         return write
@@ -314,7 +327,19 @@ class Form:
             return lambda warp, values, mask: store(
                 warp, encode(values).view(of_result).astype(extended).view(RAW[wide]), mask
             )
-        return lambda warp, values, mask: store(warp, encode(values), mask)
+        viewed, raw = kind.viewed, RAW[kind.size]
+        if not isinstance(operand, Register) or viewed is None:
+            return lambda warp, values, mask: store(warp, encode(values), mask)
+        index = operand.index
+
+        def write(warp: Warp, values: Array, mask: LaneMask) -> None:
+            bits = values.view(raw) if values.dtype is viewed else encode(values)
+            if mask is None:
+                warp.registers[index] = bits
+            else:
+                store(warp, bits, mask)
+
+        return write
 
 
 def _immediate(text: str, size: int, kind: Format | None) -> int:

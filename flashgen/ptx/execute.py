@@ -1,7 +1,7 @@
 """Executes a launch: execute() runs its blocks and reports.
 
-Blocks run one after another, in an order drawn from the seed: what they do to global memory is
-checked for races between blocks as if they ran at once.
+Blocks run one after another, in an order drawn from the seed, but for those that wait for another
+block's write. What they do to global memory is checked for races as if all ran at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Collection
 import numpy as np
 
 from flashgen.errors import InvalidArgument, cut, one_line
-from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
 from flashgen.ptx.findings import CHECKS, Fault, Report, Sanitizer
@@ -28,9 +27,9 @@ from flashgen.ptx.program import (
     Operand,
     Program,
     PtxInstruction,
-    Register,
+    registers_in,
 )
-from flashgen.ptx.schedule import MOST_STEPS, run_block
+from flashgen.ptx.schedule import MOST_STEPS, run_blocks
 from flashgen.ptx.types import TYPE_BYTES
 
 
@@ -56,8 +55,12 @@ class Loaded(Decoded):
             None if item.predicate is None else (item.predicate.index, item.negated)
             for item in program.instructions
         )
-        self.guarded = _guarded(program)
+        self.touched = tuple(
+            frozenset(register.index for register in registers_in(item.operands))
+            for item in program.instructions
+        )
         self.engines = _engines(program)
+        self.releases = _releases(program)
         self.shared_cell = _cell(program, "shared")
         self.global_cell = _cell(program, "global")
 
@@ -91,31 +94,16 @@ def execute(
     order = list(range(x * y * z))
     rng.shuffle(order)
     with np.errstate(all="ignore"):
-        for number in order:
-            index = (number % x, number // x % y, number // (x * y))
-            try:
-                run_block(Block(machine, index, rng))
-            except Fault as fault:
-                machine.report.add(fault.finding)
-                break
-            except InvalidPtx:
-                raise
-            except FOREIGN as error:  # of a copy that lands
-                name = cut(machine.program.name)
-                raise InvalidPtx(f"{name} cannot be executed: {one_line(error)}") from error
-            machine.report.blocks += 1
+        try:
+            run_blocks(machine, order, rng)
+        except Fault as fault:
+            machine.report.add(fault.finding)
+        except InvalidPtx:
+            raise
+        except FOREIGN as error:  # of a copy that lands
+            name = cut(machine.program.name)
+            raise InvalidPtx(f"{name} cannot be executed: {one_line(error)}") from error
     return machine.report
-
-
-def _guarded(program: Program) -> frozenset[int]:
-    """Registers that a guarded instruction writes: where its guard fails, the program may hold
-    nothing in them, and Triton's reductions pass that on to lanes that do not use it.
-    """
-    found: set[int] = set()
-    for item in program.instructions:
-        if item.predicate is not None and item.operands:
-            found.update(part.index for part in _parts(item) if isinstance(part, Register))
-    return frozenset(found)
 
 
 def _engines(program: Program) -> frozenset[Engine]:
@@ -131,6 +119,16 @@ def _engines(program: Program) -> frozenset[Engine]:
         elif item.opcode.startswith("tcgen05"):
             found |= {Engine.TENSOR, Engine.TENSOR_LOAD, Engine.TENSOR_STORE, Engine.ISSUED}
     return frozenset(found)
+
+
+def _releases(program: Program) -> bool:
+    """Whether a program has what may order its blocks."""
+    return any(
+        opcode in ("membar", "fence") or not {"release", "acq_rel"}.isdisjoint(modifiers)
+        for item in program.instructions
+        for opcode, *modifiers in [item.opcode.split(".")]
+        if "proxy" not in modifiers and "mbarrier" not in item.opcode
+    )
 
 
 def _parts(item: PtxInstruction) -> tuple[Operand, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashgen.errors import InvalidArgument
-from flashgen.ptx.clocks import Engine
+from flashgen.ptx.clocks import Engine, Place, Views
 from flashgen.ptx.findings import Report, Sanitizer
 from flashgen.ptx.memory import Buffer, GlobalMemory, shared_layout
 from flashgen.ptx.program import Program
-from flashgen.ptx.shadow import GlobalShadow
+from flashgen.ptx.shadow import MOST_READERS, GlobalShadow
 from flashgen.ptx.tensor_map import TensorMap
 from flashgen.ptx.types import DecodedStep
 
@@ -31,14 +31,17 @@ class LaunchInputs:
 
 
 class Decoded:
-    """A program whose instructions are decoded: an execute.Loaded."""
+    """A program whose instructions are decoded: an execute.Loaded. touched: the registers of each;
+    releases: whether it orders its blocks.
+    """
 
     program: Program
     constants: Sequence[Buffer]
     steps: tuple[DecodedStep, ...]
     guards: tuple[tuple[int, bool] | None, ...]
-    guarded: frozenset[int]
+    touched: tuple[frozenset[int], ...]
     engines: frozenset[Engine]
+    releases: bool
     shared_cell: int
     global_cell: int
 
@@ -61,7 +64,14 @@ class Machine:
         _, self.shared_bytes = shared_layout(program, launch.shared_bytes)
         self.shared_cell, self.global_cell = loaded.shared_cell, loaded.global_cell
         self.report = Report()
+        self._readings = 0
+        self.published: dict[Place, Views] = {}
         self._shadows: dict[int, GlobalShadow] = {}
+
+    def clock(self) -> int:
+        """The time, in instructions: it moves with each reading."""
+        self._readings += 1
+        return self.report.steps + self._readings
 
     def shadow_of(self, buffer: Buffer) -> GlobalShadow | None:
         """The shadow of a tensor; None without racecheck."""
@@ -69,7 +79,9 @@ class Machine:
             return None
         if buffer.address not in self._shadows:
             size = buffer.limits[1] - buffer.address
-            self._shadows[buffer.address] = GlobalShadow(size, self.global_cell)
+            self._shadows[buffer.address] = GlobalShadow(
+                size, self.global_cell, MOST_READERS if self.loaded.releases else 1
+            )
         return self._shadows[buffer.address]
 
 

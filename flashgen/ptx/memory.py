@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from flashgen.ptx.program import Program
-from flashgen.ptx.types import RAW, Array
+from flashgen.ptx.types import RAW, SPOILED, Array
 
 SHARED_BASE = 0x400
 """Address of the first byte of shared memory: CUDA reserves 1 KB below it (CUDA C++ Programming
@@ -20,6 +20,9 @@ PARAMETER_BASE = 0x7000_0000_0000_0000
 PARAMETER_STRIDE = 0x1000
 """Generic addresses of kernel parameters: only tensor maps are used by them. In their own space the
 first begins at 0, so that addresses there fit into the 32 bits that Triton 3.9 gives them."""
+
+LOCAL_BASE = 0x5000_0000_0000_0000
+"""Generic address of the first byte of a thread's stack; in its own space that has address 0."""
 
 CONSTANT_BASE = 0x6000_0000_0000_0000
 """Generic address of the first .global variable of a module."""
@@ -167,6 +170,26 @@ class SharedMemory:
                 lane,
             )
         return at
+
+
+class Stack:
+    """The stacks of 32 lanes. undefined: its bits that nobody wrote, like those of registers."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._row = size, -(-size // 16) * 16
+        self.words = Words(np.full(32 * self._row, SPOILED & 0xFF, np.uint8))
+        self.undefined = Words(np.full(32 * self._row, 0xFF, np.uint8))
+
+    def places(self, lanes: Array, addresses: Array, unit: int, count: int) -> Array:
+        """Where in the words of `unit` bytes each lane has `count` of them. Raises BadAddress."""
+        at = addresses.astype(np.int64)
+        bad = (at < 0) | (at + unit * count > self.size) | (at % unit != 0)
+        if np.count_nonzero(bad):
+            lane = int(np.argmax(bad))
+            said = f"{unit * count} bytes at byte {int(at[lane])} of a stack of {self.size} bytes"
+            raise BadAddress(said, lane)
+        found: Array = ((lanes * self._row + at) // unit)[:, None] + np.arange(count)
+        return found
 
 
 def shared_layout(program: Program, dynamic: int) -> tuple[dict[str, int], int]:

@@ -150,7 +150,8 @@ class Variable:
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A kernel. threads: of a block, by .reqntid or .maxntid. max_registers: a thread's, by
-    .maxnreg; None without it. registers: the PTX type and the name of each register.
+    .maxnreg; None without it. stack_bytes: of a thread's local memory, in which its variables and
+    the parameters of calls are. registers: the PTX type and the name of each register.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Program:
     parameters: tuple[PtxParameter, ...]
     threads: int
     max_registers: int | None
+    stack_bytes: int
     registers: tuple[str, ...]
     names: tuple[str, ...]
     variables: tuple[Variable, ...]
@@ -169,30 +171,54 @@ class Program:
         return -(-self.threads // 32)
 
     @cached_property
-    def written(self) -> frozenset[Register]:
-        """Registers that may be destinations: those in the first operand of an instruction."""
-        firsts = (item.operands[0] for item in self.instructions if item.operands)
-        return frozenset(register for first in firsts for register in _registers(first))
-
-    @cached_property
     def used(self) -> frozenset[Register]:
         """Registers that an instruction reads: those of a load's destination alone are not used."""
         found: set[Register] = set()
         for item in self.instructions:
             skipped = 1 if item.opcode.startswith("ld") else 0
             for operand in item.operands[skipped:]:
-                found.update(_registers(operand))
+                found.update(registers_in(operand))
             if item.predicate is not None:
                 found.add(item.predicate)
         return frozenset(found)
 
+    @cached_property
+    def _writers(self) -> dict[int, list[PtxInstruction]]:
+        """The instructions that write each register, by its index."""
+        found: dict[int, list[PtxInstruction]] = {}
+        for item in self.instructions:
+            for register in registers_in(item.operands[:1]):
+                found.setdefault(register.index, []).append(item)
+        return found
 
-def _registers(operand: object) -> Iterator[Register]:
+    def loads_address(self, item: PtxInstruction) -> bool:
+        """Whether an address that an instruction uses was loaded from global memory, and not an
+        offset to it.
+        """
+        addresses = [each for each in item.operands if isinstance(each, Address | Box)]
+        left, seen = [each.index for each in registers_in(tuple(addresses))], set()
+        while left:
+            index = left.pop()
+            if index in seen or self.registers[index] != "b64":
+                continue
+            seen.add(index)
+            for writer in self._writers.get(index, ()):
+                opcode, *modifiers = writer.opcode.split(".")
+                if opcode == "ld" and "global" in modifiers:
+                    return True
+                if opcode in ("add", "sub", "mov", "cvta", "selp"):
+                    left += [each.index for each in registers_in(writer.operands[1:])]
+                elif opcode == "mad":
+                    left += [each.index for each in registers_in(writer.operands[3:])]
+        return False
+
+
+def registers_in(operand: object) -> Iterator[Register]:
     """The registers in an operand, or in what it consists of."""
     if isinstance(operand, Register):
         yield operand
     elif isinstance(operand, tuple):
         for item in operand:
-            yield from _registers(item)
+            yield from registers_in(item)
     elif is_dataclass(operand):
-        yield from _registers(tuple(vars(operand).values()))
+        yield from registers_in(tuple(vars(operand).values()))

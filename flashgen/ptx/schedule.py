@@ -6,16 +6,18 @@ and when a copy lands between its issue and the latest time that somebody may re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from flashgen.errors import one_line
+from flashgen.ptx import undefined
 from flashgen.ptx.block import Block
 from flashgen.ptx.clocks import Engine
-from flashgen.ptx.decode import Uninitialised
+from flashgen.ptx.machine import Machine
 from flashgen.ptx.program import FOREIGN, InvalidPtx
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, LaneMask
+from flashgen.ptx.types import LaneMask
 from flashgen.ptx.warp import ALL, Warp
 
 TURNS = (20, 200, 2000)
@@ -25,36 +27,86 @@ MOST_STEPS = 200_000_000
 """Instructions of all warps after which a launch is taken for one that never ends."""
 
 
-def run_block(block: Block) -> None:
-    """Run a block to its end. Raises Fault."""
-    rng, report = block.rng, block.machine.report
-    eagerness, most = rng.choice((0.0, 0.1, 0.5)), block.machine.most_steps
-    warps = [Warp(block, number) for number in range(block.machine.program.warps)]
-    live = list(warps)
-    steps = 0
-    while live:
-        if report.steps + steps > most:
-            raise live[0].fault("synccheck", f"the launch does not end within {most} steps")
-        while block.under_way and rng.random() < eagerness:
-            block.land_one()
-        able = [warp for warp in live if warp.wait is None or warp.wait.ready()]
-        if not able:
-            if not block.land_one():
-                raise _deadlock(live)
-            continue
-        warp = rng.choice(able)
-        warp.wait = None
-        steps += run_warp(warp, rng.choice(TURNS))
-        if warp.done:
-            live.remove(warp)
-    report.steps += steps
-    check_exit(block, warps)
+class RunningBlock:
+    """A block whose warps have come as far as they can without other blocks, or to their end."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._eagerness = block.rng.choice((0.0, 0.1, 0.5))
+        self._warps = [Warp(block, number) for number in range(block.machine.program.warps)]
+        self._live = list(self._warps)
+
+    @property
+    def able(self) -> list[Warp]:
+        """The warps that may go on."""
+        return [warp for warp in self._live if warp.wait is None or warp.wait.ready()]
+
+    @property
+    def polling(self) -> Warp | None:
+        """A warp that waits for another block to write, if there is one."""
+        return next((warp for warp in self._live if warp.wait and warp.wait.elsewhere), None)
+
+    def go(self) -> bool:
+        """Run until all warps have ended, or a warp waits for another block and no other can go on;
+        whether the block has ended. Raises Fault.
+        """
+        block, rng, machine = self.block, self.block.rng, self.block.machine
+        block.makes_way = False
+        while self._live and not block.makes_way:
+            if machine.report.steps > machine.most_steps:
+                raise self._live[0].fault(
+                    "synccheck", f"the launch does not end within {machine.most_steps} steps"
+                )
+            while block.under_way and rng.random() < self._eagerness:
+                block.land_one()
+            able = self.able
+            if not able:
+                if block.land_one():
+                    continue
+                if self.polling is None:
+                    raise _deadlock(self._live)
+                break
+            warp = rng.choice(able)
+            warp.wait = None
+            machine.report.steps += run_warp(warp, rng.choice(TURNS))
+            if warp.done:
+                self._live.remove(warp)
+        if not self._live:
+            check_exit(block, self._warps)
+        return not self._live
+
+
+def run_blocks(machine: Machine, numbers: Iterable[int], rng: random.Random) -> None:
+    """Run blocks one after another; those that wait for another block's write go on after it. As if
+    the GPU held all blocks at once. Raises Fault.
+    """
+    x, y, _ = machine.grid
+    fresh = iter(numbers)
+    waiting: list[RunningBlock] = []
+    while True:
+        running = next((each for each in waiting if each.polling and each.able), None)
+        if running is None and (number := next(fresh, None)) is not None:
+            index = (number % x, number // x % y, number // (x * y))
+            running = RunningBlock(Block(machine, index, rng))
+        if running is None:
+            running = next((each for each in waiting if each.able), None)
+        if running is None:
+            if waiting:
+                raise _deadlock_of_blocks(waiting)
+            return
+        if running in waiting:
+            waiting.remove(running)
+        if running.go():
+            machine.report.blocks += 1
+        else:
+            waiting.append(running)
 
 
 def run_warp(warp: Warp, most: int) -> int:
     """Run a warp until it waits, ends, or has executed `most` instructions; how many it did."""
     machine = warp.block.machine
     steps, guards, registers = machine.steps, machine.guards, warp.registers
+    touched, unwritten = machine.loaded.touched, warp.undefined
     done = 0
     while done < most and not warp.done:
         if warp.others:
@@ -69,7 +121,9 @@ def run_warp(warp: Warp, most: int) -> int:
         if guard is not None:
             held = registers[guard[0]]
             if held is None:
-                held = _uninitialised(warp, guard[0])
+                held = undefined.mark(warp, guard[0])
+            if guard[0] in unwritten:
+                undefined.check_guard(warp, guard[0])
             mask = held ^ guard[1] if guard[1] else held
             if active is not ALL:
                 mask = mask & active
@@ -80,9 +134,12 @@ def run_warp(warp: Warp, most: int) -> int:
                 warp.position = position + 1
                 continue
         try:
-            following = steps[position](warp, mask)
-        except Uninitialised as error:
-            _uninitialised(warp, error.register.index)
+            if unwritten and not touched[position].isdisjoint(unwritten):
+                following = undefined.execute(warp, steps[position], mask)
+            else:
+                following = steps[position](warp, mask)
+        except undefined.Uninitialised as error:
+            undefined.mark(warp, error.register.index)
             continue
         except InvalidPtx:
             raise
@@ -95,28 +152,30 @@ def run_warp(warp: Warp, most: int) -> int:
     return done
 
 
-def _uninitialised(warp: Warp, index: int) -> Array:
-    """Report a read of a register that holds nothing, and give it a value that spoils results."""
-    machine = warp.block.machine
-    name, kind = machine.program.names[index], machine.program.registers[index]
-    if index in warp.in_flight:
-        raise warp.fault("synccheck", f"it reads {name} before it has waited for the wgmma")
-    if index not in machine.loaded.guarded:
-        warp.report("initcheck", f"it reads the register {name}, to which nothing was written")
-    dtype = bool if kind == "pred" else RAW[TYPE_BYTES[kind]]
-    held: Array = np.full(32, SPOILED % (1 << 8 * np.dtype(dtype).itemsize)).astype(dtype)
-    warp.registers[index] = held
-    return held
-
-
 def _deadlock(live: list[Warp]) -> Exception:
     """A deadlock as a fault: who waits for what."""
-    waiting = [
-        f"warp {warp.number} waits for {warp.wait.reason()}{_where(warp)}"
-        for warp in live
-        if warp.wait is not None
-    ]
+    waiting = [f"warp {warp.number} {_waits(warp)}" for warp in live]
     return live[0].fault("synccheck", "deadlock: " + "; ".join(waiting))
+
+
+MOST_NAMED = 4
+"""Blocks that a finding names."""
+
+
+def _deadlock_of_blocks(waiting: list[RunningBlock]) -> Exception:
+    """A deadlock of blocks as a fault: who waits for which address."""
+    polling = [warp for each in waiting if (warp := each.polling) is not None]
+    said = [
+        f"block {warp.block.number}, warp {warp.number} {_waits(warp)}"
+        for warp in polling[:MOST_NAMED]
+    ]
+    if more := len(polling) - MOST_NAMED:
+        said += [f"{more} more blocks wait"] if more > 0 else []
+    return polling[0].fault("synccheck", "deadlock of blocks: " + "; ".join(said))
+
+
+def _waits(warp: Warp) -> str:
+    return f"waits for {warp.wait.reason() if warp.wait else 'nothing'}{_where(warp)}"
 
 
 def _where(warp: Warp) -> str:

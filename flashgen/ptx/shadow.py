@@ -6,11 +6,12 @@ without sharing a byte.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from flashgen.ptx.clocks import Agents
+from flashgen.ptx.clocks import GENERIC, Agents
 from flashgen.ptx.types import Array
 
 
@@ -115,56 +116,93 @@ class SharedShadow(_Shadow):
         )
 
 
-MANY = -2
-"""Several blocks read a cell."""
+NOBODY, MANY = -1, -2
+"""No block, and more blocks than a shadow keeps."""
+
+MOST_READERS = 32
+"""Blocks that read a cell and are kept, where the program orders its blocks."""
+
+Known = Mapping[int, Array]
+"""By block, the view of it that was acquired before the access that is checked: see releases.py."""
+
+
+class _Accesses:
+    """Per cell an access: its block, its agent in that block, and the agent's count."""
+
+    def __init__(self, cells: int) -> None:
+        self.block = np.full(cells, NOBODY, np.int32)
+        self.agent = np.zeros(cells, np.int32)
+        self.count = np.zeros(cells, np.int64)
+
+    def note(self, cells: Array, block: int, agent: int, count: int) -> None:
+        self.block[cells], self.agent[cells], self.count[cells] = block, agent, count
+
+    def late(self, cells: Array, blocks: Array, block: int, order: Array, known: Known) -> Array:
+        """Which accesses to cells, by `blocks`, are not ordered before one of `block`."""
+        own = blocks == block
+        found: Array = (self.count[cells] > order[self.agent[cells]]) & own
+        others = (blocks != NOBODY) & ~own
+        if np.count_nonzero(others):
+            found |= others
+            for other, view in known.items():
+                at = np.flatnonzero(blocks == other)
+                found[at] = self.count[cells[at]] > view[GENERIC, self.agent[cells[at]]]
+        return found
 
 
 class GlobalShadow(_Shadow):
-    """Who accessed each cell of a tensor: blocks, whose accesses nothing orders but atomics, and
-    inside the block that runs, agents. Of the reads inside a block the last one is kept.
+    """Who accessed each cell of a tensor: the last write, and the last read by each of so many
+    blocks. Of the reads inside a block the last one is kept.
     """
 
-    def __init__(self, size: int, cell: int) -> None:
-        cells = -(-size // cell) + 1
-        self.cell = cell
-        self.writing_block = np.full(cells, -1, np.int32)
-        self.reading_block = np.full(cells, -1, np.int32)
-        self.writer = np.zeros(cells, np.int32)
-        self.written = np.zeros(cells, np.int64)
-        self.reader = np.zeros(cells, np.int32)
-        self.read = np.zeros(cells, np.int64)
+    def __init__(self, size: int, cell: int, readers: int) -> None:
+        self.size, self.cell, self.most_readers = -(-size // cell) + 1, cell, readers
+        self.writes = _Accesses(self.size)
+        self.reads = [_Accesses(self.size)]
 
     def note_read(
-        self, cells: Array, block: int, order: Array, agent: int, count: int
+        self, cells: Array, block: int, order: Array, known: Known, agent: int, count: int
     ) -> tuple[int, int, bool] | None:
         """Record a read. The cell, the earlier block and whether it wrote, of a conflict."""
-        writers = self.writing_block[cells]
-        bad = (writers >= 0) & (writers != block)
-        own = writers == block
-        bad |= own & (self.written[cells] > order[self.writer[cells]])
-        readers = self.reading_block[cells]
-        self.reading_block[cells] = np.where((readers == -1) | (readers == block), block, MANY)
-        self.reader[cells], self.read[cells] = agent, count
-        if not np.count_nonzero(bad):
+        writers = self.writes.block[cells]
+        late = self.writes.late(cells, writers, block, order, known)
+        self._keep_read(cells, block, order, known, agent, count)
+        if not np.count_nonzero(late):
             return None
-        which = int(np.argmax(bad))
+        which = int(np.argmax(late))
         return int(cells[which]), int(writers[which]), True
 
+    def _keep_read(
+        self, cells: Array, block: int, order: Array, known: Known, agent: int, count: int
+    ) -> None:
+        """Record a read in place of one that is ordered before it, or beside the others."""
+        for reads in self.reads:
+            readers = reads.block[cells]
+            taken = (readers != NOBODY) & (readers != block)
+            if known and np.count_nonzero(taken):
+                taken &= reads.late(cells, readers, block, order, known)
+            if not np.count_nonzero(taken):
+                reads.note(cells, block, agent, count)
+                return
+            reads.note(cells[~taken], block, agent, count)
+            cells = cells[taken]
+        if len(self.reads) < self.most_readers:
+            self.reads.append(_Accesses(self.size))
+            self.reads[-1].note(cells, block, agent, count)
+        else:
+            self.reads[-1].block[cells] = MANY
+
     def note_write(
-        self, cells: Array, block: int, order: Array, agent: int, count: int
+        self, cells: Array, block: int, order: Array, known: Known, agent: int, count: int
     ) -> tuple[int, int, bool] | None:
         """Record a write. The cell, the earlier block and whether it wrote, of a conflict."""
-        writers, readers = self.writing_block[cells], self.reading_block[cells]
-        by_write = (writers >= 0) & (writers != block)
-        by_write |= (writers == block) & (self.written[cells] > order[self.writer[cells]])
-        by_read = (readers == MANY) | ((readers >= 0) & (readers != block))
-        by_read |= (readers == block) & (self.read[cells] > order[self.reader[cells]])
-        self.writing_block[cells] = block
-        self.writer[cells], self.written[cells] = agent, count
-        if np.count_nonzero(by_write):
-            which = int(np.argmax(by_write))
-            return int(cells[which]), int(writers[which]), True
-        if np.count_nonzero(by_read):
-            which = int(np.argmax(by_read))
-            return int(cells[which]), int(readers[which]), False
-        return None
+        conflict = None
+        for accesses in (self.writes, *self.reads):
+            earlier = accesses.block[cells]
+            late = accesses.late(cells, earlier, block, order, known)
+            if conflict is None and np.count_nonzero(late):
+                which = int(np.argmax(late))
+                conflict = int(cells[which]), int(earlier[which]), accesses is self.writes
+            accesses.block[cells] = NOBODY
+        self.writes.note(cells, block, agent, count)
+        return conflict

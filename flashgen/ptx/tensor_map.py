@@ -52,6 +52,45 @@ class TensorMap:
         return swizzled(begin + np.arange(int(np.prod(self.box))) * self.size, self.swizzle)
 
 
+ENCODED = np.dtype(
+    [
+        ("global_address", "u8"), ("global_stride", "u8", 4), ("global_dim", "u4", 5),
+        ("box_dim", "u4", 5), ("element_stride", "u4", 5), ("rank", "u4"), ("elemtype", "u4"),
+        ("interleave_layout", "u4"), ("swizzle_mode", "u4"), ("fill_mode", "u4"), ("rest", "u4", 2),
+    ]
+)  # fmt: skip
+"""A map that a program makes, by the fields of tensormap.replace (PTX ISA 9.7.9.28). How its 128
+bytes lie on a GPU is not documented.
+"""
+
+_ELEMENT_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4, 4)
+"""By the number of .elemtype, from u8 to tf32.ftz."""
+
+
+def decoded(content: bytes) -> TensorMap:
+    """The tensor map of 128 bytes. Raises ValueError for what the TMA unit does not take."""
+    held = np.frombuffer(content, ENCODED)[0]
+    rank = int(held["rank"]) + 1
+    if rank > 5 or held["elemtype"] >= len(_ELEMENT_BYTES) or held["swizzle_mode"] > 3:
+        raise ValueError(f"a tensor map of {rank} dimensions, element type {held['elemtype']}")
+    size, strides = _ELEMENT_BYTES[held["elemtype"]], held["global_stride"][: rank - 1]
+    if held["interleave_layout"] or (held["element_stride"][:rank] != 1).any():
+        raise ValueError("a tensor map that skips or interleaves elements is not supported")
+    if int(held["global_address"]) % 16 or (strides % 16).any():
+        raise ValueError("a tensor map whose address or strides are not aligned to 16 bytes")
+    if not held["box_dim"][:rank].all() or (held["box_dim"] > 256).any():
+        raise ValueError(f"a tensor map with a box of {held['box_dim'][:rank].tolist()}")
+    return TensorMap(
+        address=int(held["global_address"]),
+        shape=tuple(map(int, held["global_dim"][:rank][::-1])),
+        strides=(*(int(each) // size for each in strides[::-1]), 1),
+        box=tuple(map(int, held["box_dim"][:rank][::-1])),
+        size=size,
+        swizzle=tuple(SWIZZLE_BITS)[held["swizzle_mode"]],
+        fill=(1 << 8 * size - 1) - 1 if held["fill_mode"] else 0,
+    )
+
+
 def swizzled(addresses: Array, swizzle: int) -> Array:
     """Shared addresses under a swizzle of 32, 64 or 128 bytes: bits 4 and up are combined by xor
     with the bits from 7 on (PTX ISA 5.5.6, "Swizzling modes"). 16 bytes stay together.

@@ -29,6 +29,7 @@ from flashgen.ptx.program import (
     Variable,
 )
 from flashgen.ptx.types import TYPE_BYTES
+from flashgen.ptx.warp import CLOCKS
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY = re.compile(r"(?:\.(?:visible|weak)\s+)?\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{")
@@ -40,6 +41,12 @@ _VARIABLE = re.compile(
     r"(\.extern\s+)?(?:\.visible\s+)?\.(shared|global)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*\{([^}]*)\})?\s*;"
 )
+_FUNCTION = re.compile(r"\.func\s*(?:\(([^)]*)\)\s*)?([\w$]+)\s*\(([^)]*)\)(?:\s*\.\w+)*\s*\{")
+_STACK = re.compile(r"\.(?:param|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?$")
+_CALL = re.compile(
+    r"(?:@!?%?[\w$]+\s+)?call(?:\.uni)?\s+(?:\(([^)]*)\)\s*,\s*)?([\w$]+)(?:\s*,\s*\(([^)]*)\))?$"
+)
+_RETURN = re.compile(r"(@!?%?[\w$]+\s+)?ret(?:\.uni)?$")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*")
 _LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
@@ -60,6 +67,9 @@ MOST_THREADS = 1024
 
 MOST_VARIABLE_BYTES = 1 << 24
 """Of a variable: shared memory has less, and so do the constants of a kernel."""
+
+MOST_CALLS = 1 << 12
+"""Calls in a kernel's text. Each becomes the text of the function that is called."""
 
 DEEPEST = 3
 """Brackets within each other, as in [map, {x, y}]."""
@@ -85,7 +95,7 @@ def _parsed(text: str) -> Program:
         raise InvalidPtx(f"a PTX module must have one kernel: got {len(entries)}")
     name, parameters, directives = entries[0].groups()
     body = _Body(clean, entries[0].end())
-    body.read()
+    body.read(_Scope())
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", directives)
     if threads is None:
         raise InvalidPtx(f"{name} must state its threads by .reqntid or .maxntid")
@@ -99,6 +109,7 @@ def _parsed(text: str) -> Program:
         parameters=tuple(_parameters(parameters)),
         threads=int(threads[1]),
         max_registers=int(registers[1]) if registers else None,
+        stack_bytes=body.stack_bytes,
         registers=tuple(body.types),
         names=tuple(body.names),
         variables=tuple(_variables(clean[: entries[0].start()])),
@@ -145,9 +156,12 @@ def _variables(text: str) -> Iterator[Variable]:
 
 @dataclass
 class _Scope:
-    """The names that a pair of braces declares: registers and labels."""
+    """The names that a pair of braces declares: registers, labels and variables on the stack, by
+    their addresses there.
+    """
 
     registers: dict[str, Register] = field(default_factory=dict)
+    stack: dict[str, int] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -163,14 +177,20 @@ class _Statement:
 
 
 class _Body:
-    """Reads what stands between the braces of a kernel."""
+    """Reads what stands between the braces of a kernel. A call is read as the text of its function,
+    whose names are its own: lanes that diverged join behind it, as in all code.
+    """
 
     def __init__(self, text: str, begin: int) -> None:
         self.text, self.at = text, begin
         self.types: list[str] = []
         self.names: list[str] = []
-        self._scopes = [_Scope()]
+        self.stack_bytes = 0
+        self._scopes: list[_Scope] = []
         self._statements: list[_Statement] = []
+        self._functions = {found[2]: found for found in _FUNCTION.finditer(text)}
+        self._called: list[str] = []
+        self._calls = 0
         self._files = {
             number: PurePath(second or first).name for number, first, second in _FILE.findall(text)
         }
@@ -178,8 +198,9 @@ class _Body:
         self._label = ""
         self._line_ends = [end.start() for end in re.finditer("\n", text)]
 
-    def read(self) -> None:
-        """Read up to the closing brace."""
+    def read(self, outermost: _Scope) -> None:
+        """Read up to the closing brace of the outermost scope."""
+        before, self._scopes = self._scopes, [outermost]
         while self._scopes:
             begins = _NO_SPACE.search(self.text, self.at)
             if begins is None:
@@ -204,6 +225,7 @@ class _Body:
                 self.at = found.end()
             else:
                 raise InvalidPtx("the PTX text ends inside of an instruction: it is truncated")
+        self._scopes = before
 
     def instructions(self) -> Iterator[PtxInstruction]:
         """The instructions; all labels are known by now."""
@@ -213,6 +235,10 @@ class _Body:
     def _statement(self, text: str) -> None:
         if text.startswith(".reg"):
             self._declare(text)
+        elif found := _STACK.match(text):
+            align, kind, name, count = found.groups()
+            size = _bytes_of(kind, count, name)
+            self._scopes[-1].stack[name] = self._on_stack(size, int(align or size))
         elif text.startswith(".branchtargets"):
             labels = tuple(label.strip() for label in text.split(None, 1)[1].split(","))
             self._scopes[-1].tables[self._label] = labels
@@ -220,10 +246,49 @@ class _Body:
             if not text.startswith(_IGNORED):
                 line = self._line()
                 raise InvalidPtx(f"a directive that is not known, PTX line {line}: {cut(text)}")
+        elif (call := _CALL.match(text)) and call[2] in self._functions:
+            self._call(call)
         elif text:
+            if self._called and (leave := _RETURN.match(text)):
+                text = f"{leave[1] or ''}bra {_END}"
             self._statements.append(
                 _Statement(text, self._line(), self._source, tuple(self._scopes))
             )
+
+    def _on_stack(self, size: int, align: int) -> int:
+        """The address of a new variable on the stack."""
+        begin = -(-self.stack_bytes // max(align, 1)) * max(align, 1)
+        self.stack_bytes = begin + size
+        if self.stack_bytes > MOST_VARIABLE_BYTES:
+            raise InvalidPtx(
+                f"a stack of {self.stack_bytes} bytes, of {MOST_VARIABLE_BYTES} at most"
+            )
+        return begin
+
+    def _call(self, call: re.Match[str]) -> None:
+        """Read the function that is called here; its parameters are the variables of the call."""
+        function, name = self._functions[call[2]], call[2]
+        self._calls += 1
+        if name in self._called or self._calls > MOST_CALLS or call[0].startswith("@"):
+            raise InvalidPtx(f"a call that is not known, PTX line {self._line()}: {cut(call[0])}")
+        scope, at = _Scope(), self.at
+        for formal, given in ((function[1], call[1]), (function[3], call[3])):
+            for parameter, variable in zip(
+                _parameters(formal or ""), split(given or ""), strict=True
+            ):
+                scope.stack[parameter.name] = self._on_stack_of(variable)
+        self._called.append(name)
+        self.at = function.end()
+        self.read(scope)
+        scope.labels[_END] = len(self._statements)
+        self._called.pop()
+        self.at = at
+
+    def _on_stack_of(self, variable: str) -> int:
+        for scope in reversed(self._scopes):
+            if variable in scope.stack:
+                return scope.stack[variable]
+        raise InvalidPtx(f"{cut(variable)} is not declared, PTX line {self._line()}")
 
     def _line(self) -> int:
         return bisect_right(self._line_ends, self.at) + 1
@@ -246,6 +311,10 @@ class _Body:
                 self._scopes[-1].registers[one] = Register(len(self.types), kind)
                 self.types.append(kind)
                 self.names.append(one)
+
+
+_END = "$returned"
+"""The label behind a function that was read in place of a call."""
 
 
 def _instruction(statement: _Statement) -> PtxInstruction:
@@ -293,7 +362,7 @@ def split(text: str) -> list[str]:
 
 
 def _operand(text: str, statement: _Statement) -> Operand:
-    if text.startswith("{"):
+    if text.startswith(("{", "(")):
         return Group(tuple(_operand(part, statement) for part in split(text[1:-1])))
     if text.startswith("["):
         return _memory(text[1:-1].strip(), statement)
@@ -337,6 +406,8 @@ def _lookup(name: str, statement: _Statement) -> Operand:
     for scope in reversed(statement.scopes):
         if name in scope.registers:
             return scope.registers[name]
+        if name in scope.stack:
+            return Number(str(scope.stack[name]))
         if name in scope.tables:
             return Targets(tuple(_position(label, statement) for label in scope.tables[name]))
         if name in scope.labels:
@@ -356,7 +427,8 @@ def _position(label: str, statement: _Statement) -> int:
 
 
 _SPECIAL = frozenset(
-    {"%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%clock", "%clock64", "%globaltimer"}
+    {"%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%cluster_ctarank", "%cluster_nctarank"}
+    | set(CLOCKS)
     | {f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")}
     | {"%total_smem_size", "%dynamic_smem_size"}
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from flashgen.errors import InvalidArgument
@@ -12,6 +12,7 @@ from flashgen.ptx.arguments import LaunchArgument, launch_of
 from flashgen.ptx.execute import Loaded, execute
 from flashgen.ptx.findings import CHECKS, Report, Sanitizer
 from flashgen.ptx.text import parse
+from flashgen.ptx.triton_compile import Specialization, compiled, options_of
 from flashgen.spec.gpu import known_target
 
 ALIGNED = 16
@@ -24,30 +25,33 @@ _DTYPES = {
     "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
 }  # fmt: skip
 
-_COMPILE_OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas", "enable_fp_fusion")
+Grid = int | tuple[int, ...] | Callable[[dict[str, Any]], int | tuple[int, ...]]
 
 
 def launch(
     kernel: Any,
-    grid: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]],
+    grid: Grid,
     *args: Any,
     target: str = "nvidia_h200",
     seed: int = 0,
     checks: Collection[Sanitizer] = CHECKS,
+    memory: Sequence[Any] = (),
     **options: Any,
 ) -> Report:
     """Compile a kernel for a GPU, and execute its PTX on CPU tensors; no GPU is needed.
 
-    The tensors hold what the kernel has written.
+    The tensors hold what the kernel has written. Of an autotuned kernel the first config is taken,
+    for arguments that are not given.
 
     Args:
-        kernel: a function under @triton.jit or @gluon.jit; of an autotuned one, its fn.
-        grid: up to three numbers, or a function of the kernel's arguments by name.
+        kernel: a function under @triton.jit or @gluon.jit; other decorators of Triton may follow.
+        grid: a number, up to three of them, or a function of the kernel's arguments by name.
         args: tensors on the CPU, tensor descriptors of them, numbers.
         target: a GPU that flashgen knows, or an architecture (sm_80 to sm_120).
         seed: draws the order of blocks, warps and asynchronous copies.
         checks: of memcheck, racecheck, initcheck, synccheck those that run; memcheck always does.
-        options: further arguments of the kernel by name, and num_warps, num_stages, maxnreg.
+        memory: tensors whose addresses the kernel loads from memory.
+        options: further arguments of the kernel by name, and options of a launch of Triton's.
 
     Returns:
         The Report of what was executed, without a finding.
@@ -70,18 +74,21 @@ def launch(
         >>> out.eq(2).all().item()
         True
     """
-    report = run(kernel, grid, *args, target=target, seed=seed, checks=checks, **options)
+    report = run(
+        kernel, grid, *args, target=target, seed=seed, checks=checks, memory=memory, **options
+    )
     report.raise_if_any()
     return report
 
 
 def run(
     kernel: Any,
-    grid: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]],
+    grid: Grid,
     *args: Any,
     target: str = "nvidia_h200",
     seed: int = 0,
     checks: Collection[Sanitizer] = CHECKS,
+    memory: Sequence[Any] = (),
     **options: Any,
 ) -> Report:
     """launch() that returns what its checks found instead of raising it.
@@ -93,6 +100,7 @@ def run(
         target: as launch() has it.
         seed: as launch() has it.
         checks: as launch() has them.
+        memory: as launch() has it.
         options: as launch() has them.
 
     Returns:
@@ -113,39 +121,71 @@ def run(
         >>> report.checks()
         frozenset({'memcheck'})
     """
-    if not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):
-        raise InvalidArgument(
-            f"kernel must be a function under @triton.jit: got {type(kernel).__name__}; of an "
-            "autotuned kernel pass .fn and a configuration's constants"
-        )
-    settings = {name: options.pop(name) for name in _COMPILE_OPTIONS if name in options}
-    values = _values(kernel, args, options)
-    sizes = grid(values) if callable(grid) else grid
-    if not 1 <= len(sizes) <= 3:
-        raise InvalidArgument(f"a grid must have one to three numbers: got {sizes}")
-    types, constants, attributes = _signature(kernel, values)
-    built = _compiled(kernel, types, constants, attributes, _architecture(target), settings)
+    kernel, named = _decorated(kernel, args, options)
+    settings = options_of(kernel, named)
+    values = _values(kernel, args, named)
+    blocks = _blocks(grid, values)
+    specialization = _specialization(kernel, values)
+    architecture = _architecture(target)
+    built, loaded = compiled(kernel, specialization, architecture, settings, loaded_text)
     arguments = [
         LaunchArgument(name=name, type=kind, value=values[name])
-        for name, kind in types.items()
+        for name, kind in specialization.types.items()
         if kind != "constexpr"
     ]
-    blocks = [*map(int, sizes), 1, 1][:3]
+    scratch = int(getattr(built.metadata, "global_scratch_size", 0) or 0)
     made = launch_of(
         arguments,
-        (blocks[0], blocks[1], blocks[2]),
+        blocks,
         int(built.metadata.shared),
         [dict(each) for each in getattr(built.metadata, "tensordesc_meta", None) or ()],
-        int(getattr(built.metadata, "global_scratch_size", 0) or 0)
-        * blocks[0] * blocks[1] * blocks[2],
-    )  # fmt: skip
-    return execute(loaded_text(built.asm["ptx"]), made, seed=seed, checks=checks)
+        scratch * math.prod(blocks),
+        memory,
+    )
+    return execute(loaded, made, seed=seed, checks=checks)
 
 
 @functools.lru_cache(maxsize=32)
 def loaded_text(ptx: str) -> Loaded:
     """The decoded program of a PTX text, decoded once."""
     return Loaded(parse(ptx))
+
+
+def _decorated(
+    kernel: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The function under @triton.jit, and its arguments by name with those that decorators add: the
+    first config of @triton.autotune, and the values of @triton.heuristics.
+    """
+    named = dict(named)
+    while not hasattr(kernel, "params"):
+        given = {**dict(zip(getattr(kernel, "arg_names", ()), args, strict=False)), **named}
+        if configs := getattr(kernel, "configs", None):
+            named = configs[0].all_kwargs() | named
+            if configs[0].pre_hook is not None:
+                configs[0].pre_hook(given | named)
+        elif isinstance(values := getattr(kernel, "values", None), dict):
+            for name, heuristic in values.items():
+                named[name] = given[name] = heuristic(given)
+        else:
+            raise InvalidArgument(
+                f"kernel must be a function under @triton.jit: got {type(kernel).__name__}"
+            )
+        kernel = kernel.fn
+    return kernel, named
+
+
+def _blocks(grid: Grid, values: dict[str, Any]) -> tuple[int, int, int]:
+    """The blocks along three axes."""
+    given = grid(values) if callable(grid) else grid
+    try:
+        sizes = [int(size) for size in (given if isinstance(given, Sequence) else (given,))]
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"a grid must consist of numbers: got {given!r}") from None
+    if not 1 <= len(sizes) <= 3:
+        raise InvalidArgument(f"a grid must have one to three numbers: got {given}")
+    x, y, z = [*sizes, 1, 1][:3]
+    return x, y, z
 
 
 def _architecture(target: str) -> int:
@@ -163,8 +203,8 @@ def _values(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> dict[s
         raise InvalidArgument(f"the kernel takes {len(names)} arguments: got {len(args)}")
     values = dict(zip(names, args, strict=False))
     for name, value in named.items():
-        if name not in names or name in values:
-            raise InvalidArgument(f"{name} is no argument of the kernel, or is given twice")
+        if name in values:
+            raise InvalidArgument(f"{name} is given twice")
         values[name] = value
     for parameter in kernel.params:
         if parameter.name not in values:
@@ -174,9 +214,7 @@ def _values(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> dict[s
     return {name: values[name] for name in names}
 
 
-def _signature(
-    kernel: Any, values: dict[str, Any]
-) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[object]]]]:
+def _specialization(kernel: Any, values: dict[str, Any]) -> Specialization:
     """Types, constants and what may be assumed, as a launch on a GPU has them: None and integers
     that are 1 are constants, multiples of 16 are known to be.
     """
@@ -195,7 +233,7 @@ def _signature(
         aligned = isinstance(base, int) and not isinstance(value, bool) and base % ALIGNED == 0
         if aligned and specialised and not parameter.do_not_specialize_on_alignment:
             attributes[number,] = [["tt.divisibility", 16]]
-    return types, constants, attributes
+    return Specialization(types, constants, attributes)
 
 
 def _type_of(name: str, value: Any) -> str:
@@ -216,51 +254,3 @@ def _type_of(name: str, value: Any) -> str:
         return f"*{dtype}"
     layout = getattr(value, "layout", None)
     return f"tensordesc<{dtype}{list(value.block_shape)}{',' + repr(layout) if layout else ''}>"
-
-
-def _compiled(
-    kernel: Any,
-    types: dict[str, str],
-    constants: dict[str, Any],
-    attributes: dict[tuple[int, ...], list[list[object]]],
-    capability: int,
-    settings: dict[str, Any],
-) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    if getattr(kernel, "is_gluon", lambda: False)():
-        from triton.experimental.gluon._runtime import GluonASTSource as Source
-    else:
-        from triton.compiler import ASTSource as Source
-    source = Source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-    with without_assembler():
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=settings)
-
-
-@contextlib.contextmanager
-def without_assembler() -> Iterator[None]:
-    """Triton compiles to PTX and leaves out ptxas, which takes most of the time."""
-    from triton import knobs
-
-    if not hasattr(knobs.runtime, "add_stages_inspection_hook"):
-        yield
-        return
-    before = knobs.runtime.add_stages_inspection_hook
-    knobs.runtime.add_stages_inspection_hook = _stop_at_ptx
-    try:
-        yield
-    finally:
-        knobs.runtime.add_stages_inspection_hook = before
-
-
-def _stop_at_ptx(
-    backend: Any = None, stages: Any = None, options: Any = None, language: Any = None,
-    capability: Any = None,
-) -> tuple[str, str]:  # fmt: skip
-    """Triton's hook for stages: the last one gives nothing. Without arguments it is asked for what
-    distinguishes its results in the cache.
-    """
-    if stages is not None:
-        stages["cubin"] = lambda source, metadata: b""
-    return "flashgen-ptx-only", "flashgen-ptx-only"

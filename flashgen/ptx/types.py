@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,13 @@ DecodedStep = Callable[[Any, LaneMask], int | None]
 """An instruction, decoded: it changes the warp and returns the position of the next instruction, or
 None for the one below.
 """
+
+
+class Undefined(NamedTuple):
+    """The undefined bits of a register's 32 lanes, and the register to which nobody wrote."""
+
+    bits: Array
+    origin: str
 
 
 RAW: dict[int, type[np.unsignedinteger[Any]]] = {
@@ -39,7 +46,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 _PACKED_BYTES = {
     "f16x2": 4, "bf16x2": 4, "f32x2": 8, "bf16": 2, "tf32": 4, "b128": 16,
-    "e4m3x2": 2, "e5m2x2": 2,
+    "e4m3x2": 2, "e5m2x2": 2, "s16x2": 4, "u16x2": 4,
 }  # fmt: skip
 
 SPOILED = 0x7FC07FC07FC07FC0
@@ -56,7 +63,8 @@ TYPE_BYTES: dict[str, int] = {
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """How bits are numbers. size: bytes of one lane's register. load: bits to numbers; store: the
-    reverse. A packed format has several numbers a lane, and its arrays are longer than 32.
+    reverse. viewed: the numpy type as which bits are read, where that is all that load does. A
+    packed format has several numbers a lane, and its arrays are longer than 32.
     """
 
     name: str
@@ -65,6 +73,7 @@ class Format:
     store: Callable[[Array], Array]
     floating: bool
     signed: bool = False
+    viewed: np.dtype[Any] | None = None
 
 
 def bfloat16_to_float(bits: Array) -> Array:
@@ -154,6 +163,16 @@ def _formats() -> dict[str, Format]:
             load=load,
             store=store,
             floating=name.startswith("f"),
+            signed=name.startswith("s"),
+            viewed=dtype,
+        )
+    for name, dtype in (("s16x2", np.dtype(np.int16)), ("u16x2", np.dtype(np.uint16))):
+        found[name] = Format(
+            name=name,
+            size=4,
+            load=lambda bits, dtype=dtype: bits.view(dtype),  # type: ignore[misc]
+            store=lambda values: values.view(np.uint32),
+            floating=False,
             signed=name.startswith("s"),
         )
     half, half_bits = _viewed(np.float16)

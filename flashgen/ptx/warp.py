@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashgen.ptx.block import Block
-from flashgen.ptx.clocks import ASYNC, GENERIC, Engine
+from flashgen.ptx.clocks import ASYNC, GENERIC, Engine, ReleaseState
 from flashgen.ptx.findings import Fault, Finding, Sanitizer
+from flashgen.ptx.memory import Buffer, Stack
 from flashgen.ptx.queue import Queue
-from flashgen.ptx.types import Array, LaneMask
+from flashgen.ptx.types import Array, LaneMask, Undefined
 
 LANES = np.arange(32)
 ALL = np.ones(32, bool)
 
 
 class Wait(NamedTuple):
-    """What a blocked warp waits for, in words, and whether that has come."""
+    """What a blocked warp waits for, in words, and whether that has come. elsewhere: it comes from
+    another block.
+    """
 
     reason: Callable[[], str]
     ready: Callable[[], bool]
+    elsewhere: bool = False
+
+
+@dataclass
+class Poll:
+    """What a warp has read from global memory at each instruction; how many reads in a row, without
+    a write between them, gave what the one before at their instruction gave; and the registers at
+    one of these.
+    """
+
+    repeats: int = 0
+    seen: dict[int, tuple[Buffer, Array, Array]] = field(default_factory=dict)
+    position: int = -1
+    registers: list[Any] = field(default_factory=list)
 
 
 class Warp:
@@ -30,6 +48,7 @@ class Warp:
 
     Lanes that diverged wait in `others` with their position. The lanes that are furthest back run
     first and join the others when they reach them, which is one of the orders that PTX allows.
+    Those in `held` wait at a barrier until the others come, or have ended.
     """
 
     def __init__(self, block: Block, number: int) -> None:
@@ -38,13 +57,20 @@ class Warp:
         self.position = 0
         self.active: Array = ALL
         self.others: list[tuple[int, Array]] = []
+        self.held: list[tuple[int, Array]] = []
         self.done = False
         self.wait: Wait | None = None
         self.registers: list[Any] = [None] * len(block.machine.program.registers)
+        self.stack = Stack(block.machine.program.stack_bytes)
+        self.fragments: dict[tuple[int, ...], tuple[list[Array], Array]] = {}  # as matrices
+        self.carry: Array = np.zeros(32, bool)  # PTX ISA 9.7.2, CC.CF
+        self.undefined: dict[int, Undefined] = {}  # registers with bits that nobody wrote
         self.view = block.agents.view()
         self.view[GENERIC, number] = 1
         self.released = block.agents.view()  # what a fence has made known to relaxed arrivals
         self.relaxed = block.agents.view()  # what relaxed waits have seen, until a fence
+        self.releases = ReleaseState()
+        self.poll = Poll()
         self.register_limit = block.machine.program.max_registers or 0
         self.in_flight: set[int] = set()  # registers that wgmma will write
         self.fenced: list[Any] | None = None  # registers at the last wgmma.fence
@@ -76,6 +102,18 @@ class Warp:
         agent = self.block.agents.engine(engine, self.number)
         self.view[:, agent] = np.maximum(self.view[:, agent], self.queues[engine].wait(pending))
 
+    def await_write(self, buffer: Buffer, at: Array, values: Array) -> None:
+        """Wait until other values are in these words of a buffer, or until other warps have changed
+        what the block shares.
+        """
+        before, words = self.block.shared_state(), buffer.words.of(values.itemsize)
+        first = buffer.address + int(at.reshape(-1)[0]) * values.itemsize
+
+        def ready() -> bool:
+            return bool((words[at] != values).any()) or self.block.shared_state() != before
+
+        self.wait = Wait(lambda: self.block.machine.memory.describe(first), ready, elsewhere=True)
+
     def perform(self, engine: Engine, work: Callable[[], None]) -> None:
         """Do a piece of work of the open group of an engine now, or when it is awaited."""
         early = self.block.coin()
@@ -102,6 +140,31 @@ class Warp:
         self.others.append((target, taken))
         self.active = self.active & ~taken
         return self.position + 1
+
+    def hold(self) -> bool:
+        """Let the other lanes run before a barrier, which they may come to, too: they may also fail
+        an assertion. False if there are none.
+        """
+        if self.others:
+            self.held.append((self.position, self.active))
+            self.active = np.zeros(32, bool)
+            return True
+        here = [lanes for position, lanes in self.held if position == self.position]
+        self.held = [each for each in self.held if each[0] != self.position]
+        active = np.logical_or.reduce([self.active, *here])
+        self.active = ALL if active.all() else active
+        return bool(here)
+
+    def leave(self, lanes: Array) -> int:
+        """End some lanes. Returns where the warp goes on."""
+        self.active = self.active & ~lanes
+        following = self.position + 1
+        if not self.others and not self.active.any():
+            if self.held:
+                following, self.active = self.held.pop()
+            else:
+                self.done = True
+        return following
 
     def reconverge(self) -> None:
         """Run the lanes that are furthest back, with all that are at the same position."""
@@ -181,9 +244,6 @@ def _special_registers(block: Block, number: int) -> dict[str, Array]:
         "%nwarpid": block.machine.program.warps,
         "%smid": 0,
         "%nsmid": 1,
-        "%clock": 0,
-        "%clock64": 0,
-        "%globaltimer": 0,
         "%lanemask_eq": 1 << LANES,
         "%lanemask_lt": (1 << LANES) - 1,
         "%lanemask_le": (2 << LANES) - 1,
@@ -204,8 +264,10 @@ def _special_registers(block: Block, number: int) -> dict[str, Array]:
         values[f"%cluster_ctaid.{name}"] = 0
         values[f"%cluster_nctaid.{name}"] = 1
     return {
-        name: np.broadcast_to(np.asarray(value), (32,)).astype(
-            np.uint64 if name in ("%clock64", "%globaltimer") else np.uint32
-        )
+        name: np.broadcast_to(np.asarray(value), (32,)).astype(np.uint32)
         for name, value in values.items()
     }
+
+
+CLOCKS = ("%clock", "%clock64", "%globaltimer", "%clock_hi", "%globaltimer_lo", "%globaltimer_hi")
+"""Special registers that move: with the instructions of the launch, and with each reading."""

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 from flashgen.inputs.packed import Sequences
 from flashgen.runtime import folders
 from flashgen.runtime.call import Call
+from flashgen.runtime.conventions import heads_first, packed_again
 from flashgen.runtime.general_path import asked_features
-from flashgen.runtime.kept_calls import heads_first, packed_again
 
 
 class PackedRows(NamedTuple):

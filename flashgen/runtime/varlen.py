@@ -14,12 +14,13 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import NO_LIMITS, Window, heads_given, limits_of
 from flashgen.inputs.from_call import diagonal_of
 from flashgen.inputs.packed import from_bounds
-from flashgen.kernels.bound_call import zeros
+from flashgen.kernels.stream_memory import zeros
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.call_cache import key_of
+from flashgen.runtime.call_cache import options_of
+from flashgen.runtime.conventions import heads_first, packed_again
 from flashgen.runtime.general_path import asked_features
-from flashgen.runtime.kept_calls import heads_first, kind_of_packed, packed_again
+from flashgen.runtime.kept_calls import kind_of_packed
 from flashgen.runtime.keywords import hinting
 
 __all__ = ["attention_varlen"]
@@ -133,7 +134,7 @@ def attention_varlen(
         >>> flashgen.attention_varlen(q, q, q, bounds, bounds, 3, 3, causal=True).shape
         torch.Size([5, 8, 64])
     """
-    limits, kind, kept = NO_LIMITS, None, None
+    limits, kind = NO_LIMITS, None
     if window is not None or softcap is not None or invariant is not False:
         limits = limits_of(window, softcap, invariant, causal=causal is not False)
     calls = folders.current().calls
@@ -143,13 +144,14 @@ def attention_varlen(
     more = dropout_p != 0.0 or chunk is not None or chunk_start is not None
     whole = type(max_seqlen_q) is int and type(max_seqlen_k) is int
     if whole and not more and not torch_modes.special(q):
-        options = causal, scale, precision, limits
-        key = key_of("attention_varlen", q, k, v, others, *options, *longest)
-        kept = calls.find(key)
-        if kept is None and key is not None:
-            kind = kind_of_packed(longest, q, k, v, others, *options)
-            if (alike := calls.find(kind)) is not None:
-                kept = alike.kept(longest, (q, k, v, *others))
+        options = options_of(
+            "attention_varlen", len(others), causal, scale, precision, limits, longest
+        )
+        kept, key = calls.find(options, q, k, v, *others)
+        if key is not None:
+            kind = kind_of_packed(longest, q, k, v, others, causal, scale, precision, limits)
+            if kind is not None and (alike := calls.get(kind)) is not None:
+                kept, kind = alike.packed(longest, (q, k, v, *others)), None
                 calls.keep(key, kept)
         if kept is not None:
             found = kept.call(deterministic, q, k, v, *others)
@@ -187,7 +189,7 @@ def attention_varlen(
     if traced:
         o, lse = general.serve(call, q, k, v)
     else:
-        o, lse = general.serve_plain(call, q, k, v, key=kind if kept is None else None)
+        o, lse = general.serve_plain(call, q, k, v, key=kind)
     assert lse is not None  # return_lse
     o, lse = packed_again(o, lse)
     return (o, lse) if return_lse else o

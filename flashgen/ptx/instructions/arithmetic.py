@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, flush
+from flashgen.ptx.rounding import directed
+from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, LaneMask, flush
+from flashgen.ptx.warp import Warp
 
 Function = Callable[..., Array]
 
@@ -18,6 +20,8 @@ def arithmetic(form: Form) -> DecodedStep:
     """9.7.1.1 to 9.7.1.4, 9.7.3.3 to 9.7.3.7, 9.7.4.1, 9.7.4.4 and 9.7.5.1 to 9.7.5.3; .f32x2 and
     .bf16x2 lane by lane. mad of floats is fma; .lo, .hi and .wide are of products of integers.
     """
+    if "cc" in form.modifiers:
+        return with_carry(form)
     function = _OPERATIONS[form.opcode]
     if form.opcode in _MIXED and (narrow := _narrow_type(form)):
         return _mixed(form, function, narrow)
@@ -44,26 +48,55 @@ def _mixed(form: Form, function: Function, narrow: str) -> DecodedStep:
 
 def fused(a: Array, b: Array, c: Array) -> Array:
     """A * b + c of float32 (or of 16-bit floats in float32): the product is exact in float64, and
-    the sum is rounded to float64 before it is rounded to the format.
+    the sum is rounded to float64 before it is rounded to the format. Of float64 the errors of the
+    product (Dekker, 1971) and of the sum are added to it.
     """
     if a.dtype == np.float64:
-        return a * b + c
+        return _fused_doubles(a, b, c)
     exact: Array = (a.astype(np.float64) * b + c).astype(np.float32)
     return exact
 
 
+def _fused_doubles(a: Array, b: Array, c: Array) -> Array:
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = map(_halves, (a, b))
+    error = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    total = product + c
+    part = total - product
+    error += (product - (total - part)) + (c - part)
+    return np.where(np.isfinite(error), total + error, total)
+
+
+def _halves(values: Array) -> tuple[Array, Array]:
+    """Two numbers of 26 bits whose sum is a float64."""
+    scaled = values * 134217729.0  # 2**27 + 1
+    high: Array = scaled - (scaled - values)
+    return high, values - high
+
+
 @instruction("min", "max")
 def extreme(form: Form) -> DecodedStep:
-    """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN. Three inputs
-    are of sm_100 and later.
+    """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN; .xorsign.abs:
+    of the sizes, with the sign of the product. Three inputs are of sm_100 and later.
     """
     kind = form.format()
+    sizes = form.flag("xorsign") & form.flag("abs")
     loses = kind.floating and not form.flag("NaN")
     least, most = (np.fmin, np.fmax) if loses else (np.minimum, np.maximum)
     function = _flushed(form, least if form.opcode == "min" else most)
+    if sizes:
+        return elementwise(form, _with_sign_of_product(function), kind, [kind] * 2)
     if len(form.operands) == 4:
         return elementwise(form, lambda a, b, c: function(function(a, b), c), kind, [kind] * 3)
     return elementwise(form, function, kind, [kind] * 2)
+
+
+def _with_sign_of_product(function: Function) -> Function:
+    def applied(a: Array, b: Array) -> Array:
+        found = function(np.abs(a), np.abs(b))
+        return np.where(np.signbit(a) ^ np.signbit(b), -found, found)
+
+    return applied
 
 
 @instruction("neg", "abs")
@@ -80,8 +113,16 @@ def divide(form: Form) -> DecodedStep:
     kind = form.format()
     if not kind.floating:
         return elementwise(form, truncated_quotient, kind, [kind] * 2)
-    form.hint("approx", "full", "rn")
-    return elementwise(form, _flushed(form, np.divide), kind, [kind] * 2)
+    form.hint("approx", "full")
+    function = in_direction(form, np.divide, kind)
+    return elementwise(form, _flushed(form, function), kind, [kind] * 2)
+
+
+@instruction("sad")
+def difference(form: Form) -> DecodedStep:
+    """9.7.1.6: the size of a - b, added to c."""
+    kind = form.format()
+    return elementwise(form, lambda a, b, c: np.where(a < b, b - a, a - b) + c, kind, [kind] * 3)
 
 
 @instruction("rem")
@@ -119,50 +160,57 @@ def dot_of_bytes(form: Form) -> DecodedStep:
     return elementwise(form, dot, result, [bits, bits, added])
 
 
+@instruction("addc", "subc", "madc")
+def with_carry(form: Form) -> DecodedStep:
+    """9.7.2, "Extended-precision integer arithmetic": "c" adds the carry of the lane, or subtracts
+    its borrow; .cc sets it.
+    """
+    name, takes = form.opcode.removesuffix("c"), form.opcode.endswith("c")
+    sets, part, kind = form.flag("cc"), form.choice("lo", "hi"), form.format()
+    reads = [form.numbers(item, FORMATS[f"u{8 * kind.size}"]) for item in form.operands[1:]]
+    product = np.multiply if part == "lo" else _upper_half(kind)
+    write = form.result(FORMATS[f"u{8 * kind.size}"])
+
+    def step(warp: Warp, mask: LaneMask) -> None:
+        values = [read(warp) for read in reads]
+        if name == "mad":
+            signed = [value.view(DTYPES[kind.name]) for value in values[:2]]
+            values = [product(*signed).view(values[0].dtype), values[2]]
+        first, second = values
+        carry = warp.carry.astype(first.dtype) if takes else first.dtype.type(0)
+        if name == "sub":
+            found = first - second - carry
+            over = (first < second) | ((first == second) & (carry != 0))
+        else:
+            found = first + second + carry
+            over = (found < first) | ((found == first) & (carry != 0) & (second != 0))
+        if sets:
+            warp.carry = over if mask is None else np.where(mask, over, warp.carry)
+        write(warp, found, mask)
+
+    return step
+
+
 _OPERATIONS: dict[str, Function] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "mad": fused, "fma": fused,
 }  # fmt: skip
 _MIXED = ("add", "sub", "fma")
 """Those that take operands of 16 bits beside float32 (9.7.5)."""
 
-_DIRECTIONS: dict[str, Callable[[Array], Array]] = {
-    "rm": lambda exact: np.full_like(exact, -np.inf),
-    "rp": lambda exact: np.full_like(exact, np.inf),
-    "rz": np.zeros_like,
-}
-"""Where a result is rounded to (PTX ISA 9.7.3), by the exact result."""
 
-
-def _directed(opcode: str, direction: Callable[[Array], Array]) -> Function:
-    """A float32 operation that rounds in a direction. In float64 a product is exact, and a sum is
-    with its error (Knuth, TAOCP 4.2.2, theorem B), so the nearest float32 is known to be on the
-    right side or is one step off.
-    """
-
-    def function(a: Array, b: Array, c: Array | None = None) -> Array:
-        left, right = a.astype(np.float64), b.astype(np.float64)
-        if opcode in ("mul", "fma", "mad"):
-            left, right = left * right, np.zeros_like(left) if c is None else c.astype(np.float64)
-        elif opcode == "sub":
-            right = -right
-        exact = left + right
-        part = exact - left
-        error = (left - (exact - part)) + (right - part)
-        nearest = exact.astype(np.float32)
-        towards = direction(exact).astype(np.float32)
-        beyond = np.sign(nearest - exact - error) * np.sign(towards - nearest) < 0
-        return np.where(beyond, np.nextafter(nearest, towards), nearest)
-
-    return function
+def in_direction(form: Form, function: Function, kind: Format) -> Function:
+    """Take the rounding modifier; the function that rounds so."""
+    direction = form.choice("rn", "rz", "rm", "rp")
+    if direction in ("", "rn"):
+        return function
+    if kind.name not in ("f32", "f32x2", "f64"):
+        form.unknown(f".{direction} of {kind.name}")
+    return directed(form.opcode, direction, function)
 
 
 def _rounded(form: Form, function: Function, kind: Format) -> Function:
     """The function with the modifiers of its result: rounding, .ftz, .sat."""
-    direction = form.choice("rn", "rz", "rm", "rp")
-    if direction in _DIRECTIONS:
-        if kind.name not in ("f32", "f32x2"):
-            form.unknown(f".{direction} of {kind.name}")
-        function = _directed(form.opcode, _DIRECTIONS[direction])
+    function = in_direction(form, function, kind)
     saturated = form.flag("sat")
     if saturated and not kind.floating:
         if kind.name != "s32":

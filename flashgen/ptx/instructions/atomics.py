@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from flashgen.ptx import poll
 from flashgen.ptx.access import active, find_global, shared_offsets, spread
 from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.instructions.move import CACHING, ORDERS, vector_length
-from flashgen.ptx.memory import Words
+from flashgen.ptx.instructions.move import CACHING, memory_order, vector_length
+from flashgen.ptx.memory import Buffer, Words
+from flashgen.ptx.releases import MemoryOrder, synchronize
 from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
@@ -28,7 +30,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 def atomic(form: Form) -> DecodedStep:
     """Read, combine, write, for one lane after another; the order of lanes is theirs."""
     space = form.choice("global", "shared", "shared::cta")
-    form.hint(*CACHING, *ORDERS, "acq_rel", "noftz")
+    form.hint(*CACHING, "noftz")
+    order = memory_order(form, atomic=True) or MemoryOrder()
     name = form.choice(*_OPERATIONS)
     count = vector_length(form)
     kind = FORMATS[form.type()]
@@ -56,7 +59,8 @@ def atomic(form: Form) -> DecodedStep:
     def step(warp: Warp, mask: LaneMask) -> None:
         values = [np.concatenate([r(warp).reshape(32, -1) for r in group], 1) for group in sources]
         values = [active(value, mask) for value in values]
-        words, offsets = _place(warp, active(address(warp), mask), kind.size * count, mask, shared)
+        addresses = active(address(warp), mask)
+        words, offsets, buffer = _place(warp, addresses, kind.size * count, mask, shared)
         first, content = offsets // kind.size, words.of(kind.size)
         if len(np.unique(first)) == len(first):
             old = update(content, first, values)
@@ -65,6 +69,15 @@ def atomic(form: Form) -> DecodedStep:
             old = np.concatenate(
                 [update(content, first[n], [value[n] for value in values]) for n in lanes]
             )
+        if buffer is not None:
+            stores = kind.load(old).reshape(values[0].shape) == values[0] if name == "cas" else True
+            written = addresses[np.broadcast_to(stores, old.shape).all(1)]
+            synchronize(warp, addresses, order, written=written)
+            at = first[:, None] + np.arange(count)
+            if (content[at] == old).all():
+                poll.note(warp, buffer, at, old)
+            else:
+                warp.poll.repeats = 0
         for target, column in zip(targets, spread(old, mask).T.copy(), strict=False):
             target(warp, column, mask)
 
@@ -73,11 +86,14 @@ def atomic(form: Form) -> DecodedStep:
 
 def _place(
     warp: Warp, addresses: Array, size: int, mask: LaneMask, shared: bool
-) -> tuple[Words, Array]:
-    """The memory of the active lanes' operands, and their offsets in it."""
+) -> tuple[Words, Array, Buffer | None]:
+    """The memory of the active lanes' operands, their offsets in it, and the buffer of global
+    memory.
+    """
     if shared:
-        return warp.block.shared.words, shared_offsets(warp, addresses, size, mask, "updates")
+        at = shared_offsets(warp, addresses, size, mask, "updates")
+        return warp.block.shared.words, at, None
     buffer = find_global(warp, addresses, size, mask, "updates")
     if buffer is None:
         raise warp.fault("memcheck", "it updates several tensors at once, which is not supported")
-    return buffer.words, (addresses - np.uint64(buffer.address)).astype(np.int64)
+    return buffer.words, (addresses - np.uint64(buffer.address)).astype(np.int64), buffer

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flashgen.ptx import releases
 from flashgen.ptx.block import NamedBarrier
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.types import Array, DecodedStep, LaneMask
@@ -30,10 +31,13 @@ def barrier(form: Form) -> DecodedStep:
     name = form.number(0, "u32")
     threads = form.number(1, "u32") if len(form.operands) > 1 else None
 
-    def step(warp: Warp, mask: LaneMask) -> None:
+    def step(warp: Warp, mask: LaneMask) -> int | None:
+        if mask is not None and warp.hold():
+            return warp.position
         whole_warp(warp, mask)
         count = warp.block.machine.program.threads if threads is None else int(threads(warp)[0])
         arrive(warp, int(name(warp)[0]), count, waits=kind == "sync")
+        return None
 
     return step
 
@@ -113,15 +117,24 @@ def _barrier_with_vote(form: Form) -> DecodedStep:
 @instruction("fence", "membar")
 def fence(form: Form) -> DecodedStep:
     """9.7.13.5. Warps see each other's accesses at once; a fence orders them around relaxed
-    arrivals and waits, that between the proxies for the asynchronous one.
+    arrivals and waits, and around relaxed accesses to global memory; that between the proxies for
+    the asynchronous one.
     """
     proxy = form.flag("proxy")
     if proxy and form.choice("async", "async::generic", "alias", "tensormap::generic") == "":
         form.unknown("a fence of this proxy")
+    between_blocks = form.choice("cta", "cluster", "gpu", "sys", "gl") in ("gpu", "sys", "gl")
     form.modifiers.clear()
+    if not proxy and between_blocks:
+        return _fence_between_blocks
     if not proxy:
         return lambda warp, mask: warp.fence()
     return lambda warp, mask: warp.fence_proxy()
+
+
+def _fence_between_blocks(warp: Warp, mask: LaneMask) -> None:
+    warp.fence()
+    releases.fence(warp)
 
 
 @instruction("setmaxnreg")

@@ -53,7 +53,9 @@ _UNORDERED: dict[str, Callable[..., Array]] = {
 
 @instruction("setp")
 def set_predicate(form: Form) -> DecodedStep:
-    """9.7.6.2: p = comparison, joined with c; q = its opposite, joined with c."""
+    """9.7.6.2: p = comparison, joined with c; q = its opposite, joined with c. Of packed numbers p
+    is of the lower ones, q of the upper ones.
+    """
     first, second = form.pair(0)
     kind = form.format()
     joined = form.choice(*_JOINED)
@@ -61,12 +63,12 @@ def set_predicate(form: Form) -> DecodedStep:
     write = form.store(first)
     if not joined:
         if second is not None:
-            other = form.store(second)
+            other, packed = form.store(second), kind.name.endswith("x2")
 
             def both(warp: Warp, mask: Array | None) -> None:
                 found = compared(warp)
-                write(warp, found, mask)
-                other(warp, ~found, mask)
+                write(warp, found[::2] if packed else found, mask)
+                other(warp, found[1::2] if packed else ~found, mask)
 
             return both
         return lambda warp, mask: write(warp, compared(warp), mask)

@@ -52,12 +52,7 @@ def leave(form: Form) -> DecodedStep:
     """9.7.12.6 and 9.7.12.7: the active lanes end."""
     form.hint("uni")
 
-    def step(warp: Warp, mask: LaneMask) -> int:
-        warp.active = warp.active & ~(warp.active if mask is None else mask)
-        warp.done = not warp.others and not warp.active.any()
-        return warp.position + 1
-
-    return step
+    return lambda warp, mask: warp.leave(warp.active if mask is None else mask)
 
 
 @instruction("trap")

@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.ptx.decode import Form, instruction
-from flashgen.ptx.types import FORMATS, Array, DecodedStep, float8_values, float_to_float8, flush
+from flashgen.ptx.decode import Form, elementwise, instruction
+from flashgen.ptx.rounding import directed
+from flashgen.ptx.types import (
+    DTYPES,
+    FORMATS,
+    Array,
+    DecodedStep,
+    float8_values,
+    float_to_float8,
+    flush,
+)
 from flashgen.ptx.warp import Warp
 
 _TO_INTEGER: dict[str, Callable[..., Array]] = {
@@ -24,16 +33,19 @@ def convert(form: Form) -> DecodedStep:
     if len(kinds) != 2:
         form.unknown("a conversion of " + " and ".join(kinds))
     to, of = kinds
-    rounding = form.choice("rn", "rz", "rna", *_TO_INTEGER)
+    rounding = form.choice("rn", "rz", "rm", "rp", "rna", *_TO_INTEGER)
     saturated = form.flag("satfinite") | form.flag("sat")
     flushes, relu = form.flag("ftz"), form.flag("relu")
     if to == "tf32":
         return _to_tf32(form, rounding)
     if to in _PAIRS or of in _PAIRS:
         return _convert_pair(form, to, of, relu)
+    if rounding in ("rz", "rm", "rp") and to in ("f32", "f64"):
+        nearest = directed("cvt", rounding, lambda values: values.astype(DTYPES[to]))
+        return elementwise(form, _flushed(nearest, flushes), FORMATS[to], [FORMATS[of]])
     if rounding == "rz" and FORMATS[to].floating:
         return _towards_zero(form, to, of)
-    if relu or rounding == "rna":
+    if relu or rounding in ("rna", "rm", "rp"):
         form.unknown("this rounding")
     target, source = FORMATS[to], FORMATS[of]
     read, write = form.numbers(form.operands[1], source), form.result(target)
@@ -61,6 +73,10 @@ def convert(form: Form) -> DecodedStep:
         )
     to_whole = _TO_INTEGER[rounding or "rzi"]
     return lambda warp, mask: write(warp, _clamped(to_whole(read(warp)), dtype), mask)
+
+
+def _flushed(function: Callable[..., Array], flushes: bool) -> Callable[..., Array]:
+    return (lambda values: flush(function(values))) if flushes else function
 
 
 def _clamped(values: Array, dtype: np.dtype[np.integer[Any]]) -> Array:

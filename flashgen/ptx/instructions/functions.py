@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
+from flashgen.ptx.instructions.arithmetic import in_direction
 from flashgen.ptx.types import Array, DecodedStep, flush
 
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
@@ -25,17 +26,16 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 @instruction(*_FUNCTIONS)
 def function(form: Form) -> DecodedStep:
-    """One source, one destination; .approx, .rn and .ftz."""
-    inner = _FUNCTIONS[form.opcode]
-    form.hint("approx", "rn")
-    flushes = form.flag("ftz")
+    """One source, one destination; .approx, .ftz and, of sqrt and rcp, a rounding."""
+    form.hint("approx")
+    flushes, kind = form.flag("ftz"), form.format()
+    inner = in_direction(form, _FUNCTIONS[form.opcode], kind)
 
     def applied(x: Array) -> Array:
         found = flush(inner(flush(x))) if flushes else inner(x)
         # NaN is 0x7fffffff (PTX ISA 9.7.3), and has no sign of its own.
         return np.where(np.isnan(found), np.abs(found), found)
 
-    kind = form.format()
     return elementwise(form, applied, kind, [kind])
 
 

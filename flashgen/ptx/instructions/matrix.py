@@ -10,14 +10,19 @@ from flashgen.ptx.access import read_shared, write_shared
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
+    Element,
     accumulator_registers,
     matrix_a,
     matrix_b,
 )
-from flashgen.ptx.types import Array, DecodedStep, LaneMask
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, whole_warp
 
+KEPT_FRAGMENTS = 32
+"""Fragments of A that a warp keeps: a tile of a warp has fewer."""
+
 _SHAPE = re.compile(r"m16n8k(\d+)$")
+_SHAPE_OF_DOUBLES = re.compile(r"m(8|16)n8k(\d+)$")
 
 
 @instruction("mma")
@@ -26,6 +31,8 @@ def multiply(form: Form) -> DecodedStep:
     in float32, or int32, in the order of numpy's matmul; C is added last.
     """
     form.hint("sync", "aligned", "row", "col", "satfinite")
+    if "f64" in form.modifiers:
+        return _of_doubles(form)
     shape = next((found for m in form.modifiers if (found := _SHAPE.match(m))), None)
     if shape is None:
         form.unknown("an mma of this shape")
@@ -45,7 +52,7 @@ def multiply(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
-        product = matrix_a([read(warp) for read in a], of_a) @ matrix_b(
+        product = _fragment(warp, [read(warp) for read in a], of_a) @ matrix_b(
             [read(warp) for read in b], of_b
         )
         held = [read(warp) for read in c]
@@ -56,6 +63,47 @@ def multiply(form: Form) -> DecodedStep:
             results = list(sums.view(np.uint32))
         for write, row in zip(writes, results, strict=True):
             write(warp, row, mask)
+
+    return step
+
+
+def _fragment(warp: Warp, registers: list[Array], element: Element) -> Array:
+    """matrix_a(), once for all products of the same registers, which follow each other. Arrays of
+    registers never change, and those that are kept have numbers of their own.
+    """
+    kept, key = warp.fragments, tuple(map(id, registers))
+    if key not in kept:
+        if len(kept) >= KEPT_FRAGMENTS:
+            kept.clear()
+        kept[key] = registers, matrix_a(registers, element)
+    return kept[key][1]
+
+
+def _of_doubles(form: Form) -> DecodedStep:
+    """Products of float64, 8 or 16 by 8 (9.7.14.5.9 to 9.7.14.5.11): a lane holds one element of
+    every 8 rows and 4 columns of A, one of every 4 rows of B, and two neighbours of D.
+    """
+    form.hint("rn")
+    rows, k = next(
+        (int(found[1]), int(found[2]))
+        for m in form.modifiers
+        if (found := _SHAPE_OF_DOUBLES.match(m))
+    )
+    form.modifiers.clear()
+    a, b, c = ([form.numbers(item, FORMATS["f64"]) for item in form.group(at)] for at in (1, 2, 3))
+    writes = [form.store(item) for item in form.group(0)]
+    if len(a) * 32 != rows * k or len(b) * 4 != k or len(c) * 4 != rows:
+        form.wrong("the fragments do not fit the shape")
+
+    def step(warp: Warp, mask: LaneMask) -> None:
+        whole_warp(warp, mask)
+        left = np.array([read(warp) for read in a]).reshape(k // 4, rows // 8, 8, 4)
+        right = np.array([read(warp) for read in b]).reshape(k // 4, 8, 4)
+        held = np.array([read(warp) for read in c]).reshape(rows // 8, 2, 8, 4)
+        product = np.einsum("krgt,kct->rgc", left, right)  # rows / 8, row, column
+        total = held + product.reshape(rows // 8, 8, 4, 2).transpose(0, 3, 1, 2)
+        for write, row in zip(writes, total.reshape(-1, 32), strict=True):
+            write(warp, row.copy().view(np.uint64), mask)
 
     return step
 

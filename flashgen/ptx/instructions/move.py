@@ -6,9 +6,11 @@ import numpy as np
 
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
 from flashgen.ptx.decode import Form, Store, instruction
-from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE
+from flashgen.ptx.instructions import stack
+from flashgen.ptx.memory import LOCAL_BASE, PARAMETER_BASE, PARAMETER_STRIDE
 from flashgen.ptx.program import Group, Operand, Register
-from flashgen.ptx.types import RAW, SPOILED, TYPE_BYTES, Array, DecodedStep, LaneMask
+from flashgen.ptx.releases import MemoryOrder
+from flashgen.ptx.types import RAW, TYPE_BYTES, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp
 
 CACHING = (
@@ -17,8 +19,20 @@ CACHING = (
 )  # fmt: skip
 """Hints to the caches, which have no semantics (PTX ISA 9.7.9.1)."""
 
-ORDERS = ("weak", "relaxed", "volatile", "cta", "gpu", "sys", "cluster", "acquire", "release")
-"""Memory orders and scopes of single accesses: warps see each other's accesses at once here."""
+
+def memory_order(form: Form, *, atomic: bool = False) -> MemoryOrder | None:
+    """Take .sem and .scope; None of a weak access (8.3, "Memory operations"). .volatile is
+    .relaxed.sys there.
+    """
+    sem = form.choice("relaxed", "acquire", "release", "acq_rel", "volatile", "weak")
+    scope = form.choice("cta", "cluster", "gpu", "sys")
+    if sem in ("", "weak") and not atomic:
+        return None
+    return MemoryOrder(
+        acquires=sem in ("acquire", "acq_rel"),
+        releases=sem in ("release", "acq_rel"),
+        in_block=scope == "cta",
+    )
 
 
 @instruction("mov")
@@ -41,14 +55,6 @@ def move(form: Form) -> DecodedStep:
 def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     raw, part_size = RAW[size], size // len(parts)
     reads = [form.bits(part, part_size) for part in parts]
-    undefined = [isinstance(each, Register) and each not in form.program.written for each in parts]
-    if not all(undefined):
-        # LLVM leaves halves that nobody uses undefined: no instruction writes such a register.
-        spoiled = np.full(32, SPOILED % (1 << 8 * part_size), RAW[part_size])
-        reads = [
-            (lambda warp: spoiled) if empty else read
-            for read, empty in zip(reads, undefined, strict=True)
-        ]
     write = form.store(form.operands[0])
 
     def step(warp: Warp, mask: LaneMask) -> None:
@@ -76,18 +82,24 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
 @instruction("cvta", "mapa")
 def convert_address(form: Form) -> DecodedStep:
     """9.7.9.20: generic addresses are those of each state space here, which do not overlap, but for
-    parameters. 9.7.9.22: a cluster has one block here, so every address is the block's own.
+    parameters and the stack. 9.7.9.22: a cluster has one block here, so that every address is the
+    block's own.
     """
     to = form.flag("to")
-    space = form.choice("global", "shared", "param", "const", "shared::cta", "shared::cluster")
+    space = form.choice(
+        "global", "shared", "param", "const", "local", "shared::cta", "shared::cluster"
+    )
     size = TYPE_BYTES[form.type()]
     read, write = form.bits(form.operands[1], size), form.store(form.operands[0])
-    if space != "param":
+    if space not in _BASES:
         return lambda warp, mask: write(warp, read(warp), mask)
     if size != 8:
         form.wrong("a generic address has 64 bits")
-    base = np.uint64((-PARAMETER_BASE if to else PARAMETER_BASE) % (1 << 64))
+    base = np.uint64((-_BASES[space] if to else _BASES[space]) % (1 << 64))
     return lambda warp, mask: write(warp, read(warp) + base, mask)
+
+
+_BASES = {"param": PARAMETER_BASE, "local": LOCAL_BASE}
 
 
 def vector_length(form: Form) -> int:
@@ -97,16 +109,18 @@ def vector_length(form: Form) -> int:
 
 @instruction("ld", "ldu")
 def load(form: Form) -> DecodedStep:
-    """9.7.9.8: of a parameter, of shared or of global memory."""
-    space = form.choice("param", "global", "shared", "shared::cta", "const", "param::entry")
-    form.hint(*CACHING, *ORDERS)
-    count, kind = vector_length(form), form.type()
+    """9.7.9.8: of a parameter, of the stack, of shared or of global memory."""
+    space = form.choice(
+        "param", "global", "shared", "shared::cta", "const", "param::entry", "local"
+    )
+    form.hint(*CACHING)
+    order, count, kind = memory_order(form), vector_length(form), form.type()
     size = TYPE_BYTES[kind]
     targets = form.group(0)
     if len(targets) != count:
         form.wrong(f"a vector of {len(targets)}")
     writes = [_extended(form, target, kind) for target in targets]
-    if space.startswith("param"):
+    if space.startswith("param") and not form.on_stack(1):
         return _load_parameter(form, size, writes)
     shared = space.startswith("shared")
     address = form.address(1, 4 if shared else 8)
@@ -116,7 +130,7 @@ def load(form: Form) -> DecodedStep:
     def read(warp: Warp, addresses: Array, mask: LaneMask) -> Array:
         if shared:
             return read_shared(warp, addresses, size, count, mask, of_vector)
-        return read_global(warp, addresses, size, count, mask)
+        return read_global(warp, addresses, size, count, mask, order)
 
     def step(warp: Warp, mask: LaneMask) -> None:
         values = spread(read(warp, active(address(warp), mask), mask), mask)
@@ -126,7 +140,13 @@ def load(form: Form) -> DecodedStep:
         for write, column in zip(writes, values.T.copy(), strict=True):
             write(warp, column, mask)
 
-    return step
+    if space in ("param", "local"):
+        return stack.load(form, size, writes, base=0)
+    return (
+        step
+        if space
+        else stack.generic(form, step, stack.load(form, size, writes, base=LOCAL_BASE))
+    )
 
 
 def _extended(form: Form, target: Operand, kind: str) -> Store:
@@ -175,23 +195,27 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
 
 @instruction("st")
 def store(form: Form) -> DecodedStep:
-    """9.7.9.11: to shared or global memory."""
-    space = form.choice("global", "shared", "shared::cta")
-    form.hint(*CACHING, *ORDERS)
-    count, kind = vector_length(form), form.type()
+    """9.7.9.11: to the stack, shared or global memory."""
+    space = form.choice("global", "shared", "shared::cta", "param", "local")
+    form.hint(*CACHING)
+    order, count, kind = memory_order(form), vector_length(form), form.type()
     size = TYPE_BYTES[kind]
     reads = [form.bits(source, size) for source in form.group(1)]
     if len(reads) != count:
         form.wrong(f"a vector of {len(reads)}")
     shared = space.startswith("shared")
     address = form.address(0, 4 if shared else 8)
-    write = write_shared if shared else write_global
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        values: Array = np.stack([read(warp) for read in reads], 1)
-        write(warp, active(address(warp), mask), active(values, mask), mask)
+        values: Array = active(np.stack([read(warp) for read in reads], 1), mask)
+        if shared:
+            write_shared(warp, active(address(warp), mask), values, mask)
+        else:
+            write_global(warp, active(address(warp), mask), values, mask, order)
 
-    return step
+    if space in ("param", "local"):
+        return stack.store(form, size, base=0)
+    return step if space else stack.generic(form, step, stack.store(form, size, base=LOCAL_BASE))
 
 
 @instruction("prefetch", "prefetchu", "discard", "applypriority")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flashgen.ptx.access import note_global, note_shared_read, note_shared_write
+from flashgen.ptx.access import note_global, note_shared_read, note_shared_write, read_global
 from flashgen.ptx.clocks import ASYNC, Engine
 from flashgen.ptx.decode import Form, instruction
+from flashgen.ptx.findings import Fault
 from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE, SHARED_BASE, BadAddress, Buffer
 from flashgen.ptx.program import Box
-from flashgen.ptx.tensor_map import TensorMap
+from flashgen.ptx.tensor_map import TensorMap, decoded
 from flashgen.ptx.types import FORMATS, RAW, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, only_lane
 
@@ -50,19 +51,31 @@ def _boxed(form: Form, at: int, dims: int) -> Boxed:
     coordinates = [form.numbers(item, FORMATS["s32"]) for item in operand.coordinates]
 
     def found(warp: Warp, lane: int) -> tuple[TensorMap, tuple[int, ...]]:
-        place = int(address(warp)[lane])
-        maps = warp.block.machine.tensor_maps
-        number, rest = divmod(place - PARAMETER_BASE, PARAMETER_STRIDE)
-        if rest or number not in maps:
-            raise warp.fault("memcheck", f"there is no tensor map at {place:#x}", lane)
+        tensor_map = _map_at(warp, int(address(warp)[lane]), lane)
         begin = tuple(int(read(warp)[lane]) for read in reversed(coordinates))
-        if len(begin) != len(maps[number].box):
+        if len(begin) != len(tensor_map.box):
             raise warp.fault(
-                "memcheck", f"a tensor map of {len(maps[number].box)} dimensions, {dims} asked for"
+                "memcheck", f"a tensor map of {len(tensor_map.box)} dimensions, {dims} asked for"
             )
-        return maps[number], begin
+        return tensor_map, begin
 
     return found
+
+
+def _map_at(warp: Warp, place: int, lane: int) -> TensorMap:
+    """The tensor map at a generic address: a parameter, or one in global memory that the program
+    has made.
+    """
+    machine = warp.block.machine
+    number, rest = divmod(place - PARAMETER_BASE, PARAMETER_STRIDE)
+    if not rest and number in machine.tensor_maps:
+        return machine.tensor_maps[number]
+    try:
+        content = read_global(warp, np.array([place], np.uint64), 8, 16, None)
+        return decoded(content.tobytes())
+    except (Fault, ValueError) as error:
+        said = f"there is no tensor map at {place:#x}" if isinstance(error, Fault) else str(error)
+        raise warp.fault("memcheck", said, lane) from None
 
 
 def _shared_places(warp: Warp, tensor_map: TensorMap, begin: int, lane: int) -> Array:

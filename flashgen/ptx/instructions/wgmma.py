@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashgen.ptx.clocks import ASYNC, Engine
-from flashgen.ptx.decode import Form, OperandReader, Uninitialised, instruction
+from flashgen.ptx.decode import Form, OperandReader, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
     Descriptor,
@@ -26,6 +26,7 @@ from flashgen.ptx.fragments import (
 from flashgen.ptx.program import Group, Register
 from flashgen.ptx.shared_matrix import SharedMatrix
 from flashgen.ptx.types import Array, DecodedStep, LaneMask
+from flashgen.ptx.undefined import Uninitialised
 from flashgen.ptx.warp import Wait, Warp, whole_warp
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)$")

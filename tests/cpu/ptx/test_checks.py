@@ -32,7 +32,7 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
     ("shared memory not aligned", "memcheck", "st.shared.b64 [%r61+4], %d20;", "not aligned"),
     ("a parameter behind its end", "memcheck", "ld.param.u64 %d1, [p0+8];", "of a parameter that has 8"),
     ("shared memory nobody wrote", "initcheck", "ld.shared.b32 %r1, [%r62];", "which nobody has written"),
-    ("a register nobody wrote", "initcheck", "add.s32 %r1, %r2, 1;", "the register %r2"),
+    ("a register nobody wrote", "initcheck", "st.shared.b32 [%r62], %r2;", "stores the register %r2, to which"),
     ("two warps write one word", "racecheck", "st.shared.b32 [%r61], %r60;", "nothing orders the two"),
     (
         "a warp reads what another writes", "racecheck",
@@ -68,11 +68,26 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
         "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
         "1 of 2 arrivals",
     ),
+    ("half of a warp comes to a barrier, and the others end", "synccheck",
+     "mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 16; @%p1 bra OUT; bar.sync 0; bra E; OUT: ret; E:", "16 do"),
+    ("a trap behind a barrier that half of a warp comes to", "memcheck",
+     "mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 16; @%p1 bra OUT; bar.sync 0; bra E; OUT: trap; E:", "it traps"),
     ("a trap", "memcheck", "setp.eq.u32 %p1, %r60, 3; @%p1 trap;", "it traps"),
     (
         "an mbarrier that awaits bytes at the end", "synccheck",
         "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; "
         "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r61], 16;", "at the end",
+    ),
+    (
+        "a phase that is awaited twice", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; "
+        "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; "
+        "V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra V;", "it waits again for phase 0 of the mbarrier at byte 0",
+    ),
+    (
+        "an mbarrier that is made twice", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1;",
+        "it initialises an mbarrier that is in use",
     ),
     (
         "an arrival too many", "synccheck",
@@ -110,11 +125,14 @@ def test_blocks_race_for_a_tensor_unless_they_use_atomics() -> None:
 SILENT = {
     "a barrier between": "st.shared.b32 [%r62], %r60; bar.sync 0; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5];",
     "a barrier by its other name": "st.shared.b32 [%r62], %r60; barrier.sync 1; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5];",
+    "lanes that come to a barrier one after another": "mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 16; @%p1 bra OUT; IN: bar.sync 0; bra E; OUT: mov.b32 %r2, 0; bra IN; E:",
     "the same value by all": "st.shared.b32 [%r61], 7;",
     "each lane its own place": "st.shared.b32 [%r62], %r60; ld.shared.b32 %r1, [%r62]; st.global.b32 [%d21], %r1;",
     "arrive and sync": "setp.ge.u32 %p1, %r60, 32; @%p1 bra C; st.shared.b32 [%r62], 1; bar.arrive 1, 64; bra E; C: bar.sync 1, 64; ld.shared.b32 %r1, [%r62+-128]; E:",
     "an mbarrier between": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 32; bar.sync 0; setp.ge.u32 %p2, %r60, 32; @%p2 bra C; st.shared.b32 [%r62+128], 1; mbarrier.arrive.shared::cta.b64 _, [%r61]; bra E; C: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r61], 0; @!%p3 bra C; ld.shared.b32 %r1, [%r62]; E:",
     "bytes expected and complete": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r61], 16; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r61]; @%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r61], 16; W: mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
+    "an mbarrier that is made anew": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; @%p1 mbarrier.inval.shared::cta.b64 [%r61]; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1;",
+    "two phases awaited": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; mbarrier.arrive.shared::cta.b64 _, [%r61]; V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 1; @!%p2 bra V;",
     "copies that arrive": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; cp.async.ca.shared.global [%r62+128], [%d21], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; xor.b32 %r5, %r62, 128; ld.shared.b32 %r1, [%r5+128];",
 }  # fmt: skip
 
@@ -212,14 +230,14 @@ WAIT = "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61+1024], 0; @!%p2 b
 
 def loaded(
     x: int = 0, y: int = 0, expected: int = 512, wait: str = WAIT, store: str = "", swizzle: int = 0,
-    seed: int = 0, dims: int = 2,
+    seed: int = 0, dims: int = 2, fill: int = 0,
 ) -> tuple[np.ndarray, Report, np.ndarray]:  # type: ignore[type-arg]  # fmt: skip
     """A box of 8 rows of 32 float16 out of (20, 64), loaded by the TMA unit and copied out."""
     source = np.arange(20 * 64, dtype=np.float16).reshape(20, 64)
     text = kernel(THREAD + BOX.format(x=x, y=y, bytes=expected, wait=wait, store=store, dims=dims, more=", 0" * (dims - 2)), 2, 64)  # fmt: skip
     made = TensorMap(
         address=0x10000, shape=(1,) * (dims - 2) + (20, 64), strides=(1280,) * (dims - 2) + (64, 1),
-        box=(1,) * (dims - 2) + (8, 32), size=2, swizzle=swizzle,
+        box=(1,) * (dims - 2) + (8, 32), size=2, swizzle=swizzle, fill=fill,
     )  # fmt: skip
     (left, out), report = run(
         text, [source, np.zeros((8, 32), np.float16)], shared=2048, seed=seed, maps={0: made}
@@ -234,6 +252,12 @@ def test_a_box_is_loaded_with_zeros_outside(x: int, y: int, dims: int) -> None:
     padded = np.pad(source, 40)
     np.testing.assert_array_equal(out, padded[40 + y : 48 + y, 40 + x : 72 + x])
     assert list(report.lines()) == []
+
+
+def test_a_box_is_filled_outside_of_its_tensor() -> None:
+    out, _, source = loaded(48, 16, fill=0x7FFF)
+    padded = np.pad(source, 40, constant_values=np.uint16(0x7FFF).view(np.float16))
+    np.testing.assert_array_equal(out.view(np.uint16), padded[56:64, 88:120].view(np.uint16))
 
 
 def test_a_swizzled_box_has_its_16_bytes_exchanged() -> None:

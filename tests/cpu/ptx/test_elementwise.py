@@ -71,18 +71,20 @@ def ordered(a: Array, b: Array) -> Array:
 
 
 def directed(exact: Callable[..., Fraction], towards: float | None) -> Callable[..., Array]:
-    """A function of fractions, rounded to the float32 that is next towards -inf or inf; None: 0."""
+    """A function of fractions, rounded to the float that is next towards -inf or inf; None: 0."""
 
-    def one(*values: np.float32) -> np.float32:
-        true = exact(*(Fraction(float(value)) for value in values))
-        nearest = np.float32(float(true))
-        aim = np.float32((-np.inf if true > 0 else np.inf) if towards is None else towards)
+    def one(*values: np.floating[Any]) -> np.floating[Any]:
+        true, dtype = exact(*(Fraction(float(value)) for value in values)), type(values[0])
+        nearest = dtype(float(true))
+        aim = dtype((-np.inf if true > 0 else np.inf) if towards is None else towards)
         over = Fraction(float(nearest)) - true
         return np.nextafter(nearest, aim) if over and (over > 0) == (aim < 0) else nearest
 
     return lambda *arrays: np.array([one(*values) for values in zip(*arrays, strict=True)])
 
 
+F64, G64 = (RNG.standard_normal(32) for _ in range(2))
+TINY64 = G64 * 1e-20
 TINY = (F32 * np.float32(1e-20)).astype(np.float32)
 CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("add.s32 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: a + b),
@@ -102,6 +104,30 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("mul.wide.u32 {d}, {0}, 20;", [U32], np.uint64, lambda a: a.astype(np.uint64) * np.uint64(20)),
     ("mad.lo.s32 {d}, {0}, {1}, {0};", [U32, V32], np.uint32, lambda a, b: a * b + a),
     ("mad.wide.s32 {d}, {0}, {1}, {2};", [S32, T32, U64], np.uint64, lambda a, b, c: (a.astype(np.int64) * b).view(np.uint64) + c),
+    ("sad.s32 {d}, {0}, {1}, 9;", [S32, T32], np.uint32, python(lambda a, b: abs(a - b) + 9, 32)),
+    ("sad.u32 {d}, {0}, {1}, {0};", [U32, V32], np.uint32, python(lambda a, b: abs(a - b) + a, 32)),
+    ("add.rm.f64 {d}, {0}, {1};", [F64, TINY64], np.float64, directed(lambda a, b: a + b, -np.inf)),
+    ("mul.rp.f64 {d}, {0}, {1};", [F64, G64], np.float64, directed(lambda a, b: a * b, np.inf)),
+    ("fma.rz.f64 {d}, {0}, {1}, {0};", [F64, G64], np.float64, directed(lambda a, b: a * b + a, None)),
+    ("fma.rn.f64 {d}, {0}, {1}, {2};", [F64, G64, -F64 * G64], np.float64, lambda a, b, c: np.array([float(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in zip(a, b, c, strict=True)])),
+    ("div.rz.f64 {d}, {0}, {1};", [F64, G64], np.float64, directed(lambda a, b: a / b, None)),
+    ("div.rm.f32 {d}, {0}, {1};", [F32, G32], np.float32, directed(lambda a, b: a / b, -np.inf)),
+    ("rcp.rp.f32 {d}, {0};", [F32], np.float32, directed(lambda a: 1 / a, np.inf)),
+    ("sqrt.rz.f32 {d}, {0};", [F32 * F32], np.float32, lambda a: np.nextafter(x := np.sqrt(a), np.where(x.astype(np.float64)**2 > a, 0, x).astype(np.float32))),
+    ("cvt.rz.f32.f64 {d}, {0};", [F64], np.float32, lambda a: np.where(abs(x := a.astype(np.float32)) > abs(a), np.nextafter(x, np.float32(0)), x)),
+    ("cvt.rm.f32.s32 {d}, {0};", [S32], np.float32, lambda a: np.where((x := a.astype(np.float32)) > a.astype(np.float64), np.nextafter(x, np.float32(-np.inf)), x)),
+    ("cvt.rp.f64.u64 {d}, {0};", [U64], np.float64, lambda a: np.array([x if int(x) >= int(n) else np.nextafter(x, np.inf) for n in a for x in [np.float64(n)]])),
+    ("add.s16x2 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: (a.view(np.uint16) + b.view(np.uint16)).view(np.uint32)),
+    ("max.s16x2 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: np.maximum(a.view(np.int16), b.view(np.int16)).view(np.uint32)),
+    ("min.u16x2 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: np.minimum(a.view(np.uint16), b.view(np.uint16)).view(np.uint32)),
+    ("setp.gt.bf16x2 %p1|%p2, {0}, {1}; selp.b32 {d}, 1, 0, %p1; @%p2 add.s32 {d}, {d}, 2;", [PAIRS.view(np.uint32), PAIRS[::-1].copy().view(np.uint32)], np.uint32, lambda a, b: (bfloat16_to_float(a.view(np.uint16)) > bfloat16_to_float(b.view(np.uint16))).reshape(32, 2) @ np.array([1, 2], np.uint32)),
+    ("min.xorsign.abs.f32 {d}, {0}, {1};", [F32, G32], np.float32, lambda a, b: np.minimum(abs(a), abs(b)) * np.sign(a) * np.sign(b)),
+    ("max.xorsign.abs.f32 {d}, {0}, {1};", [SPECIAL, F32], np.float32, lambda a, b: np.copysign(np.fmax(abs(a), abs(b)), np.copysign(1, a) * b)),
+    ("add.cc.u32 %r40, {0}, {1}; addc.u32 {d}, 0, 0;", [U32, V32], np.uint32, python(lambda a, b: a + b >> 32, 32)),
+    ("add.cc.u32 %r40, {0}, {1}; addc.cc.u32 %r41, {0}, -1; addc.u32 {d}, {1}, 0;", [U32, V32], np.uint32, python(lambda a, b: b + ((a + 2**32 - 1 + (a + b >> 32)) >> 32), 32)),
+    ("sub.cc.u32 %r40, {0}, {1}; subc.cc.u32 %r41, {0}, {0}; subc.u32 {d}, {1}, 5;", [U32, V32], np.uint32, python(lambda a, b: b - 5 - (a < b), 32)),
+    ("mad.lo.cc.u32 %r40, {0}, {1}, {0}; madc.hi.u32 {d}, {0}, {1}, 7;", [U32, V32], np.uint32, python(lambda a, b: (a * b + a >> 32) + 7, 32)),
+    ("mad.lo.cc.u64 %d10, {0}, {1}, {0}; madc.hi.u64 {d}, {0}, {1}, {1};", [U64, V64], np.uint64, python(lambda a, b: (a * b + a >> 64) + b, 64)),
     ("div.s32 {d}, {0}, {1};", [S32, T32], np.uint32, python(quotient, 32)),
     ("div.u32 {d}, {0}, {1};", [U32, V32], np.uint32, lambda a, b: a // b),
     ("rem.s32 {d}, {0}, {1};", [S32, T32], np.uint32, python(lambda a, b: a - quotient(a, b) * b, 32)),
@@ -361,7 +387,7 @@ def test_an_atomic_of_a_vector_returns_what_was_there(count: int) -> None:
         ("frobnicate.b32 %r1, %r2;", "the instruction frobnicate"),
         ("add.rz.bf16 %h1, %h2, %h3;", ".rz of bf16"),
         (
-            "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d1}, {%d2}, {%d3}, {%d1};",
+            "mma.sync.aligned.m8n8k4.row.col.f32.bf16.bf16.f32 {%r1}, {%r2}, {%r3}, {%r1};",
             "this shape",
         ),
         ("add.s32 %r1, %r2, %r99;", "%r99 is not declared"),

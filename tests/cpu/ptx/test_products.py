@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,31 @@ def test_mma_multiplies(kind: str) -> None:
     np.testing.assert_array_equal(rows, expected.astype(c.dtype))
 
 
+@pytest.mark.parametrize(("rows", "k"), [(8, 4), (16, 4), (16, 8), (16, 16)])
+def test_mma_multiplies_doubles(rows: int, k: int) -> None:
+    a, b, c = (RNG.integers(-9, 9, shape).astype(float) for shape in ((rows, k), (8, k), (rows, 8)))
+    lane = np.arange(32)
+    inputs = [
+        a[lane // 4 + row, lane % 4 + at] for at in range(0, k, 4) for row in range(0, rows, 8)
+    ]
+    inputs += [b[lane // 4, lane % 4 + at] for at in range(0, k, 4)]
+    inputs += [c[lane // 4 + row, lane % 4 * 2 + at] for row in range(0, rows, 8) for at in (0, 1)]
+    names = [f"%d{n}" for n in range(len(inputs))]
+    of_a, of_b = rows * k // 32, k // 4
+    groups = names[:of_a], names[of_a : of_a + of_b], names[of_a + of_b :]
+    listed = ", ".join("{" + ",".join(group) + "}" for group in (groups[2], *groups))
+    lines = ["mov.u32 %r60, %tid.x; ld.param.u64 %d30, [p0]; mad.wide.u32 %d30, %r60, 8, %d30;"]
+    lines += [f"ld.global.b64 {name}, [%d30+{256 * n}];" for n, name in enumerate(names)]
+    lines.append(f"mma.sync.aligned.m{rows}n8k{k}.row.col.f64.f64.f64.f64 {listed};")
+    lines += [f"st.global.b64 [%d30+{256 * n}], {name};" for n, name in enumerate(groups[2])]
+    (left,), report = run(kernel("\n".join(lines), 1), [np.stack(inputs)])
+    assert not report.findings
+    found = np.zeros((rows, 8))
+    for n in range(len(groups[2])):
+        found[lane // 4 + n // 2 * 8, lane % 4 * 2 + n % 2] = left[n]
+    np.testing.assert_array_equal(found, a @ b.T + c)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_are_loaded_and_stored(count: int, transposed: bool) -> None:
@@ -77,9 +104,11 @@ def test_matrices_are_loaded_and_stored(count: int, transposed: bool) -> None:
 
 def wgmma(
     kind: str, layout: str, *, wait: str = "wgmma.wait_group.sync.aligned 0;", fence: str = "fence.proxy.async;",
-    b_stride: int = 64, seed: int = 0,
+    products: Sequence[tuple[int, int, int]] = ((1, 1, 1),), seed: int = 0, initial: str = "0f3F800000",
 ) -> tuple[Array, Array, object]:  # fmt: skip
-    """A product of 64 by 16 by 16 from shared memory, K-major under a swizzle of 32 bytes."""
+    """A product of 64 by 16 by 16 from shared memory, K-major under a swizzle of 32 bytes. products:
+    of each instruction whether it accumulates, at first on ones, and the scales of A and of B.
+    """
     a, b = drawn(kind, (64, 16)), drawn(kind, (16, 16))
     lay = {"swizzle 32": 3, "none": 0}[layout]
     size = 2
@@ -104,10 +133,9 @@ def wgmma(
     {"".join(f"ld.global.b32 %r20, [%d1+{512 * n}]; st.shared.b32 [%r59+{512 * n}], %r20;" for n in range(5))}
     {fence} bar.sync 0;
     shr.u32 %r58, %r61, 4; cvt.u64.u32 %d2, %r58; or.b64 %d2, %d2, {high}; add.s64 %d3, %d2, {2048 >> 4};
-    {"".join(f"mov.b32 %r{n}, 0f3F800000;" for n in range(8))}
-    mov.pred %p1, -1;
+    {"".join(f"mov.b32 %r{n}, {initial};" for n in range(8))}
     wgmma.fence.sync.aligned;
-    wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, %d2, %d3, %p1, 1, 1, 0, 0;
+    {"".join(f"wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, %d2, %d3, {p}, {x}, {y}, 0, 0;" for p, x, y in products)}
     wgmma.commit_group.sync.aligned;
     {wait}
     ld.param.u64 %d4, [p1]; mad.wide.u32 %d4, %r60, 32, %d4;
@@ -117,7 +145,10 @@ def wgmma(
     )
     lanes = out.reshape(4, 8, 4, 2, 2, 2)  # warp, row, lane of four, columns / 8, half, pair
     product = lanes.transpose(0, 4, 1, 3, 2, 5).reshape(64, 16)
-    return product, values(kind, a) @ values(kind, b).T + 1, report
+    expected, once = np.ones((64, 16)), values(kind, a) @ values(kind, b).T
+    for accumulates, scale_a, scale_b in products:
+        expected = scale_a * scale_b * once + accumulates * expected
+    return product, expected, report
 
 
 @pytest.mark.parametrize("layout", ["swizzle 32", "none"])
@@ -127,6 +158,29 @@ def test_wgmma_multiplies_from_shared_memory(kind: str, layout: str) -> None:
         product, expected, report = wgmma(kind, layout, seed=seed)
         assert list(report.lines()) == []  # type: ignore[attr-defined]
         np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        [(1, -1, 1)],
+        [(1, 1, -1)],
+        [(1, -1, -1)],
+        [(1, 1, 1), (0, -1, 1)],  # the other way round the first would count
+        [(1, 1, 1), (0, 1, 1), (1, 1, 1)],
+    ],
+)
+def test_products_of_wgmma_have_signs_and_an_order(products: list[tuple[int, int, int]]) -> None:
+    for seed in range(3):
+        product, expected, report = wgmma("f16", "none", products=products, seed=seed)
+        assert list(report.lines()) == []  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize(("accumulates", "checks"), [(1, {"initcheck"}), (0, set())])
+def test_accumulators_must_be_defined_where_they_count(accumulates: int, checks: set[str]) -> None:
+    report = wgmma("f16", "none", products=[(accumulates, 1, 1)], initial="%r70")[2]
+    assert report.checks() == checks  # type: ignore[attr-defined]
 
 
 def test_wgmma_without_a_fence_between_the_proxies_is_a_race() -> None:
