@@ -317,7 +317,7 @@ MUTANTS = [(direction, name) for direction, found in BROKEN.items() for name in 
 OF_ONE_SUM = {
     "V is not counted": ("k_desc.block_type.nbytes + v_desc.block_type.nbytes", "k_desc.block_type.nbytes"),
     "K is not counted": ("expect(kv_full.index(0), k_desc.block_type.nbytes)", "expect(kv_full.index(0), 0)"),
-    "V is not loaded": ("            tma_load(v_desc, at, kv_full.index(0), v_smem)\n", ""),
+    "V is not loaded": ("            tma_load(v_desc, key, kv_full.index(0), v_smem)\n", ""),
     "dO before its place is free": ("mbarrier.wait(do_empty.index(0), i & 1 ^ 1)", "pass"),
     "dO is never given back by dP": (
         "tcgen05_commit(dp_full.index(0))\n                    tcgen05_commit(do_empty.index(0))",
