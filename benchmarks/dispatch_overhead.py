@@ -21,6 +21,7 @@ many batches:
     decode           decode() over a cache in pages: a kernel of splits, and the one that merges
     decode, window   the same with a window
     decode, sinks    the same with sinks, a tensor that is given anew
+    packed           attention_varlen() of two sequences
     flash_attn       flash_attn_func of flashgen.runtime.flash_attn, as "call"
     kvcache          flash_attn_with_kvcache, as "decode", its lengths a tensor
 
@@ -64,6 +65,7 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime.call import Call
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.resolver import Resolver, key
+from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import spec_of
 
@@ -177,13 +179,16 @@ def costs() -> list[Cost]:
 def decoding(
     served: Dispatcher, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> dict[str, Callable[[], object]]:
-    """The calls of decode() and of the drop-in: one sequence of 8192 keys in pages of 64."""
+    """The calls of decode(), one sequence of 8192 keys in pages of 64, of packed ones, and of the
+    drop-in.
+    """
     step = q[:, :, :1].contiguous()
     pool = torch.zeros((128, 64, 1, 64), dtype=q.dtype, device=q.device)
     pages = torch.arange(128, dtype=torch.int32, device=q.device)[None]
     lengths = torch.full((1,), 8192, dtype=torch.int32, device=q.device)
     sinks = torch.zeros(1, device=q.device)
     q, k, v, of_step = (x.transpose(1, 2).contiguous() for x in (q, k, v, step))
+    packed, bounds = (q[0], k[0], v[0]), torch.tensor([0, 8, 16], device=q.device).int()
 
     def decode(**more: Any) -> object:
         return served.decode(step, pool, pool, lengths=lengths, block_table=pages, **more)
@@ -192,6 +197,7 @@ def decoding(
         "decode": decode,
         "decode, window": lambda: decode(window=(4096, 0)),
         "decode, sinks": lambda: decode(sinks=sinks),
+        "packed": lambda: attention_varlen(*packed, bounds, bounds, 8, 8, causal=True),
         "flash_attn": lambda: flash_attn.flash_attn_func(q, k, v, causal=True),
         "kvcache": lambda: flash_attn.flash_attn_with_kvcache(
             of_step, pool, pool, cache_seqlens=lengths, block_table=pages, causal=True

@@ -2,9 +2,8 @@
 
 Two kinds of file, each gzipped or not:
 
-  - A log of flashgen (.jsonl), or a JSON file of its outcomes: a landscape for each spec and
-    problem, and for each GPU, Triton, protocol and source. What was compiled and never timed is no
-    point of it.
+  - A log of flashgen (.jsonl): a landscape for each spec and problem, and for each GPU, Triton,
+    protocol and source. What was compiled and never timed is no point of it.
   - T4, the results format of the auto-tuning community, which its hub of brute-forced spaces keeps
     (.json). `dump` writes it.
 """
@@ -64,11 +63,12 @@ class Landscape:
 
     def __post_init__(self) -> None:
         ListedSpace(self.points)  # raises
-        if not all(seed in range(len(self.points)) for seed in self.seeds):
-            raise InvalidArgument(
-                f"seeds are numbers of points, 0 to {len(self.points) - 1}: "
-                f"{self.name} has {', '.join(map(repr, self.seeds))}"
-            )
+        for seed in self.seeds:
+            if seed not in range(len(self.points)):
+                raise InvalidArgument(
+                    f"seeds are numbers of points, 0 to {len(self.points) - 1}: "
+                    f"{self.name} has {seed!r:.80}"
+                )
         if not any(self.times):
             raise InvalidArgument(f"a landscape needs a point with a time: {self.name} has none")
 
@@ -84,8 +84,11 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
     Raises InvalidArgument if there is no such file, FlashgenError if it has neither
     format, is damaged, or holds no time.
     """
-    if path.suffix == ".jsonl":
-        return _some(from_outcomes(outcomes_of(path, notice)), path)
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        found = from_outcomes(outcomes_of(path, notice))
+        if not found:
+            raise FlashgenError(f"{path}: a log must hold the time of a config: it holds none")
+        return found
     try:
         record = parsed(unpacked_content_of(path).decode(), finite=False)
     except FileNotFoundError:
@@ -94,8 +97,6 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
         raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error, ValueError) as error:
         raise FlashgenError(f"{path} must be JSON, gzipped or not: {error}") from None
-    if isinstance(record, dict) and "outcomes" in record:
-        return _some(from_outcomes(outcomes_of(path, notice)), path)
     try:
         return [_from_json(record, path.name.split(".")[0])]
     except FlashgenError as error:
@@ -256,9 +257,3 @@ def _result(point: Point, time: float | None, guess: float | None, unit: str) ->
         ],
         "objectives": ["time"],
     }
-
-
-def _some(found: list[Landscape], path: Path) -> list[Landscape]:
-    if not found:
-        raise FlashgenError(f"{path}: a log must hold the time of a config: it holds none")
-    return found

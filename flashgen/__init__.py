@@ -8,8 +8,9 @@ spec -> schedules -> kernels -> compile -> evaluate (check, measure or estimate)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flashgen.lazy import attach
 from flashgen.version import VERSION
 
 if TYPE_CHECKING:
@@ -35,40 +36,14 @@ __all__ = [
     "use",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = _loaded(name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def _loaded(name: str) -> Any:
-    """A public name, whose module is loaded."""
-    if name == "append":
-        from flashgen.runtime.kv_cache import append
-
-        return append
-    if name == "attention_varlen":
-        from flashgen.runtime.varlen import attention_varlen
-
-        return attention_varlen
-    if name == "block_mask":
-        import flashgen.runtime.block_mask as block_mask
-
-        return block_mask
-    if name == "merge":
-        from flashgen.runtime.merge import merge
-
-        return merge
-    if name == "use":
-        from flashgen.runtime.folders import use
-
-        return use
-    from flashgen.runtime import api
-
-    return getattr(api, name)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        **dict.fromkeys(__all__, "flashgen.runtime.api"),
+        "append": "flashgen.runtime.kv_cache",
+        "attention_varlen": "flashgen.runtime.varlen",
+        "block_mask": "flashgen.runtime",
+        "merge": "flashgen.runtime.merge",
+        "use": "flashgen.runtime.folders",
+    },
+)

@@ -14,6 +14,11 @@ def cut(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
+def shown(value: object) -> str:
+    """A value for a message, of whatever type: that of a tensor may be long."""
+    return cut(repr(value))
+
+
 def printable(text: str) -> str:
     """The text with all but printable characters and line breaks escaped: names in files and what
     other programs say must not reach a terminal as commands.

@@ -80,6 +80,18 @@ def direct_launch() -> bool:
     return os.environ.get("FLASHGEN_DIRECT") != "0"
 
 
+def workspace_bytes() -> int:
+    """FLASHGEN_WORKSPACE_MB: the most memory that gradients by dS take beside their results, on a
+    device and stream, in units of 2^20 bytes; 256 unless it is set.
+
+    Raises InvalidArgument unless it is a whole number from 0 on.
+    """
+    value = os.environ.get("FLASHGEN_WORKSPACE_MB") or "256"
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise InvalidArgument(f"FLASHGEN_WORKSPACE_MB must be a whole number: got {value!r}")
+    return int(value) << 20
+
+
 def serving() -> tuple[object, object, object]:
     """The part of the environment that decides how a call is served, FLASHGEN_GPU, FLASHGEN_DIRECT
     and FLASHGEN_INVARIANT, as a value to compare.

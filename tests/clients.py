@@ -3,26 +3,35 @@
     python -m tests.clients            the table
     python -m tests.clients --reasons  why there is a no
     python -m tests.clients --tests    the tests behind each yes and each refused
-    python -m tests.docs_output clients.md  all three, into the page
+    python -m tests.clients --ran      with what they ran
+    python -m tests.docs_output clients.md  all four, into the page
+    python -m tests.clients --run PLACE...  run those below these places of tests/, as RUNS has it from then on
 
 A cell names its test, "file::function", below tests/. It is an error if there is no such test, if one
-behind a "refused" expects no error, or if one is always skipped.
+behind a "refused" expects no error, if one is always skipped, or if it has not run and passed by --run: make -f
+tests/sessions.mk clients runs all.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from flashgen.errors import FlashgenError
 from tests.engines import sources
 
 HERE = Path(__file__).resolve().parent
+RUNS = HERE / "data" / "client_runs.json"
+"""The tests that ran, and with which torch and Triton: those whose cases passed, but for skipped ones."""
 COLUMNS = ("forward", "training", "packed", "compile", "graphs", "cache")
 
 
@@ -75,8 +84,10 @@ AN_ENGINE = No("it is an engine for inference")
 NOT_TESTED = No("no test has it")
 SDPA, TORCH, HOOK = "interpreted/runtime/test_sdpa.py", "cpu/runtime/test_torch_flash.py", "driver/test_torch_flash.py"  # fmt: skip
 MODELS, PACKING = "interpreted/runtime/test_transformers.py", "cpu/runtime/test_transformers_packing.py"  # fmt: skip
+GENERATES = "cpu/runtime/test_transformers_cpu.py::test_continuous_batching_generates_what_each_prompt_alone_does"
 DIFFUSERS, BIASES = "interpreted/runtime/test_diffusers.py", "cpu/runtime/test_xformers.py"
 FA2, FA3, FA4 = (f"cpu/runtime/test_flash_attn{number}.py" for number in ("", "_3", "_4"))
+OPS3 = "cpu/runtime/test_flash_attn_3_operators.py"
 VLLM, SGLANG = "engines/test_vllm.py", "engines/test_sglang.py"
 GRAPHS, PAGED = Yes("driver/test_clients.py::test_a_capture_is_whole"), "driver/test_paged_operators.py"  # fmt: skip
 ONE_GRAPH = Yes("cpu/runtime/test_compiled_clients.py::test_a_call_is_one_graph")
@@ -110,13 +121,15 @@ def clients() -> tuple[Client, ...]:
                 Yes(f"{MODELS}::test_a_model_trains_as_with_eager"),
                 Yes(f"{MODELS}::test_a_model_trains_as_with_eager"),
                 Yes(f"{PACKING}::test_a_model_trains_as_with_eager"),
-                Yes(f"{MODELS}::test_a_model_compiles_into_one_graph"), NOT_TESTED,
+                Yes(f"{PACKING}::test_a_compiled_model_trains_as_with_eager"), NOT_TESTED,
                 Yes(f"{MODELS}::test_generation_with_a_cache_is_eagers"),
             ),
         ),
-        everywhere(
-            "transformers, `generate_batch`", pinned("transformers"),
-            "cpu/runtime/test_transformers_cpu.py::test_continuous_batching_is_refused_in_one_sentence",
+        Client(
+            name="transformers, `generate_batch`", version=pinned("transformers"),
+            cells=(
+                Yes(GENERATES), No("it generates"), Yes(GENERATES), NOT_TESTED, NOT_TESTED, Yes(GENERATES),
+            ),
         ),
         Client(
             name="diffusers", version=pinned("diffusers"),
@@ -143,6 +156,14 @@ def clients() -> tuple[Client, ...]:
                 Yes(f"{FA3}::test_dense_and_packed"), Yes(f"{FA3}::test_gradients"),
                 Yes(f"{FA3}::test_dense_and_packed"), ONE_GRAPH, GRAPHS,
                 Yes(f"{FA3}::test_a_cache_and_new_keys"),
+            ),
+        ),
+        Client(
+            name="FlashAttention 3, `torch.ops.flash_attn_3`", version="its schemas",
+            cells=(
+                Yes(f"{OPS3}::test_a_batch_and_its_gradients"), Yes(f"{OPS3}::test_a_batch_and_its_gradients"),
+                Yes(f"{OPS3}::test_packed_sequences_and_their_gradients"), NOT_TESTED, NOT_TESTED,
+                Yes(f"{OPS3}::test_a_cache"),
             ),
         ),
         Client(
@@ -237,6 +258,60 @@ def check(cell: Cell) -> None:
         raise FlashgenError(f"a test of tests/clients.py is always skipped: {cell.test}")
     if isinstance(cell, Refused) and "pytest.raises(" not in text:
         raise FlashgenError(f"a test of a refusal expects no error: {cell.test}")
+    if cell.test not in runs():
+        raise FlashgenError(f"a test has not run: {cell.test}; make -f tests/sessions.mk clients")
+
+
+def runs() -> dict[str, str]:
+    """What RUNS holds: by test, with what it ran."""
+    found: dict[str, str] = json.loads(RUNS.read_text()) if RUNS.exists() else {}
+    return found
+
+
+class Outcomes:
+    """A pytest plugin: of each test function, whether its cases passed."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of one case."""
+        if report.when == "call" or report.outcome != "passed":
+            name = report.nodeid.partition("[")[0].removeprefix("tests/")
+            self.found.setdefault(name, set()).add(report.outcome)
+
+
+def run(rows: Sequence[Client], places: Sequence[str]) -> int:
+    """Run the tests that cells name below these places, in this environment, and note in RUNS those that passed;
+    those that did not are no longer in it.
+    """
+    import torch
+    import triton
+
+    named = {cell.test for row in rows for cell in row.cells if not isinstance(cell, No)}
+    chosen = sorted(each for each in named if each.startswith(tuple(places)))
+    outcomes = Outcomes()
+    status = pytest.main(
+        ["-q", "-p", "no:cacheprovider", *(str(HERE / x) for x in chosen)], [outcomes]
+    )
+    passed = {
+        test for test in chosen if outcomes.found.get(test, set()) - {"skipped"} == {"passed"}
+    }
+    torch_ = torch.__version__.partition("+")[0]
+    kept = {test: ran for test, ran in runs().items() if test in named and test not in chosen}
+    kept |= dict.fromkeys(passed, f"torch {torch_}, Triton {triton.__version__}")
+    RUNS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    missing = [each for each in chosen if each not in passed]
+    print("\n".join(f"did not pass: {each}" for each in missing))
+    return int(status) or bool(missing)
+
+
+def ran(rows: Sequence[Client]) -> Iterator[str]:
+    """The lines of a table of what the tests ran with."""
+    named = {cell.test for row in rows for cell in row.cells if not isinstance(cell, No)}
+    counts = Counter(with_ for test, with_ in runs().items() if test in named)
+    yield from _header("tests", "ran with")
+    yield from (_row(str(count), with_) for with_, count in counts.most_common())
 
 
 @functools.cache
@@ -298,7 +373,10 @@ def _row(*cells: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Print a table; the exit code."""
-    shown = {(): table, ("--reasons",): why_not, ("--tests",): tests}.get(tuple(arguments))
+    if arguments[:1] == ["--run"]:
+        return run(clients(), arguments[1:])
+    prints = {(): table, ("--reasons",): why_not, ("--tests",): tests, ("--ran",): ran}
+    shown = prints.get(tuple(arguments))
     if shown is None:
         print(
             f"unknown: {' '.join(arguments)}; see the text above tests/clients.py", file=sys.stderr

@@ -97,7 +97,10 @@ def assert_bits_of(
 
 
 def assert_found(
-    spec: AttentionSpec, config: KernelConfig, broken: tuple[str, str], cases: Sequence[CheckCase]
+    spec: AttentionSpec,
+    config: KernelConfig,
+    broken: tuple[str, str],
+    cases: Sequence[CheckCase] | None = None,
 ) -> None:
     """That a broken text is found, by a check of the executor or by its results."""
     kernel = compiled(spec, config, 0, *broken)

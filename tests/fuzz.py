@@ -51,7 +51,7 @@ from flashgen.ptx.machine import LaunchInputs as PtxLaunch
 from flashgen.ptx.memory import Buffer
 from flashgen.ptx.text import parse as parse_ptx
 from flashgen.report.html import write_report
-from flashgen.runtime import kernel_files
+from flashgen.runtime import flash_attn, flash_attn_3, flash_attn_4, kernel_files, xformers
 from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.search import Method
 from flashgen.search.log import Log, outcomes_of
@@ -61,7 +61,7 @@ from flashgen.table.evidence import evidence_file, evidence_text
 from flashgen.table.table import Table, dump, load_with_evidence, save
 from flashgen.tune import hf_config, hf_fields, hf_kinds, hf_layers, hf_masks, workloads
 from flashgen.tune.run_files import Session
-from tests import cubins
+from tests import cubins, xformers_biases
 from tests.compiled import made_compiled, made_loop
 from tests.ptx_snippets import kernel as ptx_kernel
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
@@ -373,7 +373,7 @@ def compiled(draw: random.Random, folder: Path) -> None:
 REPLAY = Replay(
     residents=2, phases=((0,), (1, 2)), cycles=((9.0, 8.0), (18.0, 15.5)), far_cycles=((9.5, 8.0), (19.0, 16.0)),
     lone_cycles=(8.0, 7.0), loaded_bytes=(4096.0, 0.0), usage=(Usage(matrix=0.5, exp2=0.5, issue=0.5, shared=0.5, memory=0.5),) * 2, block_flops=(2048, 0, 4096),
-    block_work=(2048.0, 0.0, 4096.0), least_cycles=(4.0, 0.0, 4.0), equal_parts=(1, 1, 2), outside=300, firm=True,
+    block_work=(2048.0, 0.0, 4096.0), least_cycles=(4.0, 0.0, 4.0), equal_parts=(1, 1, 2), block_cycles=(3000.0, 3500.0), far_block_cycles=(3300.0, 3800.0), tile_cycles=300.0, firm=True,
 )  # fmt: skip
 
 
@@ -460,26 +460,23 @@ def triton_cache(folder: Path) -> Iterator[None]:
         yield
 
 
-LANDSCAPES: tuple[dict[str, Any], ...] = (
-    {
-        "schema_version": "1.0.0", "flashgen": {"name": "x", "source": "measured", "seeds": [1], "likely_first": True},
-        "results": [
-            {
-                "configuration": {"a": a, "b": "c"}, "invalidity": "correct", "times": {},
-                "measurements": [
-                    {"name": "time", "value": 2.5, "unit": "us"}, {"name": "estimate", "value": 2, "unit": "us"},
-                ],
-            }
-            for a in (1, 0.5)
-        ],
-    },
-    {"outcomes": [OUTCOME.to_json()]},
-)  # fmt: skip
+LANDSCAPE: dict[str, Any] = {
+    "schema_version": "1.0.0", "flashgen": {"name": "x", "source": "measured", "seeds": [1], "likely_first": True},
+    "results": [
+        {
+            "configuration": {"a": a, "b": "c"}, "invalidity": "correct", "times": {},
+            "measurements": [
+                {"name": "time", "value": 2.5, "unit": "us"}, {"name": "estimate", "value": 2, "unit": "us"},
+            ],
+        }
+        for a in (1, 0.5)
+    ],
+}  # fmt: skip
 
 
 def landscape(draw: random.Random, folder: Path) -> None:
-    """A landscape of each form, gzipped or not; an accepted one is searched, written and read."""
-    content = text_of(draw, draw.choice(LANDSCAPES))
+    """A landscape, gzipped or not; an accepted one is searched, written and read."""
+    content = text_of(draw, LANDSCAPE)
     path = folder / "space.json"
     if draw.random() < 0.3:
         path, content = folder / "space.json.gz", gzip.compress(content)
@@ -624,6 +621,54 @@ def call(draw: random.Random, folder: Path) -> None:
         read(lambda: getattr(flashgen, name)(*arguments, **options))
 
 
+def drop_in(draw: random.Random, folder: Path) -> None:
+    """A call of another package's function on tensors of the CPU: also with a bias of xformers whose fields are
+    changed.
+    """
+    name, function, arguments = _base_drop_in(draw)
+    parameters = inspect.signature(function).parameters.values()
+    options = {p.name: p.default for p in parameters if p.default is not p.empty} | arguments
+    numbers = {name for name, value in options.items() if isinstance(value, int | float)}
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        key = draw.choice(sorted(options))
+        # A flag or number that is a tensor has torch's own errors.
+        options[key] = draw.choice(SCALARS) if key in numbers else _other(draw, options[key])
+    if name == "xformers" and draw.random() < 0.7:
+        bias, _ = xformers_biases.packed(draw.choice(list(xformers_biases.PACKED)), BIASES)
+        parts = [each for each in (bias, bias.q_seqinfo, bias.k_seqinfo) if each is not None]
+        for _ in range(draw.choice((0, 1, 1, 2))):
+            fields = vars(draw.choice(parts))
+            field = draw.choice(sorted(fields))
+            if not field.endswith("_seqinfo"):
+                fields[field] = _other(draw, fields[field])
+        options["attn_bias"] = bias
+    with contextlib.suppress(TypeError):  # Python's own word for an argument of another type
+        read(lambda: function(**options))
+
+
+BIASES = xformers_biases.StandIns()
+
+
+def _base_drop_in(draw: random.Random) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+    """A valid call: the package's name, the function and its arguments."""
+    q, k, v = torch.zeros(2, 3, 4, 16), torch.zeros(2, 5, 2, 16), torch.zeros(2, 5, 2, 16)
+    tokens, keys = torch.zeros(1, 9, 4, 16), torch.zeros(1, 24, 4, 16)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    dense = {"q": q, "k": k, "v": v}
+    packed = {"q": torch.zeros(6, 4, 16)} | dict.fromkeys("kv", torch.zeros(6, 2, 16))
+    packed |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 4, "max_seqlen_k": 4}
+    cache = {"q": q, "k_cache": k, "v_cache": v.clone(), "cache_seqlens": ends[1:]}
+    package = draw.choice((flash_attn, flash_attn_3, flash_attn_4, xformers))
+    if package is xformers:
+        given = {"query": tokens, "key": keys, "value": keys}
+        return "xformers", xformers.memory_efficient_attention, given
+    name = draw.choice(("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"))
+    calls = {"flash_attn_func": dense, "flash_attn_varlen_func": packed}
+    if package is flash_attn_4 and name not in calls:
+        name = "flash_attn_func"
+    return "flash_attn", getattr(package, name), dict(calls.get(name, cache))
+
+
 def _base_call(draw: random.Random) -> tuple[str, list[Any], dict[str, Any]]:
     """A valid call: its name, arguments and options, which are all that it takes."""
     q, k, v = torch.zeros(2, 4, 3, 16), torch.zeros(2, 2, 5, 16), torch.zeros(2, 2, 5, 16)
@@ -691,8 +736,8 @@ def _plain(value: Any) -> Any:
 
 Target = Callable[[random.Random, Path], None]
 TARGETS: dict[str, tuple[Target, int]] = {
-    "table": (table, 70),
-    "log": (log, 55),
+    "table": (table, 60),
+    "log": (log, 50),
     "quarantine": (quarantine, 35),
     "session": (session, 50),
     "manifest": (manifest, 40),
@@ -704,8 +749,9 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "ptx": (ptx_text, 40),
     "cubin": (cubin, 10),
     "landscape": (landscape, 40),
-    "command": (command, 40),
-    "call": (call, 50),
+    "command": (command, 35),
+    "call": (call, 40),
+    "drop_in": (drop_in, 30),
 }
 """What reads the input, and how many of 575 cases it gets."""
 

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import flashgen.runtime.operators  # noqa: F401  # registers them
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.inputs.features import Features, numbers_of, tensors_of
+from flashgen.inputs.features import Features, all_parts_of
+from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import Dispatcher
+from flashgen.runtime.varlen import attention_varlen
 from tests.serving import leaves
 
 LAYOUTS = ("bhsd", "bshd", "turned", "expanded", "every_other")
@@ -60,8 +62,7 @@ def arguments(
             window=(5, -1),
             softcap=2.0,
         )
-    beside = (*tensors_of(given), *numbers_of(given))
-    return (*tensors, *beside, None, causal, "ieee", True, PACKAGE)
+    return (*tensors, *all_parts_of(given), None, causal, "ieee", True, PACKAGE)
 
 
 def gradients(call: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -157,6 +158,48 @@ class OperatorsContract:
             want = gradients(call, *tensors)
             for a, b in zip(found, want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+    def test_opcheck_of_packed_sequences(self, dispatcher: Dispatcher) -> None:
+        bounds = torch.tensor([0, 7, 20], dtype=torch.int32, device=self.device)
+        given = Features(
+            sinks=torch.tensor([0.3, -1.0], device=self.device).requires_grad_(),
+            sequences=from_bounds(bounds, bounds, 13, 13),
+        )
+        tensors = leaves(*(x[:1] for x in draw(sk=20, device=self.device)))
+        beside = (*all_parts_of(given), None, "bottom_right", "ieee", True, PACKAGE)
+        torch.library.opcheck(torch.ops.flashgen.attention_forward.default, (*tensors, *beside))
+
+    def test_packed_sequences_are_one_graph_of_any_lengths(self, dispatcher: Dispatcher) -> None:
+        """Which torch compiles twice: for the first lengths, and for others."""
+
+        def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *where: Any) -> Tensor:
+            return attention_varlen(q.sin(), k, v, *where, causal=True, window=(5, 0), sinks=sinks)
+
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        for number, lengths in enumerate(([7, 1, 10], [4, 17], [9, 2, 3, 9], [3] * 6)):
+            bounds = torch.tensor([0, *lengths], device=self.device).cumsum(0).int()
+            where = bounds, bounds, max(lengths), max(lengths)
+            sizes = ((2, 32), (1, 32), (1, 16))
+            tensors = [torch.randn(sum(lengths), *each, device=self.device) for each in sizes]
+            tensors.append(torch.randn(2, device=self.device))
+            with torch._dynamo.config.patch(error_on_recompile=number > 1):
+                found = gradients(lambda *x, on=where: compiled(*x, *on), *tensors)
+            want = gradients(lambda *x, on=where: call(*x, *on), *tensors)
+            for a, b in zip(found, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+    def test_pages_have_no_gradient_within_a_graph(self, dispatcher: Dispatcher) -> None:
+        q, pages = torch.randn(3, 2, 16, requires_grad=True), torch.randn(2, 4, 1, 16)
+        bounds, used = torch.tensor([0, 3]).int(), torch.tensor([7]).int()
+        options: dict[str, Any] = {"seqused_k": used, "block_table": torch.tensor([[1, 0]]).int()}
+
+        def call(q: Tensor, k: Tensor) -> Tensor:
+            return attention_varlen(q, k, k, bounds, None, 3, 7, causal=True, **options)
+
+        found = torch.compile(call, fullgraph=True, backend="aot_eager")(q, pages)
+        torch.testing.assert_close(found, call(q, pages))
+        with pytest.raises(NotDifferentiable, match="over pages"):
+            found.sum().backward()
 
     @pytest.mark.slow("Inductor takes 15 seconds; make test compiles with aot_eager")
     def test_compiled_by_inductor(self, dispatcher: Dispatcher) -> None:

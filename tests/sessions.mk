@@ -4,7 +4,7 @@ THIS := $(lastword $(MAKEFILE_LIST))
 .DEFAULT_GOAL := sessions
 include Makefile
 
-.PHONY: sessions slow test-gpu test-driver test-driver-short test-driver-oldest test-engines test-flash-attn facts duel docs-output clean
+.PHONY: sessions slow test-gpu test-driver test-driver-short test-driver-oldest test-engines test-flash-attn facts duel docs-output clients clean
 
 sessions:
 	@echo 'slow            list the slow tests, with the reasons'
@@ -18,6 +18,7 @@ sessions:
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'duel            our machine code beside that of FlashAttention-3 and FlashAttention-4; 250 MB'
 	@echo 'docs-output     run the commands whose output README and docs show, and rewrite it'
+	@echo 'clients         run the tests that docs/clients.md names, which shows those that passed'
 	@echo 'clean           remove the environment and what was built'
 
 slow: $(FOR_ALL)
@@ -89,6 +90,16 @@ test-engines: $(FOR_ALL) | $(ENGINES)
 
 $(ENGINES): | $(FOR_ALL)
 	$(BIN)/python -m tests.engines.sources $@ || { rm -rf $@; exit 1; }
+
+clients: $(FOR_ALL) $(RECORDING)/libcudart.so.13 | $(ENGINES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients --run cpu
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients --run interpreted
+	@rm -rf $(RECORDING)/events && mkdir -p $(RECORDING)/events
+	$(DRIVER_ENV) OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients --run driver
+	for engine in vllm sglang xformers; do $(ENGINE_TESTS) \
+	PYTHONPATH=$(CURDIR)/$(ENGINES)/$$engine:$(CURDIR)/$(ENGINES)/needed \
+	$(BIN)/python -m tests.clients --run engines/test_$$engine || exit 1; done
+	$(BIN)/python -m tests.docs_output clients.md
 
 # FlashAttention's own tests of its public functions, from its source distribution, on ours.
 SUITES := $(VENV)/suites

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 BARS = {
     "flashgen, schedule hopper": (
-        BEST, "ladder: hopper", "ladder: hopper, grouped", "ladder: two: hopper",
+        BEST, "ladder: hopper", "ladder: hopper, grouped", "ladder: pair: hopper",
+        "ladder: ds: hopper",
     ),
     "the same, fused": (COLOURS[5], "ladder: fused: hopper"),
     "flashgen, plain kernels": (COLOURS[5], "flashgen"),

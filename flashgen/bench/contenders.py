@@ -20,11 +20,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, TimedPass
 from flashgen.errors import FlashgenError
 from flashgen.runtime import Dispatcher, folders
+from flashgen.runtime.selection import BY_TIME
+from flashgen.runtime.ways import WAYS
+from flashgen.spec.vocabulary import Direction
 
 AttentionFunction = Callable[..., Tensor]
 """Of q, k and v, O (B, H, Sq, d_v); of decode, whose operands are bound, of nothing."""
 
-BACKWARD_KERNELS = ("backward_delta", "backward_dkv", "backward_dq", "backward_fused")
+BACKWARD_KERNELS: tuple[Direction, ...] = (
+    "backward_delta", *(direction for directions in WAYS.values() for direction in directions),
+)  # fmt: skip
 
 
 class LeftOut(FlashgenError):
@@ -101,10 +106,12 @@ def _ours(name: str, group: str, dispatcher: Dispatcher, case: BenchCase) -> Ite
 
 def _served(dispatcher: Dispatcher, case: BenchCase, x: BenchInputs) -> Made:
     causal = case.spec.causal
-    kernels = [
-        _kernel(dispatcher.explain(x.q, x.k, x.v, causal=causal, direction=direction))
-        for direction in served_directions(case.direction)
-    ]
+    kernels = []
+    for direction in served_directions(case.direction):
+        why = dispatcher.explain(x.q, x.k, x.v, causal=causal, direction=direction)
+        untimed = why.selection is None or why.selection.choice.median_us is None
+        if direction not in BY_TIME or not untimed:
+            kernels.append(_kernel(why))
     return Made(
         attention=lambda q, k, v: dispatcher.attention(q, k, v, causal=causal),
         detail="; ".join(kernels),

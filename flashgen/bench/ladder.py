@@ -18,18 +18,23 @@ from typing import Any
 
 import torch
 
+from flashgen import settings
 from flashgen.bench.case import BenchCase, BenchInputs
 from flashgen.bench.contenders import AttentionFunction, Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.inputs import kernel_in
 from flashgen.kernels import launch
+from flashgen.kernels.ds_runs import planned
+from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels.launch_ds import ds_sizes
 from flashgen.kernels.plan import KernelCall, Plan, Result
 from flashgen.runtime.autograd import Passes, differentiable
-from flashgen.runtime.call import Call
+from flashgen.runtime.call import Call, Tensors
 from flashgen.runtime.launcher import Launcher, LaunchPlan
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
+from flashgen.runtime.ways import PAIR, WAYS, ChosenWay, Way, slots_of
 from flashgen.schedules.base import BY_KEYS, Loads, Order
 from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.schedules.defaults import default_config
@@ -67,20 +72,25 @@ class Step:
             return "longest_first" if spec.causal else "plain"
         return self.order
 
+    def schedule_of(self, spec: AttentionSpec) -> str:
+        """The schedule of the step's config for a spec: dQ of dS has fa2 alone."""
+        return "fa2" if spec.direction == "backward_dq_of_ds" else self.schedule
+
     def holds(self, config: KernelConfig, spec: AttentionSpec) -> bool:
         """Whether a config is one of this step."""
-        mine = self.schedule, self.loads, self.order_of(spec), self.persistent
+        mine = self.schedule_of(spec), self.loads, self.order_of(spec), self.persistent
         return (config.schedule, config.loads, config.order, config.persistent) == mine
 
     def candidates(self, spec: AttentionSpec) -> Iterator[KernelConfig]:
         """Known good tiles, restricted to this step."""
-        for br, bc, warps, stages in SCHEDULES[self.schedule].tiles[spec.direction]:
+        schedule = self.schedule_of(spec)
+        for br, bc, warps, stages in SCHEDULES[schedule].tiles[spec.direction]:
             yield KernelConfig(
                 br=br,
                 bc=bc,
                 num_warps=warps,
                 num_stages=stages,
-                schedule=self.schedule,
+                schedule=schedule,
                 loads=self.loads,
                 order=self.order_of(spec),
                 persistent=self.persistent,
@@ -113,19 +123,20 @@ STEPS = (
 )
 """Of the forward."""
 
-TWO: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
-FUSED: tuple[Direction, ...] = ("backward_fused",)
+
+def _backward(way: Way, name: str, schedule: str, loads: Loads = "descriptor") -> Step:
+    return Step(
+        name=f"{way}: {name}", schedule=schedule, loads=loads, order=None, directions=WAYS[way]
+    )
+
+
 BACKWARD_STEPS = (
-    Step(name="two: fa2", schedule="fa2", loads="pointer", order=None, directions=TWO),
-    Step(name="two: descriptors", schedule="fa2", loads="descriptor", order=None, directions=TWO),
-    Step(name="two: s_ahead", schedule="s_ahead", loads="descriptor", order=None, directions=TWO),
-    Step(name="fused: fa2", schedule="fa2", loads="pointer", directions=FUSED),
-    Step(name="fused: descriptors", schedule="fa2", loads="descriptor", directions=FUSED),
-    Step(name="fused: s_ahead", schedule="s_ahead", loads="descriptor", directions=FUSED),
-    Step(name="two: hopper", schedule="hopper", loads="descriptor", order=None, directions=TWO),
-    Step(name="fused: hopper", schedule="hopper", loads="descriptor", directions=FUSED),
+    *(_backward(way, "fa2", "fa2", "pointer") for way in WAYS),
+    *(_backward(way, "descriptors", "fa2") for way in WAYS),
+    *(_backward(way, "s_ahead", "s_ahead") for way in WAYS),
+    *(_backward(way, "hopper", "hopper") for way in WAYS),
 )
-"""Of the backward: dK/dV and dQ by two kernels, or by one."""
+"""Of the backward: each way to compute dQ, dK and dV."""
 
 
 class PinnedLauncher(Launcher):
@@ -142,17 +153,28 @@ class PinnedLauncher(Launcher):
 class PinnedResolver(Resolver):
     """Finds fixed kernels, one per direction, for the passes of flashgen."""
 
-    def __init__(self, bound: Mapping[Direction, Plan]) -> None:
+    def __init__(self, bound: Mapping[Direction, Plan], gpu: Gpu) -> None:
         super().__init__("", Served(archs={}, choices={}))
+        self._gpu = gpu
+        self._stores_ds = bound.get("backward_ds")
         self._bound = {direction: PinnedLauncher(plan) for direction, plan in bound.items()}
 
     def launcher(self, direction: Direction, *_: Any) -> Launcher:
         """As Resolver.launcher."""
         return self._bound[direction]
 
-    def fused(self, *_: Any) -> Launcher | None:
-        """As Resolver.fused."""
-        return self._bound.get("backward_fused")
+    def way(
+        self, call: Call, backward: Backward, tensors: Tensors, *, deterministic: bool
+    ) -> ChosenWay:
+        """As Resolver.way: that of its kernels. Raises LeftOut where dS has no room."""
+        if (stores := self._stores_ds) is None:
+            return ChosenWay("fused") if "backward_fused" in self._bound else PAIR
+        slots = slots_of(stores.spec, stores.config, self._gpu)
+        most = settings.workspace_bytes()
+        plan = planned(ds_sizes(backward), most, stores.config.bc, slots)
+        if plan is None:
+            raise LeftOut(f"a tile of keys has no room for its dS in {most >> 20} MB")
+        return ChosenWay("ds", plan)
 
     def left_to_torch(self, device: torch.device) -> bool:
         """As Resolver.left_to_torch: never."""
@@ -198,11 +220,11 @@ class LadderSteps:
         pinned = {spec.direction: kernel for spec, kernel in bound.items()}
         call = Call(causal=case.spec.causal, scale=case.scale, deterministic=False)
         if case.direction == "forward":
-            passes = Passes(PinnedResolver(pinned))
+            passes = Passes(PinnedResolver(pinned, self.gpu))
             return lambda q, k, v: passes.forward(call, q, k, v)[0]
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
             pinned[spec.direction] = self._bind(spec, default_config(spec))
-        passes = Passes(PinnedResolver(pinned))
+        passes = Passes(PinnedResolver(pinned, self.gpu))
         both = passes.forward, passes.backward
         return lambda q, k, v: differentiable(both, call, q, k, v)[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,11 @@ from flashgen.cli.options import (
 from flashgen.errors import GeneratedError, InvalidArgument, NoGpuError
 from flashgen.runtime import registry
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu, known_target
+from flashgen.spec.problem import workload
+
+if TYPE_CHECKING:
+    from flashgen.runtime.selection import Served
+    from flashgen.spec.attention import AttentionSpec
 
 
 def explain(
@@ -51,6 +56,7 @@ def explain(
     from flashgen.report.explain import Question, explanation
     from flashgen.runtime.generated_tables import served_from
     from flashgen.runtime.selection import ladder, tune_command
+    from flashgen.runtime.ways import OF_WAYS
     from flashgen.table import show as showing
 
     if seq < 0:
@@ -62,13 +68,30 @@ def explain(
     folder = _package_folder(out)
     if (problem := registry.why_not_generated(folder)) is not None:
         raise GeneratedError(problem)
-    found = ladder(served_from(folder), gpu.slug, gpu, spec, seq)
+    served = served_from(folder)
+    found = ladder(served, gpu.slug, gpu, spec, seq)
     table = table_of(found.rungs[0].slug or "", out, evidence=True)
     question = Question(spec=spec, seq=seq, gpu=gpu, out=out, compiled=compiled)
     for line in explanation(question, found, folder, table):
         print(showing.wrapped(line), flush=True)
+    if spec.direction in OF_WAYS:
+        print(showing.wrapped(f"  {_way(served, gpu, spec, seq)}"))
     if found.rungs[0].rung != "exact":
         print(f"\n  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")
+
+
+def _way(served: Served, gpu: Gpu, spec: AttentionSpec, seq: int) -> str:
+    """How the gradients of the problem that is timed are computed, in one sentence."""
+    from flashgen.kernels.ds_runs import DsSizes
+    from flashgen.runtime.selection import ladder
+    from flashgen.runtime.ways import ways_of
+
+    held = served.choices.get(gpu.slug, {})
+    ways = ways_of(
+        spec, gpu, held.__contains__, lambda each: ladder(served, gpu.slug, gpu, each, seq)
+    )
+    of = DsSizes.of_problem(spec, workload(spec, max(1, seq)))
+    return ways.described(of, settings.workspace_bytes(), deterministic=True)
 
 
 def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:

@@ -23,7 +23,7 @@ def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...],
     Blocks behind a loop's last back edge are left out: retries that run only when a wait fails. Not
     so where that edge comes before the header, as LLVM places it.
     """
-    blocks, _, successors = _flow(instructions)
+    blocks, _, successors = flow(instructions)
     predecessors: list[list[int]] = [[] for _ in blocks]
     for source, targets in enumerate(successors):
         for target in targets:
@@ -102,7 +102,7 @@ def _mask_behind(branch: Instruction, body: Body) -> Body:
     return skipped if selects and any(i.is_wgmma for i in body) else ()
 
 
-def _flow(
+def flow(
     instructions: Sequence[Instruction],
 ) -> tuple[list[list[Instruction]], dict[int, int], list[list[int]]]:
     """Basic blocks in order of address, their numbers by address, and the successors of each."""
@@ -136,13 +136,13 @@ def _dominators(
     successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]
 ) -> list[set[int]]:
     """The blocks on every way from an entry to each block, itself included."""
-    everything, entries = set(range(len(predecessors))), _entries(successors, predecessors)
-    found = [{n} if n in entries else set(everything) for n in sorted(everything)]
+    everything, first = set(range(len(predecessors))), entries(successors, predecessors)
+    found = [{n} if n in first else set(everything) for n in sorted(everything)]
     changed = True
     while changed:
         changed = False
         for n, before in enumerate(predecessors):
-            if n in entries:
+            if n in first:
                 continue
             new = set.intersection(*(found[p] for p in before)) | {n}
             if new != found[n]:
@@ -150,9 +150,7 @@ def _dominators(
     return found
 
 
-def _entries(
-    successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]
-) -> set[int]:
+def entries(successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]) -> set[int]:
     """The first block, and the targets of jump tables: blocks to which no branch is seen.
 
     Such a target may still be the target of a branch from below, because setmaxnreg is retried
@@ -253,7 +251,7 @@ def hidden_roles(listing: Listing) -> bool:
 
 def _reaching(listing: Listing, bodies: Sequence[Body]) -> list[list[Body]]:
     """The loops in groups, within which one is reached from another."""
-    _, starts, successors = _flow(listing.instructions)
+    _, starts, successors = flow(listing.instructions)
     groups: list[list[Body]] = []
     for body in bodies:
         for group in groups:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from flashgen.lazy import attach
 
 if TYPE_CHECKING:
     from flashgen.estimate.estimate import estimate_cubin
 
 __all__ = ["estimate_cubin"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "estimate_cubin":
-        from flashgen.estimate.estimate import estimate_cubin
-
-        return estimate_cubin
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    {"estimate_cubin": "flashgen.estimate.estimate"},
+)

@@ -22,23 +22,17 @@ from numbers import Integral, Real
 from flashgen.errors import InvalidArgument, NoEstimate, cut
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.sm import Replay, clock, numba_missing, replay_cubin
-from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, tuned_splits
+from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, handed_out, tuned_splits
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import Problem, bytes_moved, flops
 from flashgen.spec.records import LARGEST, shown
-from flashgen.spec.vocabulary import DECODING
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of the model, and of the problems that are estimated for an entry; estimates of other
 versions are not reused."""
-
-SAME_SINCE = 8
-"""Version since which estimates are the same but for decodes and packed sequences, whose sizes 9
-changed: of 59 entries of six GPUs, by version 8, 55 have today's time and four one within 0.5 % (29
-November 2026)."""
 
 BAND = (0.8, 1.6)
 """The true time is expected within these multiples of the estimate for forward kernels of
@@ -54,12 +48,6 @@ it (tests/cpu/estimate/test_gemm.py)."""
 LAUNCH_US = 3.0
 """Time of a launch that does nothing, as CUDA events show it: a round figure, no measurement."""
 
-BLOCK_CYCLES = 2500.0
-"""Start and end of a block: loading Q, filling the pipeline, storing O (some four trips to
-memory). A persistent program pays it once: its next tile's loads run beside the end of the last.
-The 2.3 us a tile that schedule hopper saved so on an H200 (26 November 2026, head dim 128, no mask)
-are more than this."""
-
 EMPTY_CYCLES = 1500.0
 """A program of packed sequences that finds no row of its own: its start and two trips to memory in
 turn. A round figure."""
@@ -67,12 +55,6 @@ turn. A round figure."""
 TRIP_CYCLES = 25.0
 """What a trip of each block on an SM takes beyond its replay: a round figure, chosen among 0 to 40
 with 20 of the 40 landscapes of products on an H100 in sight; 20 to 30 are as good there."""
-
-
-def is_dated(spec: AttentionSpec, protocol: int) -> bool:
-    """Whether estimates of this version for a spec are not those of today."""
-    changed = spec.varlen or spec.direction in DECODING
-    return not (PROTOCOL if changed else SAME_SINCE) <= protocol <= PROTOCOL
 
 
 def estimate_cubin(
@@ -316,7 +298,11 @@ def _grid_cycles(
     near = np.array([_with_idle_sms(replayed, busy_sms / gpu.sms), *replayed.cycles[1:residents]])
     slower = np.array(replayed.far_cycles[:residents]) - np.array(replayed.cycles[:residents])
     cycles_of = near + far * slower + TRIP_CYCLES * np.arange(1, residents + 1)[:, None]
-    overhead = BLOCK_CYCLES + replayed.outside * residents * np.array(begun, float)
+    near_block, far_block = (
+        each[residents - 1] for each in (replayed.block_cycles, replayed.far_block_cycles)
+    )
+    more_tiles = np.array(begun, float) - 1.0
+    overhead = near_block + far * (far_block - near_block) + replayed.tile_cycles * more_tiles
     end: float = list_schedule(
         np.array(kind_of), np.array(trips, float), cycles_of, overhead, gpu.sms, residents
     )
@@ -355,7 +341,8 @@ def estimate(
     Raises NoEstimate if gpu's architecture or rates are not known, for some schedules, and if
      the kernel's main loops differ from its template's.
     """
-    if reason := SCHEDULES[config.schedule].unestimated:
+    its = SCHEDULES[config.schedule]
+    if reason := its.unestimated:
         raise NoEstimate(reason)
     machine_of(gpu)
     if problem.empty:
@@ -363,8 +350,9 @@ def estimate(
     tiles = _trips(replayed, spec, config, problem, gpu)
     blocks, begun = tiles, None
     if config.persistent:
-        blocks = dealt_out(tiles, gpu.sms)
-        begun = [len(tiles[first :: len(blocks)]) for first in range(len(blocks))]
+        programs = (handed_out if its.hands_out else dealt_out)(tiles, gpu.sms)
+        blocks = [tuple(map(sum, zip(*each, strict=True))) for each in programs]
+        begun = list(map(len, programs))
     timing = time_of(
         replayed,
         blocks,

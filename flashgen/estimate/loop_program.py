@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -20,8 +21,8 @@ ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 
 (
     PLAIN, BARRIER, BARRIER_ARRIVE, COMMIT, WAIT_COPIES, WARPGROUP_ARRIVE, WAIT_WGMMA, COPY, LOAD,
-    WGMMA, EXPECT, TMA, AWAIT, ARRIVE,
-) = range(14)  # fmt: skip
+    WGMMA, BULK_STORE, EXPECT, TMA, AWAIT, ARRIVE,
+) = range(15)  # fmt: skip
 
 _OPCODES: dict[int, str] = {
     ALU: """
@@ -173,8 +174,10 @@ def _control(made: InstructionRow, i: Instruction, machine: ArchModel) -> None:
     allowed = _LEFT_UNDER_WAY.search(i.operands)
     if i.base == "BAR":
         made.kind = BARRIER_ARRIVE if ".ARV" in i.opcode else BARRIER
-    elif i.base == "LDGDEPBAR":
+    elif i.base in ("LDGDEPBAR", "UTMACMDFLUSH"):
         made.kind = COMMIT
+    elif i.base in ("UTMASTG", "UTMAREDG"):
+        made.kind, made.latency = BULK_STORE, machine.tma_late
     elif i.base == "DEPBAR" and allowed:
         made.kind, made.count = WAIT_COPIES, int(allowed[1], 16)
     elif i.opcode == "WARPGROUP.ARRIVE":
@@ -186,13 +189,16 @@ def _control(made: InstructionRow, i: Instruction, machine: ArchModel) -> None:
     elif i.is_bulk_load:
         made.kind, made.latency = TMA, machine.tma_late
     elif i.base == "SYNCS" and address_of(i) is not None:
-        made.latency = machine.mbarrier_late
-        if i.opcode.startswith("SYNCS.PHASECHK"):
-            made.kind = AWAIT
-        elif _expects(i):
-            made.kind = EXPECT
-        elif i.opcode.startswith("SYNCS.ARRIVE"):
-            made.kind = ARRIVE
+        made.kind, made.latency = _of_mbarrier(i), machine.mbarrier_late
+
+
+def _of_mbarrier(i: Instruction) -> int:
+    """What an instruction that names an mbarrier does there."""
+    if i.opcode.startswith("SYNCS.PHASECHK"):
+        return AWAIT
+    if _expects(i):
+        return EXPECT
+    return ARRIVE if i.opcode.startswith("SYNCS.ARRIVE") else PLAIN
 
 
 def _expects(i: Instruction) -> bool:
@@ -333,18 +339,8 @@ def _mbarriers(made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role,
     The n-th wait of a ring is for its n-th phase, less those that were started before the loop. A
     role that loads waits for a free slot; at first the whole ring is free.
     """
-    using = (EXPECT, ARRIVE, AWAIT)
-    places = _places_of_mbarriers(listing, [role for role, _ in bodies])
-    named: dict[int, tuple[BarrierAddress, bool]] = {}
-    for number, (_, body) in enumerate(bodies):
-        rows = _rows(made, number)
-        loads = any(each.kind == TMA for each in rows)
-        for each, i in zip(rows, body, strict=True):
-            if each.kind in using:
-                full = each.kind == EXPECT or (each.kind == AWAIT and not loads)
-                named[i.address] = places[i.address], full
-    initialized = {i.address: places[i.address].offset for i in listing.instructions if _begins(i)}
-    first = families(named, frozenset(initialized.values()))
+    places = places_of_mbarriers(listing, [role for role, _ in bodies])
+    first = rings(listing, [body for _, body in bodies], places)
     order = sorted(set(first.values()))
     made.arrivals = [0] * len(order)
     expected = [False] * len(order)
@@ -355,7 +351,7 @@ def _mbarriers(made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role,
                 if family is None:
                     raise NoEstimate(f"{i.address:#x} loads for no barrier that is seen")
                 each.count = family
-            elif each.kind in using:
+            elif each.kind in USING:
                 each.count = order.index(first[i.address])
                 if each.kind == EXPECT:
                     family = each.count
@@ -366,12 +362,50 @@ def _mbarriers(made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role,
     _lags(made, listing, bodies, order, expected, places)
 
 
-def _begins(i: Instruction) -> bool:
-    """Whether it initializes an mbarrier."""
-    return i.opcode.startswith("SYNCS.EXCH") and address_of(i) is not None
+USING = (EXPECT, AWAIT, ARRIVE)
 
 
-def _places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, BarrierAddress]:
+def rings(
+    listing: Listing, bodies: Sequence[Body], places: Mapping[int, BarrierAddress]
+) -> dict[int, int]:
+    """The first mbarrier of the ring that each instruction of these loops names, by address."""
+    named: dict[int, tuple[BarrierAddress, bool]] = {}
+    for body in bodies:
+        loads = any(i.is_bulk_load for i in body)
+        for i in body:
+            kind = _of_mbarrier(i) if i.address in places else PLAIN
+            if kind in USING:
+                full = kind == EXPECT or (kind == AWAIT and not loads)
+                named[i.address] = places[i.address], full
+    return families(named, initialized(listing, places))
+
+
+def initialized(listing: Listing, places: Mapping[int, BarrierAddress]) -> frozenset[int]:
+    """The mbarriers of a kernel."""
+    return frozenset(
+        places[i.address].offset
+        for i in listing.instructions
+        if i.address in places and i.opcode.startswith("SYNCS.EXCH")
+    )
+
+
+def ring_sizes(bases: Sequence[int], initialized: frozenset[int]) -> dict[int, int]:
+    """How many mbarriers each ring has, by its first. Other mbarriers may follow the last ring: it
+    is taken to be no larger than the others.
+    """
+    ends = [*bases[1:], None] if bases else []
+    gaps = [(end - base) // PLACE_BYTES for base, end in pairwise(bases)]
+    most = min(gaps, default=RING_BYTES // PLACE_BYTES)
+    found = {}
+    for base, end in zip(bases, ends, strict=True):
+        size = 0
+        while base + size * PLACE_BYTES in initialized and base + size * PLACE_BYTES != end:
+            size += 1
+        found[base] = size if end is not None else min(size, most)
+    return found
+
+
+def places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, BarrierAddress]:
     """The place that each instruction names which names an mbarrier, by its address."""
     found = {}
     for number, i in enumerate(listing.instructions):
@@ -383,17 +417,22 @@ def _places_of_mbarriers(listing: Listing, roles: Sequence[Role]) -> dict[int, B
 
 def _bulk_loads(made: LoopProgram, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
     """Distributes the bytes that each phase expects among the loads that follow."""
-    place = {i.address: n for n, i in enumerate(listing.instructions)}
     for number, (_, body) in enumerate(bodies):
         rows = _rows(made, number)
         begins = [n for n, each in enumerate(rows) if each.kind == EXPECT]
         for begin, end in pairwise([*begins, len(rows)]):
             loads = [each for each in rows[begin:end] if each.kind == TMA]
-            size = _immediate(listing.instructions, place[body[begin].address], body[begin])
-            for each in loads:
-                each.amount = size / len(loads)
-            if loads:
-                loads[-1].commits = 1
+            share_load(listing, body[begin], loads)
+
+
+def share_load(listing: Listing, expects: Instruction, loads: Sequence[InstructionRow]) -> None:
+    """Distribute the bytes that an instruction expects among the loads of its phase."""
+    place = bisect_left(listing.instructions, expects.address, key=lambda i: i.address)
+    size = _immediate(listing.instructions, place, expects)
+    for each in loads:
+        each.amount = size / len(loads)
+    if loads:
+        loads[-1].commits = 1
 
 
 def _immediate(code: Sequence[Instruction], place: int, i: Instruction) -> int:
@@ -421,6 +460,7 @@ def _lags(
     places: Mapping[int, BarrierAddress],
 ) -> None:
     """The number of phases by which each wait lags behind."""
+    sizes = ring_sizes(order, initialized(listing, places))
     in_loops = {i.address for _, body in bodies for i in body}
     for number, (role, body) in enumerate(bodies):
         rows = _rows(made, number)
@@ -441,27 +481,19 @@ def _lags(
             if not expected[each.count] and not made.arrivals[each.count]:
                 each.amount = NEVER_LAGS
             elif expected[each.count] and loads:
-                each.amount = sum(_runs_before(i, body, role) for i in here if _expects(i))
+                # What was awaited before the loop is not under way any more.
+                before = [_of_mbarrier(i) for i in here if _runs_before(i, body, role)]
+                each.amount = before.count(EXPECT) - before.count(AWAIT)
             elif expected[each.count]:
                 each.amount = 0
             elif loads:
-                each.amount = _ring_size(
-                    base, {places[i.address].offset for i in here if _begins(i)}
-                )
+                each.amount = sizes[base]
             else:
                 arrives = [i for i in here if ".ARRIVE" in i.opcode and not _expects(i)]
                 each.amount = sum(i.address < body[0].address for i in arrives)
 
 
 RING_BYTES = 64
-
-
-def _ring_size(base: int, initialized: set[int]) -> int:
-    """How many mbarriers stand side by side from `base` on."""
-    size = 0
-    while base + size * PLACE_BYTES in initialized:
-        size += 1
-    return size
 
 
 def _runs_before(i: Instruction, body: Body, role: Role) -> bool:

@@ -16,6 +16,7 @@ Sources, by the letters at the figures:
          (benchmarks/landscapes/h100_gemm.csv); 56 and 64 are as good, and 54 is the most that
          a full GPU was seen to move there.
 [fa3]    by hand, between those 20 landscapes and FlashAttention-3's six published times.
+[h200]   read while an H200 ran our kernels (26 November 2026): 1,940 to 1,980 MHz of 1,830.
 [assumed] nobody's figure.
 
 Ranks must not depend on [order] and [assumed]: a test perturbs all latencies and bandwidths by
@@ -39,9 +40,9 @@ class ArchModel:
     16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes per cycle
     and SM; l2_burst_bytes: the same for one tile while other SMs load nothing, and the most that an
     SM gets while others are idle; memory_share: the share of the target's bandwidth that streams
-    reach. *_late: from issue, or from the end of the transfer, to the result. matrix_slows: the
-    share of the boost clock that is lost with all matrix pipes full. known: whether estimates of
-    this architecture were validated.
+    reach. *_late: from issue, or from the end of the transfer, to the result. top_clock: the clock
+    with idle matrix pipes, in multiples of the data sheet's; matrix_slows: the share of it that is
+    lost with all of them full. known: whether estimates of this architecture were validated.
     """
 
     fp32: float
@@ -72,6 +73,7 @@ class ArchModel:
     stack_late: float = 40.0  # [assumed] a spill that stays in L1
     stack_l2_late: float = 260.0  # [order] one that does not
     l1_bytes: int
+    top_clock: float = 1.0
     matrix_slows: float = 0.0
     known: bool
 
@@ -117,6 +119,7 @@ MACHINES: dict[str, ArchModel] = {
         copy_late=450.0,  # [held]
         tma_late=530.0,  # [assumed] a copy, and the unit that makes its addresses
         l1_bytes=256 * KIB,  # [paper]
+        top_clock=1.07,  # [h200]
         matrix_slows=0.3,  # [fa3]
         known=True,
     ),
@@ -170,7 +173,7 @@ def held_clock_mhz(machine: ArchModel, gpu: Gpu, flops_per_cycle: float) -> floa
     assert gpu.clock_mhz is not None  # machine_of() has seen
     assert gpu.matrix_flops_per_clock is not None  # both
     full = min(flops_per_cycle / (gpu.sms * gpu.matrix_flops_per_clock), 1.0)
-    return gpu.clock_mhz * (1.0 - machine.matrix_slows * full)
+    return gpu.clock_mhz * machine.top_clock * (1.0 - machine.matrix_slows * full)
 
 
 GEFORCE_LIKE = ("nvidia_gb10",)

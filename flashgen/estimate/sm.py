@@ -24,8 +24,10 @@ from flashgen.compile.compiler import Compiled, cache_file
 from flashgen.compile.loops import Body, hidden_roles, main_bodies, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
+from flashgen.compile.walk import Ways
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import loop_program
+from flashgen.estimate.block_program import link_block
 from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import (
     MACHINES,
@@ -48,6 +50,13 @@ TRIPS, FROM_TRIP = 10, 3
 
 MEMORY = loop_program.HALF + 1
 """In addition to the pipes of estimate/loop_program.py: the path from L2."""
+
+BLOCK_TRIPS = 4
+"""Trips of each loop of a block that is replayed from its start to its end: as many as stages."""
+
+BLOCK_CYCLES = 2500.0
+"""Beside the instructions outside of its loops, the start and end of a block of which no way
+through the code is seen: loading Q, filling the pipeline, storing O (some four trips to memory)."""
 
 STAGGER = 60.0
 """Cycles between the starts of the blocks of an SM."""
@@ -132,6 +141,42 @@ class Scoreboard:
         """Instructions outside the main loops, per role that has such loops."""
         inside = len({i.address for body in self.main for i in body})
         return (len(self.listing.instructions) - inside) // len(self.phases[0])
+
+    def block_cycles(self, residents: int, *, far: bool = False) -> float:
+        """Cycles that a block takes beside the trips of its loops, while the SM holds this number
+        of blocks, which all start together.
+        """
+        try:
+            whole = self._whole_block(residents, far=far, tiles=1)
+        except NoEstimate:
+            return BLOCK_CYCLES + self.outside * residents
+        return max(whole - BLOCK_TRIPS * sum(self.trip_cycles(residents, far=far)), 0.0)
+
+    def tile_cycles(self, residents: int) -> float:
+        """The same for each further tile of a persistent program."""
+        try:
+            more = self._whole_block(residents, far=False, tiles=2)
+            more -= self._whole_block(residents, far=False, tiles=1)
+        except NoEstimate:
+            return float(self.outside * residents)
+        return max(more - BLOCK_TRIPS * sum(self.trip_cycles(residents)), 0.0)
+
+    def _whole_block(self, residents: int, *, far: bool, tiles: int) -> float:
+        """Cycles from the start of the first of so many blocks to the end of the last."""
+        ways = Ways(self.listing)
+        phases = len(self.phases)
+        made = link_block(
+            self.listing,
+            [
+                (role, ways.walk(role, phases=phases, trips=BLOCK_TRIPS, tiles=tiles))
+                for role in self._roles
+            ],
+            from_memory(self.machine) if far else self.machine,
+            self.matrix,
+            num_warps=self.num_warps,
+            spills_to_l2=self._spills_to_l2(residents),
+        )
+        return float(_finish(made, residents, self.machine, 1)[:, 1].max())
 
     def trip_cycles(self, residents: int, *, far: bool = False) -> tuple[float, ...]:
         """Cycles of one trip of each phase while the SM holds this number of blocks, which all
@@ -224,7 +269,9 @@ class Scoreboard:
         on an A10 and an L4, and 32 on a GeForce. The hardware holds back the rest.
         """
         if not self.main:
-            raise NoEstimate("no main loop was found in the SASS")
+            raise NoEstimate(
+                "no main loop was found in the SASS: none of its loops has a matrix instruction"
+            )
         if hidden_roles(self.listing):
             raise NoEstimate(
                 "its warps have roles, since they hand over registers (USETMAXREG), and where each "
@@ -300,18 +347,27 @@ def steady_cycles(made: LoopProgram, residents: int, machine: ArchModel) -> floa
 
     Raises NoEstimate if its warps deadlock, ToolchainError if numba is missing.
     """
+    finish = _finish(made, residents, machine, TRIPS)
+    steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
+    return float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
+
+
+def _finish(made: LoopProgram, residents: int, machine: ArchModel, trips: int) -> Any:
+    """When each block ends each of its trips, as sm_clock.replay has it.
+
+    Raises NoEstimate if its warps deadlock, ToolchainError if numba is missing.
+    """
     finish = clock().replay(
         *loop_program.arrays(made, residents),
         residents,
-        TRIPS,
+        trips,
         1.0 / machine.l2_burst_bytes,
         machine.barrier_late,
         STAGGER,
     )
     if finish[0, 0] < 0:
         raise NoEstimate("its warps deadlock in the replay")
-    steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
-    return float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
+    return finish
 
 
 def clock() -> Any:
@@ -335,7 +391,7 @@ def equal_parts(body: Body) -> int:
     return math.gcd(*(counts[name] for name in ONCE_A_TRIP))
 
 
-REPLAY = 10
+REPLAY = 11
 """Version of the contents of a Replay; other versions are not reused."""
 
 
@@ -349,8 +405,10 @@ class Replay(Record):
     loaded_bytes: what a block loads in a trip of each phase. usage: of each phase, with the SM
     full. For a block's trip of each main loop, block_flops: of its matrix instructions; block_work:
     the 16-bit operations that would take as long; least_cycles: for which it occupies the busiest
-    arithmetic pipe of the SM; equal_parts: trips of the source that it can hold. outside:
-    instructions that a warp runs only once. firm: whether kernels of this type were validated.
+    arithmetic pipe of the SM; equal_parts: trips of the source that it can hold. block_cycles, by
+    blocks on an SM: of a block beside its trips; far_block_cycles: where its loads come from
+    memory; tile_cycles: of each further tile of a persistent program. firm: whether kernels of this
+    type were validated.
     """
 
     residents: int
@@ -364,7 +422,9 @@ class Replay(Record):
     block_work: tuple[float, ...]
     least_cycles: tuple[float, ...]
     equal_parts: tuple[int, ...]
-    outside: int
+    block_cycles: tuple[float, ...]
+    far_block_cycles: tuple[float, ...]
+    tile_cycles: float
     firm: bool
 
     def must_agree(self) -> None:
@@ -380,10 +440,12 @@ class Replay(Record):
             or {len(each) for each in of_loop} != {len(loops)}
             or loops != list(range(len(loops)))
             or not 1 <= self.residents == len(self.cycles) == len(self.far_cycles)
+            or not self.residents == len(self.block_cycles) == len(self.far_block_cycles)
         ):
             raise InvalidArgument("a replay must have as many figures as blocks, phases and loops")
         times = (*self.cycles, *self.far_cycles, self.lone_cycles)
-        rest = (self.loaded_bytes, *of_loop, (self.outside,))
+        of_block = (self.block_cycles, self.far_block_cycles, (self.tile_cycles,))
+        rest = (self.loaded_bytes, *of_loop, *of_block)
         if min(x for each in times for x in each) <= 0 or min(x for y in rest for x in y) < 0:
             raise InvalidArgument("the cycles of a replay must be > 0, and its figures >= 0")
 
@@ -419,9 +481,19 @@ def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -
         block_work=tuple(board.matrix_work(loop) for loop in range(len(board.main))),
         least_cycles=tuple(board.least_cycles(loop) for loop in range(len(board.main))),
         equal_parts=tuple(map(equal_parts, board.main)),
-        outside=board.outside,
+        block_cycles=_by_residents(board, far=False),
+        far_block_cycles=_by_residents(board, far=True),
+        tile_cycles=board.tile_cycles(full),
         firm=machine.known and not loads_by_tma and len(board.phases[0]) == 1,
     )
+
+
+def _by_residents(board: Scoreboard, *, far: bool) -> tuple[float, ...]:
+    """The block_cycles by blocks on an SM: of one and of all replayed, in between on a line."""
+    full = board.residents
+    lone, last = board.block_cycles(1, far=far), board.block_cycles(full, far=far)
+    step = (last - lone) / max(full - 1, 1)
+    return tuple(lone + step * more for more in range(full))
 
 
 def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay:

@@ -26,8 +26,8 @@ ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 
 (
     PLAIN, BARRIER, BARRIER_ARRIVE, COMMIT, WAIT_COPIES, WARPGROUP_ARRIVE, WAIT_WGMMA, COPY, LOAD,
-    WGMMA, EXPECT, TMA, AWAIT, ARRIVE,
-) = range(14)  # fmt: skip
+    WGMMA, BULK_STORE, EXPECT, TMA, AWAIT, ARRIVE,
+) = range(15)  # fmt: skip
 """What an instruction does beyond occupying its pipe."""
 
 SUB_PARTITIONS = 4
@@ -287,6 +287,9 @@ def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
         if row.commits:
             warp.products[warp.products_begun % RING] = NEVER  # until the pipe took the last of it
             warp.products_begun += 1
+        return t + READ_OTHER, t + READ_OTHER
+    if row.kind == BULK_STORE:
+        warp.copying = max(warp.copying, t + row.latency)
         return t + READ_OTHER, t + READ_OTHER
     if row.pipe == CONTROL:
         # TMA takes its operands at once; the tile comes later, and an mbarrier tells of it.

@@ -8,6 +8,7 @@ TUNED_DOCUMENT.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -36,8 +37,8 @@ def grid(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, *, loops: int
 ) -> list[tuple[int, ...]]:
     """Trip counts of the main loops, in order of address, for each tile in launch order: one a
-    block, unless the grid is persistent (dealt_out). The GPU's SMs decide how a decode is split,
-    its L2 how order grouped runs.
+    block, unless the grid is persistent (dealt_out, handed_out). The GPU's SMs decide how a decode
+    is split, its L2 how order grouped runs.
 
     Raises NoEstimate for a number of loops that the template does not have, and for directions
     whose trip counts depend on the tensors.
@@ -72,12 +73,26 @@ def _of_windows(spec: AttentionSpec, config: KernelConfig) -> tuple[int, ...]:
     return (1, 2, 3) if own else (1,)
 
 
-def dealt_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[tuple[int, ...]]:
-    """The trip counts of the programs of a persistent grid, of which each takes every n-th tile."""
-    return [
-        tuple(map(sum, zip(*tiles[first::programs], strict=True)))
-        for first in range(min(programs, len(tiles)))
-    ]
+Tiles = list[tuple[int, ...]]
+"""Trip counts of tiles."""
+
+
+def dealt_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[Tiles]:
+    """The tiles of the programs of a persistent grid, of which each takes every n-th."""
+    return [list(tiles[first::programs]) for first in range(min(programs, len(tiles)))]
+
+
+def handed_out(tiles: Sequence[tuple[int, ...]], programs: int) -> list[Tiles]:
+    """The same where the program that is the first to end its tile takes the next. A tile takes as
+    long as its trips and one more.
+    """
+    free = [(0, program) for program in range(min(programs, len(tiles)))]
+    found: list[Tiles] = [[] for _ in free]
+    for trips in tiles:
+        until, program = free[0]
+        found[program].append(trips)
+        heapq.heapreplace(free, (until + sum(trips) + 1, program))
+    return found
 
 
 def empty_programs(spec: AttentionSpec, config: KernelConfig, problem: Problem) -> int:
@@ -108,7 +123,10 @@ def _blocks(
         heads = problem.kv_heads if by_keys else problem.heads
         return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
     if by_keys:
-        return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
+        of_keys, heads = _by_keys(spec, config, problem, loops), problem.batch * problem.kv_heads
+        if spec.direction == "backward_ds":  # of all heads in turn
+            return [trips for trips in of_keys for _ in range(heads)]
+        return of_keys * heads
     of_a_head = _by_rows(spec, config, problem, loops)
     return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
 

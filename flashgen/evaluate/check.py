@@ -26,6 +26,7 @@ from flashgen.kernels.launch import bind
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.plan import Kernel
 from flashgen.kernels.render import Rendered
+from flashgen.kernels.stream_memory import forget_counters
 from flashgen.reference.attention import Comparison, pooled
 from flashgen.reference.cases import CheckCase, Trial
 from flashgen.schedules.config import KernelConfig
@@ -125,6 +126,7 @@ def check_loaded(
 ) -> CheckResult:
     """check_kernel for a kernel that is loaded already."""
     chosen = cases_of(spec, config, device) if cases is None else tuple(cases)
+    forget_counters()
     run = bind(kernel, spec, config)
     worst, detail, count = Comparison(), "no case", 0
     for number, case in enumerate(chosen):

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgen.kernels.launch_ds import DqOfDs, DsSizes, ds_like
+from flashgen.kernels.ds_runs import DsSizes
+from flashgen.kernels.launch_ds import DqOfDs, ds_like
 from flashgen.reference import gradients
 from flashgen.reference.attention import Comparison
 from flashgen.runtime.eager import attention as eager
@@ -31,7 +32,7 @@ def dq_call(inputs: GradientInputs, lse: Tensor, delta: Tensor) -> DqOfDs:
         _, ds = score_gradients(_operands(x), lse, delta)
     ds = eager.operand(ds.to(x.q.dtype), x.precision).to(x.q.dtype)
     seen = ~torch.isinf(eager.scores(x.q, x.k, x.scale, x.diagonal, x.features))
-    stored = ds_like(x.q, DsSizes.of(x.q, x.k, x.features))
+    stored = ds_like(x.q, DsSizes.of(x.q, x.k, x.diagonal, x.features))
     heads = _by_sequence(stored, x)
     for sequence, (n, own, rows, keys) in enumerate(_places(x)):
         heads[sequence, :, : _length(rows), : _length(keys)] = torch.where(

@@ -232,10 +232,11 @@ def make_backward(
 
 def make_dq_of_ds(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> DqOfDs:
     """A call of dQ = dS K on random normal inputs."""
-    from flashgen.kernels.launch_ds import DqOfDs, DsSizes, ds_like
+    from flashgen.kernels.ds_runs import DsSizes
+    from flashgen.kernels.launch_ds import DqOfDs, ds_like
 
     call = make_forward(spec, problem, seed, device)
-    ds = ds_like(call.q, DsSizes.of(call.q, call.k, call.features)).normal_()
+    ds = ds_like(call.q, DsSizes.of(call.q, call.k, call.diagonal, call.features)).normal_()
     given = {name: getattr(call, name) for name in ("q", "k", "scale", "diagonal", "features")}
     return DqOfDs(**given, ds=ds)
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
+from flashgen.inputs import packed
 from flashgen.inputs.block_mask import BlockMask, check_block_mask
-from flashgen.inputs.packed import Sequences, check_sequences
+from flashgen.inputs.packed import OF_PLACES, Sequences, check_sequences
 from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.spec.features import FEATURES, PER_HEAD
 from flashgen.spec.vocabulary import LONGEST, Bias, Mask
@@ -122,7 +123,7 @@ class Features:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
-            raise InvalidArgument(f"dropout_p must be from 0 to 1: got {self.dropout_p!r}")
+            raise InvalidArgument(f"dropout_p must be from 0 to 1: got {shown(self.dropout_p)}")
         if self.window is not None and self.window != window_of(self.window):
             raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
         if self.chunk:
@@ -229,7 +230,7 @@ def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None
     if len(sides) != 2 or not all(map(_is_side, sides)):
         raise InvalidArgument(
             "window must be (left, right), whole numbers of keys, each None or -1 for no end: "
-            f"got {window!r}"
+            f"got {shown(window)}"
         )
     left, right = (UNBOUNDED if side is None or side >= FAR else int(side) for side in sides)
     if causal:
@@ -269,14 +270,16 @@ def check_softcap(softcap: object) -> float:
         except OverflowError:
             number = math.inf
     if not 0.0 <= number < math.inf:
-        raise InvalidArgument(f"softcap must be finite and 0 or more, 0 for none: got {softcap!r}")
+        raise InvalidArgument(
+            f"softcap must be finite and 0 or more, 0 for none: got {shown(softcap)}"
+        )
     return number
 
 
 def check_invariant(invariant: object) -> bool:
     """Whether a call is invariant. Raises InvalidArgument for anything but True and False."""
     if not isinstance(invariant, bool):
-        raise InvalidArgument(f"invariant must be True or False: got {invariant!r}")
+        raise InvalidArgument(f"invariant must be True or False: got {shown(invariant)}")
     return invariant
 
 
@@ -293,7 +296,7 @@ def check_chunk(chunk: object) -> int:
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not 1 <= chunk <= LARGEST_CHUNK:
         raise InvalidArgument(
             f"chunk must be a whole number of keys from 1 to {LARGEST_CHUNK}, or None: "
-            f"got {chunk!r}"
+            f"got {shown(chunk)}"
         )
     return chunk
 
@@ -355,17 +358,36 @@ def numbers_of(features: Features) -> tuple[float, ...]:
     return features.dropout_p, left, right, features.softcap, features.chunk, features.invariant
 
 
-def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Features:
-    """The features of TENSORS and NUMBERS; PLAIN where there are none."""
-    dropout_p, left, right, softcap, chunk, invariant = numbers
+ALL_TENSORS = (*TENSORS, *OF_PLACES, packed.SIZES)
+ALL_NUMBERS = NUMBERS | packed.NUMBERS
+"""What operators take, packed sequences included."""
+
+
+def all_parts_of(features: Features) -> tuple[Any, ...]:
+    """ALL_TENSORS and ALL_NUMBERS of a call."""
+    of_places: tuple[Any, ...] = (None,) * (len(OF_PLACES) + 1)
+    numbers = 0, 0, True, 1
+    if (where := features.sequences) is not None:
+        of_places, numbers = (*where.tensors, where.sizes), where.numbers
+    return *tensors_of(features), *of_places, *numbers_of(features), *numbers
+
+
+def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> Features:
+    """The features of all_parts_of(); PLAIN where there are none."""
+    dropout_p, left, right, softcap, chunk, invariant, *of_places = numbers
     window = None if left == right == UNBOUNDED else (int(left), int(right))
+    where = dict(zip((*OF_PLACES, packed.SIZES), tensors[len(TENSORS) :], strict=True))
+    sequences = None
+    if where["q_begins"] is not None:
+        sequences = Sequences(**where, **dict(zip(packed.NUMBERS, of_places, strict=True)))  # type: ignore[arg-type]
     found = Features(
-        **dict(zip(TENSORS, tensors, strict=True)),  # type: ignore[arg-type]  # tensors
+        **dict(zip(TENSORS, tensors, strict=False)),  # type: ignore[arg-type]  # tensors
         dropout_p=dropout_p,
         window=window,
         softcap=softcap,
         chunk=int(chunk),
         invariant=bool(invariant),
+        sequences=sequences,
     )
     return found if any(found.key) else PLAIN
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, get_args
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.features import PLAIN, Features, check_features, fields_of
 from flashgen.inputs.tensors import check_device
 from flashgen.spec.attention import AttentionSpec
@@ -33,7 +33,7 @@ def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
     if isinstance(causal, str) and causal == "top_left":
         return 0
     raise InvalidArgument(
-        f"causal must be True, False, 'top_left' or 'bottom_right': got {causal!r}"
+        f"causal must be True, False, 'top_left' or 'bottom_right': got {shown(causal)}"
     )
 
 
@@ -48,9 +48,11 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):  # of torch: more than one element
         value = math.nan
     if not math.isfinite(value):
-        raise InvalidArgument(f"scale must be a finite number: got {scale!r}")
+        raise InvalidArgument(f"scale must be a finite number: got {shown(scale)}")
     if value and not 2.0**-120 <= abs(value) <= 2.0**120:  # times log2(e) it is a float32 too
-        raise InvalidArgument(f"scale must be 0 or from 2^-120 to 2^120 in size: got {scale!r}")
+        raise InvalidArgument(
+            f"scale must be 0 or from 2^-120 to 2^120 in size: got {shown(scale)}"
+        )
     return value
 
 
@@ -76,7 +78,7 @@ def check_lengths(**lengths: int) -> None:
 def check_precision(precision: object) -> None:
     """Raise InvalidArgument for an unknown precision."""
     if not isinstance(precision, str) or precision not in get_args(Precision):
-        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
+        raise InvalidArgument(f"precision must be ieee or tf32: got {shown(precision)}")
 
 
 def from_tensors(

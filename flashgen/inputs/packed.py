@@ -7,12 +7,13 @@ tensors are read by their attributes.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.tensors import check_device, check_form
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 OF_PLACES = "q_begins", "q_ends", "k_begins", "k_ends", "block_table"
 """The fields of Sequences that are tensors."""
+SIZES = "sizes"
+"""The one more that operators take, where torch traces."""
+NUMBERS = {"max_q": "SymInt", "max_k": "SymInt", "bottom_right": "bool", "page_size": "int"}
+"""Those that are not, with their types, as operators take them."""
 
 Zeros = Callable[[int, "Tensor"], "Tensor"]
 """Makes so many zeros of the dtype and on the device of a tensor."""
@@ -44,6 +49,8 @@ class Sequences:
     page_size     of such pools, a power of two
     bottom_right  whether the causal diagonal of a sequence ends at its last key, or begins at its
                   first
+    sizes         None, or int64 (2,) on the host, where torch traces what only the device knows:
+                  how many sequences the other tensors really have, and the tokens of the longest
 
     A sequence may have no query, no key, or neither.
     """
@@ -57,6 +64,7 @@ class Sequences:
     bottom_right: bool = True
     block_table: Tensor | None = None
     page_size: int = 1
+    sizes: Tensor | None = None
 
     @property
     def page_bits(self) -> int:
@@ -75,7 +83,7 @@ class Sequences:
 
     @property
     def numbers(self) -> tuple[int, int, bool, int]:
-        """What is no tensor."""
+        """NUMBERS."""
         return self.max_q, self.max_k, self.bottom_right, self.page_size
 
     def with_tensors(
@@ -110,6 +118,18 @@ class Sequences:
         if (max_q, max_k) == (self.max_q, self.max_k):
             return self
         return replace(self, max_q=max_q, max_k=max_k)
+
+    def sized(self) -> Sequences:
+        """The same without sizes: as many sequences as they say."""
+        if self.sizes is None:
+            return self
+        count, longest = self.sizes.tolist()
+        begins = self.q_begins[: count + 1], self.k_begins[: count + 1]
+        ends = self.q_ends[:count], self.k_ends[:count]
+        return replace(
+            self, q_begins=begins[0], k_begins=begins[1], q_ends=ends[0], k_ends=ends[1],
+            max_q=longest, max_k=longest, sizes=None,
+        )  # fmt: skip
 
     def check_places(self, places_q: int, places_k: int) -> None:
         """Raise InvalidArgument unless the sequences lie in packed tensors of so many places, one
@@ -228,13 +248,17 @@ def _check_pages(table: Tensor, page_size: int, count: int) -> None:
 
 
 def _length(name: str, value: object) -> int:
-    """An integer of 0 or more, from anything that has one: also a tensor of one element."""
-    try:
-        length = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        length = -1
+    """An integer of 0 or more, from anything that has one: also a tensor of one element. One that
+    torch traces as a symbol stays one, as it would not in operator.index().
+    """
+    length = -1
+    if isinstance(value, int):
+        length = -1 if isinstance(value, bool) else value
+    else:
+        with contextlib.suppress(TypeError):
+            length = operator.index(value)  # type: ignore[arg-type]
     if length < 0:
-        raise InvalidArgument(f"{name} must be a whole number >= 0: got {value!r}")
+        raise InvalidArgument(f"{name} must be a whole number >= 0: got {shown(value)}")
     return length
 
 

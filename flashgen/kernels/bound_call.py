@@ -9,22 +9,25 @@ a function without a loop or a look-up by name. The caller guarantees that the c
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgen.kernels.direct_launch import Relaunch, watched
-from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.plan import KernelCall, NotedLaunch, Plan, Result
+from flashgen.kernels.stream_memory import StreamMemory, shared_at
 
 ALIGNED = 15
 """Bits that are 0 in an aligned address: for Triton and for descriptors all those are of one class.
 """
+
+MOST_MAPS = 512
+"""Tensor maps of an argument that are kept: each is 128 bytes, and serves one address."""
 
 CallResults = tuple[Tensor | None, ...]
 
@@ -34,17 +37,17 @@ launches may not be repeated: a tensor is not aligned, or is the negative of its
 device is current, or something listens to launches."""
 
 
+@dataclass(eq=False)
 class Binder:
     """Launches plans, and notes their launches and the tensors that they made."""
 
-    def __init__(self) -> None:
-        self._launches: list[NotedLaunch] = []
-        self._made: list[Tensor] = []
+    _launches: list[NotedLaunch] = field(default_factory=list, init=False)
+    _made: list[Tensor] = field(default_factory=list, init=False)
 
     def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
         """Launch a plan for a call; the result is the call's."""
-        noting = copy.copy(plan)
-        noting.notes = self._launches
+        noting: Plan = object.__new__(Plan)  # copy.copy() takes twice as long
+        noting.__dict__ |= plan.__dict__ | {"notes": self._launches}
         found: Any = plan.launch(noting, call)
         self._made += [found] if isinstance(found, Tensor) else found
         return found  # type: ignore[no-any-return]
@@ -54,7 +57,7 @@ class Binder:
     ) -> ReplayedCall | None:
         """What makes these launches again and gives results like these. None where that is not
         possible: nothing was launched, Triton must launch, or a kernel takes or the call returns
-        another tensor than inputs, what launches made, and zeros().
+        another tensor than inputs, what launches made, or memory of its stream.
 
         named: which of the inputs the arguments of kernels are views of, by their names without
         _ptr or _desc.
@@ -96,12 +99,16 @@ class _Writer:
         """The inputs that kernels take, and whether they must be aligned."""
         self._makes: dict[int, Tensor] = {}
         self._stream: int | None = None
+        self._shared: dict[StreamMemory, None] = {}
+        """Memory of their stream that kernels take."""
 
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
         """The line that makes a launch; None if an argument is a tensor of unknown source."""
         direct, inner = launched.direct, relaunch.inner
-        line: list[Any] = [(value,) for value in inner.flat]
+        line: list[Any] = [(value,) for value in relaunch.flat]
         for place, argument in enumerate(launched.arguments):
+            if argument is None or type(argument) in (int, float):
+                continue
             twin = getattr(argument, "twin", None)
             x = argument if twin is None else argument.base
             if not isinstance(x, Tensor):
@@ -113,9 +120,10 @@ class _Writer:
                     return None
                 self._makes[number] = whole
                 tensor, at, offset = f"m{number}", f"a{number}", 0
-            elif twin is None and (of_zeros := _of_zeros.get(memory)) is not None:
-                self._stream = of_zeros.stream
-                line[inner.places[place]] = (address,)
+            elif (shared := shared_at(memory)) is not None:
+                self._stream, self._shared[shared] = shared.stream, None
+                if twin is None:  # a tensor map of it stays as it is
+                    line[inner.places[place]] = (address,)
                 continue
             else:
                 number = self._named.get(launched.names[place].rpartition("_")[0], -1)
@@ -135,15 +143,17 @@ class _Writer:
                     source = f"{self._hold(twin)[0]}({tensor})"
                 else:  # a tensor map is encoded once for an address
                     maps = _Maps(twin, encode)
+                    maps.known[address] = relaunch.flat[inner.places[place]]
                     get, new = self._hold(maps.known.get, maps)
                     source = f"({get}({at}) or {new}({tensor}))"
             line[inner.places[place]] = source
         # Neighbours that stay as they are stand together, in one tuple.
         runs = [list(run) for _, run in itertools.groupby(line, key=type)]
         fixed = [tuple(itertools.chain(*run)) for run in runs if type(run[0]) is tuple]
-        call, *names = self._hold(inner.call, *inner.before, *inner.after, *fixed)
+        grid = relaunch.blocks, 1, 1
+        call, *names = self._hold(inner.call, *grid, *inner.after, *fixed)
         known, held = names[: -len(fixed) or None], iter(names[-len(fixed) :])
-        known.insert(len(inner.before), "stream")
+        known.insert(len(grid), "stream")
         parts = [f"*{next(held)}" if type(run[0]) is tuple else ", ".join(run) for run in runs]
         arguments = ", ".join(parts)
         return f"{call}({', '.join(known)}, {f'[{arguments}]' if inner.as_list else arguments})"
@@ -152,7 +162,9 @@ class _Writer:
         """Values that the function is to hold, as they stand in its text."""
         first = len(self._values)
         self._values += values
-        return [f"v{first + number}" for number in range(len(values))]
+        return [
+            "None" if value is None else f"v{number}" for number, value in enumerate(values, first)
+        ]
 
     def written(
         self,
@@ -170,7 +182,7 @@ class _Writer:
                 return None
             self._makes[number] = x  # its shape and strides
         kernels = dict.fromkeys(each.direct for each in launches)
-        here, current, stream, of_zeros, observed, knobs, *names = self._hold(
+        here, current, stream, expected, observed, knobs, *names = self._hold(
             on.device, on.current_device, on.current_stream, self._stream, watched,
             launches[0].direct.knobs, *map(maker, self._makes.values()), *kernels,
         )  # fmt: skip
@@ -184,7 +196,9 @@ class _Writer:
         lines.append(f"if {' or '.join(conditions)}: return None")
         lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
-            lines.append(f"if stream != {of_zeros}: return None")
+            lines.append(f"if stream != {expected}: return None")
+        usable = self._hold(*(shared.usable for shared in self._shared if shared.written))
+        lines += [f"if not {each}(): return None" for each in usable]
         for number, make in zip(self._makes, names, strict=False):
             lines.append(f"m{number} = {make}()")
             lines.append(f"a{number} = m{number}.data_ptr()")
@@ -196,16 +210,18 @@ class _Writer:
         inputs = ", ".join(f"x{n}" for n in range(len(self._inputs)))
         held = ", ".join(f"v{n}" for n in range(len(self._values)))
         text = f"def holding({held}):\n    def replay({inputs}):\n{body}    return replay\n"
-        made: ReplayedCall = _compiled(text)(*self._values)
+        made: ReplayedCall = compiled(text)(*self._values)
         return made
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(text: str) -> Callable[..., ReplayedCall]:
-    """The function that a text defines. A text has numbers of its own making, and no caller's."""
+def compiled(text: str) -> Callable[..., Any]:
+    """The function `holding` that a text defines, which returns another that has its arguments. A
+    text has numbers of its own making, and no caller's.
+    """
     namespace: dict[str, Any] = {}
     exec(text, namespace)
-    found: Callable[..., ReplayedCall] = namespace["holding"]
+    found: Callable[..., Any] = namespace["holding"]
     return found
 
 
@@ -223,7 +239,7 @@ class _Maps:
 
     def __call__(self, tensor: Tensor) -> Any:
         """The map of a tensor, which is kept."""
-        made = self._encode(self._twin(tensor))
+        made, *_ = self._encode(self._twin(tensor))
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
         self.known[tensor.data_ptr()] = made
@@ -241,33 +257,3 @@ def maker(like: Tensor) -> Callable[[], Tensor]:
     return functools.partial(
         torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device
     )
-
-
-class _Zeros(NamedTuple):
-    """Zeros, and the stream on which they are ready; None on the CPU."""
-
-    tensor: Tensor
-    stream: int | None
-
-
-_zeros: dict[tuple[torch.device, int | None, torch.dtype], _Zeros] = {}
-"""The longest of each device, stream and dtype."""
-_of_zeros: dict[int, _Zeros] = {}
-"""All of them, by where their memory begins. None is freed, because CUDA graphs may hold it."""
-
-
-def zeros(count: int, like: Tensor) -> Tensor:
-    """So many zeros of the dtype and on the device of a tensor, to be read alone: one tensor for
-    all calls of a stream. What is made while a CUDA graph is captured belongs to that graph.
-    """
-    stream = None
-    if like.is_cuda:
-        if torch.cuda.is_current_stream_capturing():
-            return like.new_zeros(count)
-        stream = torch.cuda.current_stream(like.device).cuda_stream
-    key = like.device, stream, like.dtype
-    found = _zeros.get(key)
-    if found is None or found.tensor.shape[0] < count:
-        found = _zeros[key] = _Zeros(like.new_zeros(max(1024, 2 * count)), stream)
-        _of_zeros[found.tensor.untyped_storage().data_ptr()] = found
-    return found.tensor[:count]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flashgen.kernels.text import text_of
 from flashgen.schedules.ampere import AMPERE
 from flashgen.schedules.base import TEMPLATES, Schedule
 from flashgen.schedules.blackwell import BLACKWELL
@@ -42,6 +41,11 @@ def varlen(spec: AttentionSpec, config: KernelConfig) -> bool:
 def paged(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Keys in pages of a cache."""
     return spec.paged
+
+
+def handed_out(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Tiles from a counter."""
+    return config.persistent and SCHEDULES[config.schedule].hands_out
 
 
 def block_mask(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -106,8 +110,9 @@ def any_dim(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def has_parts(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Products in parts."""
-    return text_of(spec, config).in_parts
+    """Texts whose products are in parts, if only of one."""
+    rows = spec.direction in ("forward", "decode") and not fa1(spec, config)
+    return rows and (plain(spec, config) or ampere(spec, config))
 
 
 def of(schedule: Schedule[Any]) -> Condition:
@@ -148,7 +153,7 @@ def negated(condition: Condition) -> Condition:
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
     forward = spec.direction == "forward" and textbook(spec, config)
-    return forward and not (spec.varlen or has_parts(spec, config))
+    return forward and not spec.varlen
 
 
 def of_feature(field: str) -> Condition:

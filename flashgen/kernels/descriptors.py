@@ -74,7 +74,10 @@ def descriptor_of(
     (1, heads, total, head_dim), as _packed_extents has it. The part that does not depend on the
     pointer is cached, and Triton's checks of it run once.
     """
-    layout = (gluon, packed, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if packed:  # of any number of places, because its last row is not the descriptor's
+        shape, strides = (shape[1], min(shape[2], 2), shape[3]), strides[1:]
+    layout = (gluon, packed, shape, strides, tensor.dtype, rows, dim)
     twin = _DESCRIBED.get(layout)
     if twin is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
         made = _made(tensor, rows, dim, gluon, packed)

@@ -31,17 +31,15 @@ _UNKNOWN = object()
 """The class of an argument for which Triton's rule is not known."""
 
 
-Ready = tuple[Callable[..., object], object, object, object]
-"""A compiled kernel in the form that its launcher takes: what runs it, function, packed metadata;
-and the kernel itself, which from Triton 3.8 on unloads the function when nobody holds it."""
-
-
 class Relaunch(NamedTuple):
-    """What repeats a launch: what launches, the device that was current, and the functions of the
-    driver for the current device and for a device's current stream.
+    """What repeats a launch: what launches, how many programs with which flat list, the device that
+    was current, and the functions of the driver for the current device and for a device's current
+    stream.
     """
 
     inner: Inner
+    blocks: int
+    flat: list[Any]
     device: int
     current_device: Callable[[], int]
     current_stream: Callable[[int], int]
@@ -61,7 +59,9 @@ class Direct:
         self.kernel = kernel
         self.constants = constants
         self._options = dict(options)
-        self._ready: dict[tuple[object, ...], Ready] = {}
+        self._ready: dict[tuple[object, ...], tuple[Inner, object]] = {}
+        """What launches each variant, and the compiled kernel itself, which from Triton 3.8 on
+        unloads its function when nobody holds it."""
         self.on = settings.direct_launch() and _is_known(kernel)
         if self.on:
             from triton import knobs
@@ -74,59 +74,30 @@ class Direct:
             """Whether what Triton compiles depends on the argument at a place."""
             self._places: _Places | None = None
 
-    def __call__(self, blocks: int, arguments: Sequence[Any]) -> Ready | None:
-        """Launch `blocks` programs on the current device and stream; what launched them, or None if
-        Triton did. Raises what Triton raises.
+    def __call__(self, blocks: int, arguments: Sequence[Any]) -> Relaunch | None:
+        """Launch `blocks` programs on the current device and stream; what repeats that, or None if
+        Triton launched. Raises what Triton raises.
         """
         if not self.undisturbed():
             self.kernel[(blocks,)](*arguments, *self.constants, **self._options)
             return None
         driver = self.driver.active
-        device = driver.get_current_device()
+        current_device, current_stream = driver.get_current_device, driver.get_current_stream
+        device = current_device()
         variant = self._variant(device, arguments)
         ready = self._ready.get(variant)
         if ready is None:
             compiled = self.kernel[(blocks,)](*arguments, *self.constants, **self._options)
             self._keep(variant, arguments, compiled)
             return None
-        # No hook has anything to do, so none is passed, nor what only hooks read.
-        run, function, metadata, _ = ready
-        run(
-            blocks, 1, 1, driver.get_current_stream(device), function, metadata, None, None, None,
-            *arguments, *self.constants,
-        )  # fmt: skip
-        return ready
-
-    def noted(self, blocks: int, arguments: Sequence[Any]) -> Relaunch | None:
-        """Launch as a call does; what repeats that, or None if Triton launched."""
-        if (ready := self(blocks, arguments)) is None:
-            return None
-        device, stream = self._device_and_stream()
-        return Relaunch(self._below(ready, blocks, arguments), device(), device, stream)
-
-    def _below(self, ready: Ready, blocks: int, arguments: Sequence[Any]) -> Inner:
-        """The launcher of what launched `blocks` programs with these arguments: Triton's C function
-        where it is known, else CudaLauncher.
-        """
-        run, function, metadata, _ = ready
-        inner = inner_launch(run, function, metadata, blocks, arguments, len(self.constants))
-        if inner is not None:
-            return inner
-        after = function, metadata, None, None, None
-        flat, places = [*arguments, *self.constants], list(range(len(arguments)))
-        return Inner(run, (blocks, 1, 1), after, False, flat, places, {})
-
-    def _device_and_stream(self) -> tuple[Callable[[], int], Callable[[int], int]]:
-        """The functions of Triton's driver for the current device and stream.
-
-        That of the device is torch's, which initializes CUDA first. A launch is repeated after
-        that, so the function below it is enough, which takes a third of the time.
-        """
-        active = self.driver.active
-        device, stream = active.get_current_device, active.get_current_stream
-        if device is torch.cuda.current_device:
-            device = getattr(torch._C, "_cuda_getDevice", device)
-        return device, stream
+        inner, _ = ready
+        flat = inner.flat(arguments)
+        inner.launch(blocks, current_stream(device), flat)
+        if current_device is torch.cuda.current_device:
+            # It initializes CUDA first. A launch is repeated after that, so the function below it
+            # is enough, which takes a third of the time.
+            current_device = getattr(torch._C, "_cuda_getDevice", current_device)
+        return Relaunch(inner, blocks, flat, device, current_device, current_stream)
 
     def retire(self) -> None:
         """Leave all further launches to Triton: another kernel replaces this one."""
@@ -167,9 +138,10 @@ class Direct:
         if self.driver.active.get_current_target().backend != "cuda":
             self.on = False
             return
-        self._ready[variant] = (
-            compiled.run, compiled.function, compiled.packed_metadata, compiled,
-        )  # fmt: skip
+        inner = inner_launch(
+            compiled.run, compiled.function, compiled.packed_metadata, arguments, self.constants
+        )
+        self._ready[variant] = inner, compiled
 
 
 def watched(knobs: Any) -> bool:

@@ -1,10 +1,9 @@
 """Triton's C launcher, without the Python around it.
 
 Triton's CudaLauncher allocates scratch, encodes a tensor map for each descriptor and flattens the
-arguments at every launch. A launch that is repeated with fixed sizes needs only new pointers and
-new tensor maps, and a tensor map depends on nothing but its address and its layout. So the flat
-list of arguments is made once, the maps are cached by address, and the C function below
-CudaLauncher is called.
+arguments at every launch. What of that depends on the compiled kernel alone is worked out once, and
+the C function below CudaLauncher is called. A launch that is repeated with fixed sizes needs only
+new pointers and new tensor maps, which depend on nothing but their address and layout.
 
 The attributes read here are those of Triton 3.6 and 3.7. With any other version, and where a
 kernel needs scratch, launches are left to CudaLauncher.
@@ -14,91 +13,113 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
 KNOWN = (3, 6), (3, 7)
 """The versions of Triton whose launcher is known."""
 
-MOST_MAPS = 512
-"""Tensor maps of an argument that are kept: each is 128 bytes, and serves one address."""
+Encode = Callable[[Any], list[Any]]
+"""From a descriptor to its tensor map, sizes and strides."""
 
 
 class Inner(NamedTuple):
-    """The C launcher of one compiled kernel, for one grid.
+    """What launches one compiled kernel: `call`, with a grid, a stream, `after`, and a flat list of
+    arguments: as one argument if `as_list`, else each by itself.
 
-    call: launches, with `before`, a stream, `after`, and a flat list of arguments: as one argument
-    if `as_list`, else each by itself. flat: such a list; places: where an argument of the kernel
-    stands in it; encoders: for each descriptor, by its place among the kernel's arguments, the
-    function from another descriptor of its layout to a tensor map.
+    encoders: for each descriptor, by its place among the kernel's arguments. constants: what
+    follows the arguments. kept: which of the flat list the C function takes; None is all.
+    places: where each argument of the kernel stands in the list.
     """
 
     call: Callable[..., object]
-    before: tuple[Any, ...]
     after: tuple[Any, ...]
     as_list: bool
-    flat: list[Any]
-    places: list[int]
-    encoders: dict[int, Callable[[Any], Any]]
+    encoders: Mapping[int, Encode]
+    constants: tuple[Any, ...]
+    kept: Sequence[int] | None
+    places: Sequence[int]
+
+    def flat(self, arguments: Sequence[Any]) -> list[Any]:
+        """The list of a launch."""
+        found: list[Any] = []
+        begin = 0
+        for place, encode in self.encoders.items():
+            found += arguments[begin:place]
+            found += encode(arguments[place])
+            begin = place + 1
+        found += arguments[begin:]
+        found += self.constants
+        return found if self.kept is None else [found[n] for n in self.kept]
+
+    def launch(self, blocks: int, stream: int, flat: list[Any]) -> None:
+        """Launch so many programs."""
+        given = (flat,) if self.as_list else flat
+        self.call(blocks, 1, 1, stream, *self.after, *given)
 
 
 def inner_launch(
-    run: Any,
-    function: object,
-    metadata: object,
-    blocks: int,
-    arguments: Sequence[Any],
-    constants: int,
-) -> Inner | None:
-    """The C launcher below `run`, a compiled kernel's CudaLauncher, for `blocks` programs and these
-    arguments, all of the kernel's in their order, behind which it has so many constants. None where
-    it is not known.
+    run: Any, function: object, metadata: object, arguments: Sequence[Any], constants: Sequence[Any]
+) -> Inner:
+    """What launches `run`, a compiled kernel's launcher, with arguments like these, all of the
+    kernel's in their order, the same ones None: the C function of a CudaLauncher that is known,
+    else `run`.
     """
-    import triton
-
-    if type(run) is not _known_launcher(triton.__version__):
-        return None
-    from triton.backends.nvidia import driver as nvidia
-
-    if run.global_scratch_size or run.profile_scratch_size:
-        return None
+    by_run = Inner(
+        run, (function, metadata, None, None, None), False, {}, tuple(constants), None,
+        range(len(arguments)),
+    )  # fmt: skip
+    if type(run) is not _known_launcher():
+        return by_run
     launch, described = _unwrapped(run.launch)
-    if launch is None or None in described.values():
-        return None
-    flat: list[Any] = []
-    places: list[int] = []
-    encoders: dict[int, Callable[[Any], Any]] = {}
-    for place, argument in enumerate(arguments):
-        places.append(len(flat))
-        if place in described:
-            flat += nvidia.make_tensordesc_arg(argument, described[place])
-            encoders[place] = _encoder(nvidia.make_tensordesc_arg, described[place])
-        else:
-            flat.append(argument)
-    grid, options = (blocks, 1, 1), (run.launch_cooperative_grid, run.launch_pdl)
-    # No hooks and no scratch: those are the arguments that are None.
+    scratch = run.global_scratch_size or run.profile_scratch_size
+    if launch is None or scratch or None in described.values():
+        return by_run
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    encoders = {
+        place: functools.partial(make_tensordesc_arg, metadata=each)
+        for place, each in described.items()
+    }
+    # Constants have places, of which nothing is read. No hooks and no scratch: those are None, too.
+    nothing = (None,) * len(constants)
+    options = function, run.launch_cooperative_grid, run.launch_pdl
     if not _flattens(run):
-        flat += [None] * constants  # 3.6 counts their places, and reads nothing there
         ends: tuple[Any, ...] = (None, None, metadata, None, None, None)
-        return Inner(launch, grid, (function, *options, *ends), False, flat, places, encoders)
+        made = Inner(launch, (*options, *ends), False, encoders, nothing, None, ())
+        return made._replace(places=_places(made, arguments))
     # From 3.7 on nothing need stand for what is None: its annotation says that, and goes with it.
+    made = Inner(launch, (), True, encoders, nothing, None, ())
+    flat, places = made.flat(arguments), _places(made, arguments)
     kept = [n for n, argument in enumerate(flat) if argument is not None]
-    annotations = [run.arg_annotations[n] for n in kept]
     now = {n: place for place, n in enumerate(kept)}
-    flat, places = [flat[n] for n in kept], [now.get(n, -1) for n in places]
-    nothing = (None, None, None, None, None)
-    ends = (metadata, *nothing, annotations, run.kernel_signature)
-    return Inner(launch, grid, (function, *options, *ends), True, flat, places, encoders)
+    annotations = [run.arg_annotations[n] for n in kept]
+    ends = (metadata, None, None, None, None, None, annotations, run.kernel_signature)
+    places = [now.get(n, -1) for n in places]
+    return Inner(launch, (*options, *ends), True, encoders, (), kept, places)
+
+
+def _places(inner: Inner, arguments: Sequence[Any]) -> list[int]:
+    """Where each argument stands in the flat list."""
+    places, last = [], 0
+    for place, argument in enumerate(arguments):
+        places.append(last)
+        encode = inner.encoders.get(place)
+        last += 1 if encode is None else len(encode(argument))
+    return places
 
 
 @functools.cache
-def _known_launcher(version: str) -> Any:
+def _known_launcher() -> Any:
     """CudaLauncher of a known version of Triton; None of another."""
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) not in KNOWN:
+        return None
     from triton.backends.nvidia.driver import CudaLauncher
 
-    known = tuple(map(int, version.split(".")[:2])) in KNOWN
-    return CudaLauncher if known else None
+    return CudaLauncher
 
 
 def _unwrapped(launch: Any) -> tuple[Any, dict[int, Any]]:
@@ -111,11 +132,6 @@ def _unwrapped(launch: Any) -> tuple[Any, dict[int, Any]]:
         return wrapped["launcher"], dict(zip(places, metadata, strict=True))
     except (KeyError, TypeError, ValueError):
         return None, {}
-
-
-def _encoder(encode: Callable[[Any, Any], list[Any]], metadata: Any) -> Callable[[Any], Any]:
-    """From a descriptor to its tensor map, which Triton puts before sizes and strides."""
-    return lambda descriptor: encode(descriptor, metadata)[0]
 
 
 def _flattens(run: Any) -> bool:

@@ -8,6 +8,7 @@ An integer cast to bfloat16 becomes a bit pattern, too. float32 -> float8_e4m3 l
 2^-6, where the spacing of values is constant, and the pattern of NaN is read as 480. All are
 repaired. Other conversions of float8_e4m3 are right, and it needs no `dot`: it is widened.
 log2 of 0 is -inf, the LSE of a row without keys, and numpy warns of it, where a GPU does not.
+A comparison of numbers has the type of the numbers, and Triton 3.9 takes no such mask.
 Bounds of loops are arrays of one element in Triton 3.6, which numpy takes for numbers up to 2.4.
 
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
@@ -160,6 +161,20 @@ def _repair() -> None:
         with np.errstate(divide="ignore"):
             return log2(self, arg)
 
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return load(self, ptrs, boolean(mask), *rest, **named)
+
+    def create_masked_store(
+        self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any
+    ) -> Any:
+        return store(self, ptrs, value, boolean(mask), *rest, **named)
+
+    def boolean(mask: Any) -> Any:
+        return mask if mask.data.dtype == bool else TensorHandle(mask.data.astype(bool), tl.int1)
+
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    InterpreterBuilder.create_masked_load = create_masked_load
+    InterpreterBuilder.create_masked_store = create_masked_store
     convert, log2 = InterpreterBuilder.create_fp_to_fp, InterpreterBuilder.create_log2
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp

@@ -23,6 +23,7 @@ from flashgen.kernels.arguments import (
 )
 from flashgen.kernels.descriptors import take_descriptors, take_pages
 from flashgen.kernels.plan import KernelCall, Plan
+from flashgen.kernels.stream_memory import counter
 from flashgen.schedules import grid_rules
 from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.attention import AttentionSpec
@@ -116,6 +117,8 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
         arguments |= _order_arguments(q, v)
         sms, persistent = order_limits(q.device).sms, plan.config.persistent
         blocks = grid_rules.launched_blocks(blocks, sms, persistent=persistent)
+        if persistent:
+            arguments["counter_ptr"] = counter(q)
     return blocks, arguments
 
 

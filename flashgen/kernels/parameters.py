@@ -12,9 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, either, fa1, fused, hopper, has_parts, indexed, keeps_ds, narrow, negated, of_feature,
-    of_segments, on_for, one_length, packed_blocks, paged, plain, pointer, rotary, runs_ahead,
-    specialized, stores_ds, tiled, varlen,
+    diagonal, either, fa1, fused, handed_out, hopper, has_parts, indexed, keeps_ds, narrow,
+    negated, of_feature, of_segments, on_for, one_length, packed_blocks, paged, plain, pointer,
+    rotary, runs_ahead, specialized, stores_ds, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -185,13 +185,13 @@ _IN_PARTS = (
     constant("O_PARTS", "", has_parts),
     constant("HEAD_DIM_V_PAD", "", negated(has_parts)),
 )
-_V_PARTS = constant("V_PARTS", "", both(plain, pointer, negated(has_parts)))
+_V_PARTS = constant("V_PARTS", "programs that share the columns of V", both(plain, pointer, tiled))
 _PRECISION = constant("PRECISION", "of float32 products: ieee, tf32 or None", plain)
 _ROWS_OF_EIGHT = constant("ROWS_OF_EIGHT", "", both(plain, pointer, tiled))
 _ADDS = constant("ADDS", "bias is added; else masks",
                  both(plain, of_feature("bias")))
 _SWITCHES = (
-    constant("CAUSAL", "", either(plain, both(hopper, negated(fused)))),
+    constant("CAUSAL", "", either(plain, both(either(hopper, blackwell), negated(fused)))),
     _ADDS,
     constant("INVARIANT", "one multiply-add is written so, and tiles lie by position", plain),
     _ROWS_OF_EIGHT,
@@ -221,6 +221,8 @@ _FORWARD = (
         number("heads_together", "batch * heads; heads of a run: their K and V fit in L2", tiled,
                lambda s, c: c.order == "grouped"),
     )),
+    Parameter("counter_ptr", "*i32:16", "(2) tiles handed out, but for the first of each program; "
+              "programs that ended", of=handed_out, first=True),
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
     *(rows(x, of=fa1) for x in ("acc", "sum", "max")),
     *_TILE,
@@ -232,7 +234,8 @@ _FORWARD = (
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),
-    constant("PERSISTENT", "a program has every n-th tile of O", specialized),
+    constant("PERSISTENT", "a program has every n-th tile of O", blackwell),
+    constant("TURNS", "consumers multiply in turn", hopper),
     constant("PIECES", "of 64 columns of Q and K, or 1 of all", blackwell),
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),
     _ROWS_OF_EIGHT,
@@ -356,7 +359,7 @@ _DECODE = (
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
     constant("SEGMENT", "keys of an invariant split; or None"),
     constant("SPLIT_TILES", "tiles that a split has at least"),
-    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits", negated(has_parts)),
+    constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits"),
     *_SWITCHES,
 )
 _COMBINE = (

@@ -99,11 +99,9 @@ class Plan:
         arguments[NOTHING] = None
         ordered = self.in_order(arguments)
         with on_device(near):
-            if self.notes is None:
-                self.direct(blocks, ordered)
-            else:
-                relaunch = self.direct.noted(blocks, ordered)
-                self.notes.append(NotedLaunch(self.direct, relaunch, self.names, ordered))
+            relaunch = self.direct(blocks, ordered)
+        if self.notes is not None:
+            self.notes.append(NotedLaunch(self.direct, relaunch, self.names, ordered))
 
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""

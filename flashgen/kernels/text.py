@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from flashgen.schedules.base import LOADS_LABEL, Loads
 from flashgen.schedules.config import SCHEDULES, KernelConfig
-from flashgen.schedules.whole_rows import o_parts
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import PREFIX, Direction
 
@@ -27,9 +26,8 @@ class Text:
     """A text: an algorithm in one way of addressing memory.
 
     varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others. in_parts: products in parts, as whole_rows.py says, which are tuples there.
-    shared_keys: two warpgroups own the same keys, and each half of the columns of what is
-    summed.
+    others, over tiles. shared_keys: two warpgroups own the same keys, and each half of the columns
+    of what is summed.
     """
 
     direction: Direction
@@ -39,13 +37,12 @@ class Text:
     paged: bool
     block_mask: bool
     persistent: bool
-    in_parts: bool
     shared_keys: bool = False
 
     @property
     def name(self) -> str:
         """The name of its function and of its file."""
-        tiled, always = self.direction in _OF_TILES, SCHEDULES[self.schedule].in_parts
+        tiled = self.direction in _OF_TILES
         words = {
             PREFIX[self.direction]: True,
             "varlen": self.varlen,
@@ -54,7 +51,6 @@ class Text:
             self.schedule: tiled,
             LOADS_LABEL[self.loads]: tiled,
             "pers": self.persistent,
-            "parts": self.in_parts and not always,
             "shared_keys": self.shared_keys,
         }
         return "_".join(word for word, holds in words.items() if holds)
@@ -68,7 +64,6 @@ class Text:
             "pages": self.paged,
             "block mask": self.block_mask,
             "persistent": self.persistent,
-            "in parts": self.in_parts,
         }
         ways = ", ".join(word for word, holds in words.items() if holds)
         tiled = f", schedule {self.schedule}, {loads}" * (self.direction in _OF_TILES)
@@ -86,9 +81,8 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
         varlen=spec.varlen,
         paged=spec.paged,
         block_mask=spec.block_mask,
-        # Elsewhere it is no loop around others, but a constant.
-        persistent=config.interpretable and config.persistent,
-        in_parts=its.in_parts or len(o_parts(spec, config)) > 1,
+        # Of schedule blackwell it is no other loop, but a constant.
+        persistent=config.persistent and (config.interpretable or its.hands_out),
         shared_keys=its.shared_keys(spec),
     )
 

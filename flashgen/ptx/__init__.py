@@ -4,8 +4,9 @@ memory, races, contents and barriers. docs/numerics.md says what is modelled and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flashgen.lazy import attach
 from flashgen.ptx.findings import FaultsFound, Finding, Report
 from flashgen.ptx.program import InvalidPtx
 
@@ -14,14 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultsFound", "Finding", "InvalidPtx", "Report", "launch", "run"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("launch", "run"):
-        from flashgen.ptx import triton_kernel
-
-        return getattr(triton_kernel, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    dict.fromkeys(("launch", "run"), "flashgen.ptx.triton_kernel"),
+)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashgen import paths
 from flashgen.errors import FlashgenError
-from flashgen.estimate.estimate import is_dated
+from flashgen.estimate.estimate import PROTOCOL
 from flashgen.files import temporary_folder
 from flashgen.report import kernel_limits
 from flashgen.report.history import TIMED_STAGES, Searches, SearchHistory
@@ -345,7 +345,7 @@ def _losers(
     """
     alike = None
     run = table.run_of(entry)
-    if entry.result.source == "estimated" and run and is_dated(entry.spec, run.protocol):
+    if entry.result.source == "estimated" and run and run.protocol != PROTOCOL:
         yield "(the table's estimates are of an older model: tune again with --restate)"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)

@@ -9,16 +9,16 @@ them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.inputs.features import BIAS, SINKS, TENSORS, numbers_of
-from flashgen.inputs.packed import OF_PLACES
+from flashgen.inputs.features import BIAS, SINKS
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Tensors, TwoPasses, WantedGradients
 from flashgen.runtime.call_cache import (
@@ -27,12 +27,16 @@ from flashgen.runtime.call_cache import (
     CallKey,
     KeptCall,
     LaunchRunner,
-    holds,
-    key_of,
+    options_of,
 )
+from flashgen.runtime.conventions import FEATURES, Convention
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of
-from flashgen.spec.vocabulary import Direction, why_no_gradient
+from flashgen.spec.vocabulary import OF_DS, Direction, why_no_gradient
+
+if TYPE_CHECKING:
+    from flashgen.kernels.ds_runs import DsPlan
+    from flashgen.kernels.launch_backward import Backward
 
 
 def differentiable(
@@ -78,6 +82,14 @@ def refuse_second_derivative(*_: object) -> NoReturn:
     )
 
 
+def refuse_backward_of_pages() -> NoReturn:
+    """Raise NotDifferentiable: what a backward over pages meets on every road."""
+    raise NotDifferentiable(
+        "attention over pages, with block_table, has no gradient: "
+        "gather the keys of each sequence, and leave block_table out"
+    )
+
+
 def without_backward(o: Tensor, lse: Tensor, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     """O and LSE of inputs that require gradients, which a backward refuses: of pages no kernel has
     them.
@@ -94,10 +106,7 @@ class _WithoutBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, *__: Tensor | None) -> NoReturn:
-        raise NotDifferentiable(
-            "attention over pages, with block_table, has no gradient: "
-            "gather the keys of each sequence, and leave block_table out"
-        )
+        refuse_backward_of_pages()
 
 
 TwoPassCall = tuple[TwoPasses, Call]
@@ -139,12 +148,12 @@ class _Attention(_OnlyBackward):
         gradients: list[Tensor | None] = [None] * len(others)
         if do is None and dlse is None:
             return None, None, None, None, *gradients
-        bias, sinks = (others[BIAS], others[SINKS]) if others else (False, False)
+        bias, sinks = (others[BIAS], others[SINKS]) if any(others) else (False, False)
         found = _backward(
             ctx.asked, WantedGradients(q, k, v, bias, sinks), do, dlse, ctx.saved_tensors
         )
         dq, dk, dv, dbias, dsinks = found
-        if others:
+        if any(others):  # those of FEATURES
             gradients[BIAS], gradients[SINKS] = dbias, dsinks
         return None, dq, dk, dv, *gradients
 
@@ -230,25 +239,35 @@ class Passes:
         return launcher(forward_of(call, *self._resolver.all_addressed(q, k, v), tensors))
 
     def backward(
-        self, call: Call, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: WantedGradients
+        self,
+        call: Call,
+        saved: Saved,
+        do: Tensor,
+        dlse: Tensor | None,
+        wanted: WantedGradients,
+        convention: Convention = FEATURES,
     ) -> Gradients:
         """The gradients that are wanted, dq, dk and dv laid out in memory as q, k and v are.
 
-        do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0.
+        do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0. All are
+        as a convention has them; by another than FEATURES neither bias nor sinks has a gradient.
         """
-        key = kept = None
-        if self._calls is not None:
-            key = _key(call, wanted, saved, do, dlse)
-            kept = self._calls.find(key)
         q, k, v, o, lse, tensors = saved
+        given: tuple[Any, ...] = (q, k, v, o, lse, do, dlse, *tensors)
+        kept = key = None
+        if self._calls is not None and (options := _options(call, q, wanted, convention, tensors)):
+            kept, key = self._calls.find(options, *given)
         if kept is not None:
-            found = kept.without_graph(q, k, v, o, lse, do, dlse, *tensors)
+            found = kept.without_graph(*given)
         elif self._resolver.left_to_torch(q.device):
             from flashgen.runtime import cpu
 
-            return cpu.backward_by_torch(call, saved, do, dlse, wanted)
+            q, k, v, o, lse, do, dlse, *others = convention.saved(*given)
+            saved = Saved(q, k, v, o, lse, tuple(others))
+            found = cpu.backward_by_torch(call, saved, do, dlse, wanted)
+            return convention.gradients(*found)
         else:
-            found = self._launched(call, wanted, key, (q, k, v, o, lse, do, dlse, *tensors))
+            found = self._launched(call, wanted, key, convention, given)
         dq, dk, dv, dbias, delta = found
         dsinks = None
         if wanted.sinks and (sinks := call.features_with(tensors).sinks) is not None:
@@ -259,17 +278,29 @@ class Passes:
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 
     def _launched(
-        self, call: Call, wanted: WantedGradients, key: CallKey | None, given: tuple[Any, ...]
+        self,
+        call: Call,
+        wanted: WantedGradients,
+        key: CallKey | None,
+        convention: Convention,
+        given: tuple[Any, ...],
     ) -> tuple[Any, ...]:
         """The gradients of q, k, v and the bias, and delta, of a call that is kept from now on
         where a key may hold it.
         """
-        launches, near = functools.partial(self._launches, call, wanted), self._addressed(given)
-        found = launches(Launcher.__call__, *near)
-        copied = any(x is not y for x, y in zip(near, given, strict=True))
+
+        def launches(run: LaunchRunner, *given: Any) -> tuple[Any, ...]:
+            found = self._launches(call, wanted, run, *convention.saved(*given))
+            return convention.gradients(*found)
+
+        taken = convention.saved(*given)
+        near = self._addressed(taken)
+        found = self._launches(call, wanted, Launcher.__call__, *near)
+        copied = any(x is not y for x, y in zip(near, taken, strict=True))
         if self._calls is not None and key is not None and not copied:
-            self._calls.keep(key, KeptCall(launches, _NAMED))
-        return found
+            named = convention.named("o", "lse", "do", "dlse")
+            self._calls.keep(key, KeptCall(launches, named))
+        return convention.gradients(*found)
 
     def _addressed(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """The same, copied where no kernel can address it."""
@@ -305,11 +336,15 @@ class Passes:
             q=q, k=k, v=v, do=do, lse=lse, delta=delta, scale=call.scale_of(q),
             diagonal=call.diagonal(q, k), features=call.features_with(tensors),
         )  # fmt: skip
-        dq = dk = dv = dbias = fused = None
-        if wanted.q and (wanted.k or wanted.v) and not _is_deterministic(call):
-            fused = self._resolver.fused(call, q, k, v, tensors)
-        if fused is not None:
-            dq, dk, dv = run(fused, backward)
+        dq = dk = dv = dbias = way = plan = None
+        if wanted.q and (wanted.k or wanted.v):
+            certain = _is_deterministic(call)
+            way, plan = self._resolver.way(call, backward, tensors, deterministic=certain)
+        if plan is not None:
+            kernels = [functools.partial(run, kernel(each)) for each in OF_DS]
+            dq, dk, dv = _by_ds(backward, plan, *kernels)
+        elif way == "fused":
+            dq, dk, dv = run(kernel("backward_fused"), backward)
         else:
             if wanted.k or wanted.v:
                 dk, dv = run(kernel("backward_dkv"), backward)
@@ -320,30 +355,26 @@ class Passes:
         return dq, dk, dv, dbias, delta
 
 
-def named(*tensors: str) -> dict[str, int]:
-    """Which of q, k, v, `tensors`, and those of features the arguments of kernels are."""
-    given = "q", "k", "v", *tensors, *TENSORS, *OF_PLACES
-    return {name.removeprefix("block_"): place for place, name in enumerate(given)}
+def _by_ds(
+    call: Backward, plan: DsPlan, dkv: Callable[[Any], object], dq: Callable[[Any], object]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """DQ, dK and dV by what launches the kernels of ds."""
+    from flashgen.kernels.launch_ds import ds_sizes, gradients_in_runs
+    from flashgen.kernels.stream_memory import workspace
+
+    memory = workspace(max(map(ds_sizes(call).run_bytes, plan.runs)), call.q)
+    return gradients_in_runs(call, plan.runs, memory, dkv, dq)
 
 
-_NAMED = named("o", "lse", "do", "dlse")
-
-
-def _key(
-    call: Call, wanted: WantedGradients, saved: Saved, do: Tensor, dlse: Tensor | None
+def _options(
+    call: Call, q: Tensor, wanted: WantedGradients, convention: Convention, tensors: Tensors
 ) -> CallKey | None:
-    """The key of a backward; None where a torch mode is on, or no key can hold the call."""
-    q, k, v, o, lse, tensors = saved
-    features = call.features
-    if torch_modes.special(q) or features.block_mask is not None:
+    """The options of a backward; None where a torch mode is on, or no key can hold the call."""
+    if call.options is None or torch_modes.special(q):
         return None
-    if not holds(call.causal, call.scale):
-        return None
-    packed = features.sequences
-    return key_of(
-        "backward", q, k, v, (o, lse, do, dlse, *tensors), call.causal, call.scale, call.precision,
-        numbers_of(features), None if packed is None else packed.numbers, wanted,
-        _is_deterministic(call),
+    return options_of(
+        "backward", len(tensors), call.causal, call.scale, call.precision, call.options, wanted,
+        _is_deterministic(call), convention.name if tensors else None,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.block_mask import BlockMask, Listed
 from flashgen.spec.vocabulary import BLOCK
 
@@ -272,7 +272,7 @@ def _bounds(values: Tensor) -> tuple[Tensor, Tensor]:
 def _length(name: str, value: object) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not isinstance(value, int) or not whole or value < 1:
-        raise InvalidArgument(f"{name} must be a whole number above 0: got {value!r}")
+        raise InvalidArgument(f"{name} must be a whole number above 0: got {shown(value)}")
     return value
 
 

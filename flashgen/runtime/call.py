@@ -4,6 +4,7 @@ travel beside it. And checks that arguments are tensors that a kernel can use.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,7 +15,7 @@ from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.block_mask import BlockMask
-from flashgen.inputs.features import PLAIN, Features
+from flashgen.inputs.features import PLAIN, Features, numbers_of
 from flashgen.inputs.from_call import check_scale, diagonal_of
 
 Causal = bool | Literal["top_left", "bottom_right"]
@@ -60,9 +61,24 @@ class Call:
         )  # fmt: skip
         return bare, tensors
 
+    @functools.cached_property
+    def options(self) -> tuple[object, ...] | None:
+        """What of it decides the launches of a backward, but for tensors; None where no key may
+        hold it.
+        """
+        features, packed = self.features, self.features.sequences
+        if features.block_mask is not None or not holds(self.causal, self.scale):
+            return None
+        return numbers_of(features), None if packed is None else packed.numbers
+
     def features_with(self, tensors: Tensors) -> Features:
         """The features with their tensors."""
         return self.features.with_tensors(tensors) if tensors else self.features
+
+
+def holds(causal: object, scale: object) -> bool:
+    """Whether a key may hold these options: their types are those that calls should use."""
+    return type(causal) in (bool, str) and (scale is None or type(scale) is float)
 
 
 class Saved(NamedTuple):

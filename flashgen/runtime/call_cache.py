@@ -16,15 +16,16 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.kernels.bound_call import Binder, ReplayedCall
+from flashgen.runtime.conventions import Given
 from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.likeness import IsLike, likeness
 
 MOST = 2048
 """Entries in each half of the cache."""
+FEW = 4
+"""Calls of the same options whose tensors are compared before a key is made."""
 
 CallKey = tuple[object, ...]
-
-Given = tuple[Tensor | None, ...]
-"""The tensors of a call, in an order that its path fixes; None for what is left out."""
 
 
 class CallCache:
@@ -38,31 +39,79 @@ class CallCache:
         self._most = most
         self._old: dict[CallKey, Any] = {}
         self.young: dict[CallKey, Any] = {}
+        self._last: dict[CallKey, list[tuple[IsLike, KeptCall]]] = {}
+        """The kept calls of some options that were found last, without a key of their tensors."""
 
     def __len__(self) -> int:
         return len(self.young) + len(self._old)
 
     def clear(self) -> None:
         """Remove all entries."""
-        self.young, self._old = {}, {}
+        self.young, self._old, self._last = {}, {}, {}
 
-    def find(self, key: CallKey | None) -> Any:
-        """What is kept under a key; None if there is nothing, or if no key can hold the call."""
-        if key is None:
-            return None
+    def find(self, options: CallKey, *tensors: Tensor | None) -> tuple[Any, CallKey | None]:
+        """The kept call of these options and tensors, or else None and where to keep it: None where
+        no key can hold the call. The options fix how many tensors there are.
+        """
         try:
-            found = self.young.get(key)
-            if found is None and (found := self._old.get(key)) is not None:
-                self.keep(key, found)
+            for is_like, kept in self._last.get(options, ()):
+                if is_like(*tensors):
+                    return kept, None
         except TypeError:  # an option has no hash
-            return None
+            return None, None
+        if (key := key_of(options, tensors)) is None:
+            return None, None
+        if (found := self.get(key)) is None:
+            return None, key
+        self._remember(options, tensors, found)
+        return found, None
+
+    def _remember(self, options: CallKey, tensors: Given, kept: KeptCall) -> None:
+        """Have find() compare these tensors."""
+        if (is_like := kept.is_like) is None or not is_like(*tensors):
+            is_like = kept.is_like = likeness(tensors)
+        if is_like is not None:
+            self._last[options] = [(is_like, kept), *self._last.get(options, ())][:FEW]
+
+    def get(self, key: CallKey) -> Any:
+        """What is kept under a key; None if there is nothing."""
+        found = self.young.get(key)
+        if found is None and (found := self._old.get(key)) is not None:
+            self.keep(key, found)
         return found
 
     def keep(self, key: CallKey, kept: Any) -> None:
         """Make this the entry of a call."""
         if len(self.young) >= self._most:
-            self._old, self.young = self.young, {}
+            self._old, self.young, self._last = self.young, {}, {}
         self.young[key] = kept
+
+
+def options_of(
+    name: str, count: int, causal: object, scale: object, precision: object, *others: object
+) -> CallKey:
+    """The options of a call of the function `name`, which takes so many tensors beside q, k and v,
+    as find() takes them. torch_modes.special() judges the type of q.
+    """
+    return (
+        name, count, causal, type(causal), scale, type(scale), precision, settings.serving(),
+        *others,
+    )  # fmt: skip
+
+
+def key_of(options: CallKey, tensors: Given) -> CallKey | None:
+    """The key of a call; None for what is no tensor, or has no strides. Devices are compared with
+    that of the first tensor, because their hashes take longer.
+    """
+    try:
+        device = tensors[0].device if tensors else None  # type: ignore[union-attr]
+        forms = [
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device == device, type(x))
+            for x in tensors
+        ]
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return *options, device, *forms
 
 
 LaunchRunner = Callable[[Launcher, Any], Any]
@@ -84,7 +133,7 @@ class KeptCall:
     The first of them makes the launches so and binds them. All others repeat those.
     """
 
-    __slots__ = ("_apply", "_autograd", "_named", "_tries", "launches", "replay")
+    __slots__ = ("_apply", "_autograd", "_named", "_tries", "is_like", "launches", "replay")
 
     def __init__(
         self,
@@ -98,6 +147,8 @@ class KeptCall:
         self._autograd = autograd
         self._apply: Apply | None = None
         self.replay: ReplayedCall = self._bind
+        self.is_like: IsLike | None = None
+        """Of the tensors with which it was found last."""
 
     def call(
         self, deterministic: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None
@@ -144,41 +195,6 @@ class KeptCall:
         return found
 
 
-def key_of(
-    name: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    others: Given,
-    causal: object,
-    scale: object,
-    precision: object,
-    limits: object,
-    *options: object,
-) -> CallKey | None:
-    """The key of a call of the function `name`, which takes these tensors and options; None for
-    what is no tensor, or has no strides. What all calls have is written out, because a loop takes
-    longer, and devices are compared with that of q, because their hashes do. torch_modes.special()
-    judges the type of q.
-    """
-    try:
-        device = q.device
-        key = (
-            name, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
-            q.dtype, k.dtype, v.dtype, device, k.device == device, v.device == device,
-            type(k), type(v), causal, type(causal), scale, type(scale), precision, limits,
-            settings.serving(), *options,
-        )  # fmt: skip
-        if not others:
-            return key
-        return *key, *[
-            None if x is None else (x.shape, x.stride(), x.dtype, x.device == device, type(x))
-            for x in others
-        ]
-    except (AttributeError, RuntimeError, TypeError):
-        return None
-
-
 def requires_grad(*tensors: Tensor | None) -> bool:
     """Whether one of them does."""
     return any(x is not None and x.requires_grad for x in tensors)
@@ -187,8 +203,3 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 def any_negative(*tensors: Tensor | None) -> bool:
     """Whether one of them is the negative of its memory."""
     return any(x is not None and x.is_neg() for x in tensors)
-
-
-def holds(causal: object, scale: object) -> bool:
-    """Whether a key may hold these options: their types are those that calls should use."""
-    return type(causal) in (bool, str) and (scale is None or type(scale) is float)

@@ -10,22 +10,23 @@ is contiguous, and a gradient that is not wanted is a tensor of no element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgen.inputs.features import BIAS, NUMBERS, SINKS, TENSORS, from_parts
+from flashgen.inputs.features import ALL_NUMBERS, ALL_TENSORS, BIAS, SINKS, from_parts
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
-from flashgen.runtime.autograd import refuse_second_derivative
+from flashgen.runtime.autograd import refuse_backward_of_pages, refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Tensors, WantedGradients
 
 _ARGUMENTS = ", ".join(
     (
         *(f"Tensor {name}" for name in "qkv"),
-        *(f"Tensor? {name}" for name in TENSORS),
-        *(f"{kind} {name}" for name, kind in NUMBERS.items()),
+        *(f"Tensor? {name}" for name in ALL_TENSORS),
+        *(f"{kind} {name}" for name, kind in ALL_NUMBERS.items()),
         "float? scale, str causal, str precision, bool deterministic, str package",
     )
 )
@@ -34,15 +35,17 @@ _BACKWARD = (
     f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
 )
-_TENSORS = 3 + len(TENSORS)
-"""How many arguments are tensors: q, k, v and those of features."""
+_TENSORS = 3 + len(ALL_TENSORS)
+"""How many arguments are tensors."""
 
 
 @torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
 def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """O and LSE of q, k, v, TENSORS, NUMBERS, scale, causal, precision, deterministic and package.
+    """O and LSE of q, k, v, all_parts_of() features, scale, causal, precision, deterministic and
+    package.
 
-    causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none.
+    causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none. Where sequences
+    are packed, q, k and v are as kernels take them (inputs/packed.py).
     """
     q, k, v, call, tensors, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
@@ -70,6 +73,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
     q, k, v, call, tensors, package = _read(arguments)
+    if call.features.sequences is not None and tensors[-1] is not None:  # the block table
+        refuse_backward_of_pages()
     passes, saved = registry.dispatcher_of(package).passes, Saved(q, k, v, o, lse, tensors)
     found = passes.backward(call, saved, do, dlse, WantedGradients(*wanted))
     dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
@@ -98,6 +103,29 @@ def _(
     return tuple(found)
 
 
+@torch.library.custom_op(
+    "flashgen::sequences_of_rows", mutates_args=(), tags=torch.Tag.cudagraph_unsafe
+)
+def sequences_of_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Where sequences lie among the tokens of a batch, row by row, of which numbers, int64 (batch,
+    seq), ascending in a row, has each token's sequence: bounds, int32 (batch * seq + 1,), behind
+    the last of them its end again; and Sequences.sizes, for which the host waits.
+    """
+    begins = torch.ones_like(numbers, dtype=torch.bool)  # also at the start of each row
+    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    first = begins.flatten().nonzero().flatten().int()
+    bounds = first.new_full((numbers.numel() + 1,), numbers.numel())
+    bounds[: len(first)] = first
+    longest = int(bounds.diff().max()) if numbers.numel() else 0
+    return bounds, torch.tensor([len(first), longest])
+
+
+@sequences_of_rows.register_fake
+def _(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    bounds = numbers.new_empty((numbers.numel() + 1,), dtype=torch.int32)
+    return bounds, torch.empty(2, dtype=torch.int64, device="cpu")
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*output, *inputs[:_TENSORS])
     ctx.options = inputs[_TENSORS:]
@@ -123,12 +151,16 @@ def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Ten
     """q, k, v, the call, its tensors and the package of an operator's arguments."""
     q, k, v, *tensors = arguments[:_TENSORS]
     *numbers, scale, causal, precision, deterministic, package = arguments[_TENSORS:]
+    features = from_parts(tensors, numbers)
+    if features.sequences is not None:
+        places = q.shape[2], k.shape[2]
+        features = replace(features, sequences=features.sequences.sized().within(*places))
     call, of_features = Call(
         causal=False if causal == "none" else causal,  # check() judges it
         scale=scale,
         precision=precision,
         deterministic=deterministic,
-        features=from_parts(tensors, numbers),
+        features=features,
     ).parts
     call.scale_of(q)
     return q, k, v, call, of_features, package

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import (
     PLAIN,
@@ -29,8 +29,8 @@ from flashgen.inputs.from_call import check_heads, check_lengths, check_precisio
 from flashgen.inputs.tensors import broadcasts, check_device, check_form
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.runtime import kept_calls, torch_modes
-from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.call_cache import CallCache, CallKey, holds, key_of, requires_grad
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, holds
+from flashgen.runtime.call_cache import CallCache, CallKey, options_of, requires_grad
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
@@ -108,12 +108,9 @@ class Decoder:
         scale and precision: None where no key can hold it, or a torch mode is on. And O and LSE by
         an earlier one, None, with nothing launched, where none can be used.
         """
-        q, k, v = given[:3]
-        if torch_modes.special(q):
+        if torch_modes.special(given[0]):
             return None, None
-        causal, scale, precision = options
-        key = key_of("decode", q, k, v, given[3:], causal, scale, precision, limits)
-        kept = self._calls.find(key)
+        kept, key = self._calls.find(options_of("decode", len(given), *options, limits), *given)
         return key, None if kept is None else kept.call(True, *given)
 
     def decode(
@@ -223,7 +220,8 @@ def decode_spec(call: Call, q: Tensor, cache: Cache) -> AttentionSpec:
     said = isinstance(causal, str) and causal == "bottom_right"
     if causal is not True and causal is not False and not said:  # 0 and 1.0 are equal to them
         raise InvalidArgument(
-            f"causal must be True, False or 'bottom_right' where keys are cached: got {causal!r}"
+            "causal must be True, False or 'bottom_right' where keys are cached: got "
+            f"{shown(causal)}"
         )
     check_precision(precision)
     dtype = str(q.dtype).removeprefix("torch.")

@@ -20,7 +20,7 @@ from flashgen.inputs.features import NO_LIMITS, PLAIN, Window, heads_given, limi
 from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
-from flashgen.runtime.call_cache import CallCache, key_of
+from flashgen.runtime.call_cache import CallCache, options_of
 from flashgen.runtime.choice import Choices
 from flashgen.runtime.derived import explains
 from flashgen.runtime.general_path import GeneralPath, asked_features
@@ -80,8 +80,8 @@ class Dispatcher:
         """
         if torch_modes.special(q):
             return None
-        key = key_of("attention", q, k, v, (), causal, scale, "ieee", NO_LIMITS)
-        kept = self.calls.find(key)
+        options = options_of("attention", 0, causal, scale, "ieee", NO_LIMITS)
+        kept, _ = self.calls.find(options, q, k, v)
         return None if kept is None else kept.call(True, q, k, v)
 
     @overload
@@ -170,7 +170,7 @@ class Dispatcher:
             >>> o.shape, lse.shape
             (torch.Size([2, 8, 16, 64]), torch.Size([2, 8, 16]))
         """
-        limits, key, kept = NO_LIMITS, None, None
+        limits, key = NO_LIMITS, None
         if window is not None or softcap is not None or invariant is not False:
             limits = limits_of(window, softcap, invariant, causal=causal is not False)
         heads = heads_given(sinks=sinks, alibi_slopes=alibi_slopes)
@@ -179,8 +179,8 @@ class Dispatcher:
             or block_mask is not None
         )  # fmt: skip
         if not more and not torch_modes.special(q):
-            key = key_of("attention", q, k, v, heads, causal, scale, precision, limits)
-            kept = self.calls.find(key)
+            options = options_of("attention", len(heads), causal, scale, precision, limits)
+            kept, key = self.calls.find(options, q, k, v, *heads)
             if kept is not None:
                 found = kept.call(deterministic, q, k, v, *heads)
                 if found is not None:
@@ -196,9 +196,7 @@ class Dispatcher:
             causal=causal, scale=scale, precision=precision, deterministic=deterministic,
             features=features,
         )  # fmt: skip
-        o, lse = self.general.serve(
-            call, q, k, v, key=key if kept is None else None, return_lse=return_lse
-        )
+        o, lse = self.general.serve(call, q, k, v, key=key, return_lse=return_lse)
         return o if lse is None or not return_lse else (o, lse)
 
     @overload

@@ -11,15 +11,18 @@ from torch import Tensor
 from flashgen import paths, settings
 from flashgen.inputs.features import named_tensors, tensors_of
 from flashgen.inputs.from_call import check_scale
+from flashgen.kernels.ds_runs import DsSizes
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
 from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, decode_spec
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
+from flashgen.runtime.ways import OF_WAYS
 from flashgen.schedules.config import kernel_name
 from flashgen.schedules.numeric_class import class_name
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 from flashgen.version import VERSION
 
@@ -35,6 +38,7 @@ class Explanation:
         hint: what would improve it.
         twin: the kernel for tensors that cannot have descriptors.
         tables: the folder of the tables that were read.
+        way: of a kernel of the gradients of q, k and v, how those are computed.
 
     Examples:
         >>> import torch, flashgen
@@ -49,6 +53,7 @@ class Explanation:
     hint: str | None
     twin: str | None = None  # the pointer twin that is launched in the choice's place
     tables: Path | None = None  # the folder that serves; None is the shipped one
+    way: str | None = None
 
     def __str__(self) -> str:
         if self.selection is None:
@@ -62,6 +67,8 @@ class Explanation:
         if self.twin:
             lines.append(f"  its pointer twin runs: no descriptor takes these tensors: {self.twin}")
         lines += [f"  skipped {sentence}" for sentence in self.skipped]
+        if self.way:
+            lines.append(f"  {self.way}")
         if self.tables:
             lines.append(f"  tables: {self.tables}")
         if self.hint:
@@ -96,7 +103,17 @@ def explain_call(
         hint=None if first.rung == "exact" else command,
         twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
         tables=registry.named_folder(resolver.package),
+        way=_way(resolver, call, q, k, spec, problem) if direction in OF_WAYS else None,
     )
+
+
+def _way(
+    resolver: Resolver, call: Call, q: Tensor, k: Tensor, spec: AttentionSpec, problem: Problem
+) -> str:
+    ways = resolver.ways(spec, problem.seq_k, q.device)
+    of = DsSizes.of(q, k, call.diagonal(q, k), call.features)
+    most = settings.workspace_bytes()
+    return ways.described(of, most, deterministic=call.deterministic)
 
 
 def explain_cached(
@@ -138,7 +155,10 @@ def digest_of_choices(package: str, served: Served) -> str:
         )
         for slug, held in sorted(served.choices.items())
     ]
-    text = repr((VERSION, tables, settings.served_gpu(), served.triton(), served.plain))
+    text = repr((
+        VERSION, tables, settings.served_gpu(), settings.workspace_bytes(), served.triton(),
+        served.plain,
+    ))  # fmt: skip
     found = hashlib.sha256(text.encode())
     folder = registry.folder_of(package)
     kernels = sorted((folder / "kernels").glob("*.py")) if folder else []

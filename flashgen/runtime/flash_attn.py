@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.features import NO_LIMITS, UNBOUNDED, Window, heads_given, limits_of, window_of
 from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import folders, kv_cache, torch_modes
@@ -518,7 +518,7 @@ def flash_attn_with_kvcache(
     """
     check_dimensions("four", 4, q=q, k_cache=k_cache, v_cache=v_cache)
     if not isinstance(num_splits, int) or not 0 <= num_splits <= MOST_SPLITS:
-        raise InvalidArgument(f"num_splits must be 0 to {MOST_SPLITS}: got {num_splits!r}")
+        raise InvalidArgument(f"num_splits must be 0 to {MOST_SPLITS}: got {shown(num_splits)}")
     keys, values = k_cache, v_cache
     if block_table is None:
         keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)

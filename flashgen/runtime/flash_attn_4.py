@@ -249,7 +249,9 @@ def _packed(
 
 
 def _window(sides: Sides) -> tuple[int, int]:
-    """The sides as FlashAttention 2 has them."""
+    """The sides as FlashAttention 2 has them; what is no pair is judged where it is used."""
+    if not isinstance(sides, tuple | list) or len(sides) != 2:
+        return sides
     left, right = sides
     return -1 if left is None else left, -1 if right is None else right
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, shown
 from flashgen.inputs.features import Fp8, Window, named_tensors, tensors_of
 from flashgen.inputs.from_call import from_tensors
 from flashgen.inputs.tensors import broadcasts
@@ -79,7 +79,7 @@ def attention(
     check_tensors(q=q, k=k, v=v)
     check_plain(q=q, k=k, v=v)
     if not isinstance(out_dtype, torch.dtype) or out_dtype not in OUT_DTYPES:
-        raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {out_dtype!r}")
+        raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {shown(out_dtype)}")
     named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     factors = {name: _factor(name, x, q, k) for name, x in named.items()}
     features = asked_features(

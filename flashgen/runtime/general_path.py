@@ -16,11 +16,11 @@ from flashgen.inputs.features import (
     TENSOR_ARGUMENTS,
     WITHOUT_GRADIENT,
     Features,
+    all_parts_of,
     check_features,
     check_invariant,
     features_of,
     named_tensors,
-    numbers_of,
     tensors_of,
 )
 from flashgen.runtime import autograd, torch_modes
@@ -32,10 +32,11 @@ from flashgen.runtime.call import (
     check_is_block_mask,
     check_plain,
     check_tensors,
+    holds,
     refuse_scale_gradient,
 )
-from flashgen.runtime.call_cache import CallCache, CallKey, holds, requires_grad
-from flashgen.runtime.kept_calls import Packed, attention
+from flashgen.runtime.call_cache import CallCache, CallKey, requires_grad
+from flashgen.runtime.kept_calls import Resolved
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, forward_of, spec_of_call
 
@@ -121,9 +122,10 @@ class GeneralPath:
             o, lse = launcher(forward)
         copied = near[0] is not q or near[1] is not k or near[2] is not v
         if key is not None and not copied and holds(call.causal, call.scale):
-            kind = attention if call.features.sequences is None else Packed
             bare, _ = call.parts
-            self._calls.keep(key, kind(launcher, self._passes, bare, forward))
+            resolved = Resolved(launcher, self._passes, bare, forward)
+            dense = call.features.sequences is None
+            self._calls.keep(key, resolved.dense() if dense else resolved)
         return o, lse
 
     def _without_backward(
@@ -173,7 +175,7 @@ class GeneralPath:
             check_is_block_mask(features.block_mask, traced=True)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
         o, lse = custom_ops.attention_forward(
-            q, k, v, *tensors_of(features), *numbers_of(features),
+            q, k, v, *all_parts_of(features),
             call.scale, word, call.precision, call.deterministic, self._package,
         )  # fmt: skip
         return o, lse

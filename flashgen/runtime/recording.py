@@ -200,7 +200,7 @@ def recording(path: str | Path, name: str = "recorded") -> Iterator[Recorder]:
 
     with contextlib.ExitStack() as stack:
         for owner, attribute, new in (
-            (CallCache, "find", lambda *_: None),  # or a kept call would not be seen
+            (CallCache, "find", lambda *_: (None, None)),  # or a kept call would not be seen
             (GeneralPath, "serve", noting(serve)),
             (GeneralPath, "serve_plain", noting(plain)),
             (decode, "decode_spec", of_decode),

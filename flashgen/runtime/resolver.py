@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,13 +27,16 @@ from flashgen.runtime.selection import (
     Selection,
     Served,
     ladder,
-    prefers_fused,
     tune_command,
 )
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import BUCKETS, Problem, bucket_of
 from flashgen.spec.vocabulary import Direction
+
+if TYPE_CHECKING:
+    from flashgen.kernels.launch_backward import Backward
+    from flashgen.runtime.ways import ChosenWay, Ways
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -50,8 +54,9 @@ class Resolver:
     def __init__(self, package: str, served: Served) -> None:
         self.package = package
         self.served = served
-        self.launchers: dict[ResolverKey, Launcher | None] = {}
-        """The cache of launchers by device, spec and bucket. None: the fused backward is slower."""
+        self.launchers: dict[ResolverKey, Launcher] = {}
+        """The cache of launchers by device, spec and bucket."""
+        self._ways: dict[ResolverKey, Ways] = {}
         self._gpus: dict[torch.device, Gpu] = {}
         self._said: set[tuple[object, ...]] = set()
         self.advises = True
@@ -82,25 +87,33 @@ class Resolver:
             )
         return found
 
-    def fused(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors
-    ) -> Launcher | None:
-        """The launcher of the fused backward, where the tables have it faster than the two kernels
-        that it replaces.
+    def way(
+        self, call: Call, backward: Backward, tensors: Tensors, *, deterministic: bool
+    ) -> ChosenWay:
+        """How dQ, dK and dV are computed: the fastest way by the tables. deterministic: dQ must be
+        summed in one order. Raises InvalidArgument for a bad setting of the workspace.
         """
-        wanted = key(call, q, v, "backward_fused")
-        if wanted not in self.launchers:
+        from flashgen.runtime.ways import PAIR
+
+        q, k, v = backward.q, backward.k, backward.v
+        wanted = key(call, q, v, "backward_ds")
+        if (ways := self._ways.get(wanted)) is None:
             spec, problem = spec_of_call(call, q, k, v, tensors)
-            fused, dkv, dq = (
-                self.ladder(spec.for_direction(direction), problem.seq_k, q.device).rungs[0]
-                for direction in ("backward_fused", "backward_dkv", "backward_dq")
-            )
-            self.launchers[wanted] = None
-            if prefers_fused(fused, dkv, dq):
-                self.launchers[wanted] = self.resolve(
-                    spec.for_direction("backward_fused"), problem.seq_k, q.device
-                )
-        return self.launchers[wanted]
+            ways = self._ways[wanted] = self.ways(spec, problem.seq_k, q.device)
+        if len(ways.times) < 2:
+            return PAIR
+        from flashgen.kernels.launch_ds import ds_sizes
+
+        most = settings.workspace_bytes()
+        return ways.chosen(ds_sizes(backward), most, deterministic=deterministic)
+
+    def ways(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Ways:
+        """What the tables say of the ways to compute the gradients of a spec."""
+        from flashgen.runtime.ways import ways_of
+
+        slug, gpu = self.served_as(device)
+        held = self.served.choices.get(slug, {})
+        return ways_of(spec, gpu, held.__contains__, lambda each: self.ladder(each, seq_k, device))
 
     def kept(
         self,

@@ -24,7 +24,10 @@ from flashgen.spec.data_sheets import FAMILY
 from flashgen.spec.gpu import TARGETS, Gpu, product_of, unlikeness
 from flashgen.spec.named import Named
 from flashgen.spec.problem import BUCKETS, bucket_of
-from flashgen.spec.vocabulary import SHORT_DTYPE
+from flashgen.spec.vocabulary import OF_DS, SHORT_DTYPE, Direction
+
+BY_TIME: tuple[Direction, ...] = ("backward_fused", *OF_DS)
+"""Directions that serve where the table of the GPU has them faster than others."""
 
 Rung = Literal["exact", "nearest_bucket", "relative", "twin", "plain_tile", "default"]
 
@@ -173,8 +176,8 @@ def _twins(
     registers and bytes.
     """
     twin = other_half(spec)
-    # The fused backward is chosen by its time alone, which is not known here.
-    if twin is None or spec.direction == "backward_fused":
+    # These are chosen by their times alone, which are not known here.
+    if twin is None or spec.direction in BY_TIME:
         return
     for choice in _nearest_tables(served, slug, gpu, twin, seq_k):
         reason = (
@@ -191,8 +194,8 @@ def _plain_tiles(
     """The tiles of the entries of plainer specs, nearest bucket first: on this GPU, or, where it
     has no table, on the nearest relative.
     """
-    # The gradient of a bias has no plain spec. The fused backward as in _twins.
-    if spec.direction in ("backward_dbias", "backward_fused"):
+    # The gradient of a bias has no plain spec. Others as in _twins.
+    if spec.direction in ("backward_dbias", *BY_TIME):
         return
     configs: dict[KernelConfig, Choice] = {}
     itself = (spec,) if served.plain else ()  # its entry may be left out
@@ -234,18 +237,6 @@ def _plain(served: Served, others: Iterable[str], choice: Choice) -> Choice | No
     found = (lent for slug in others for lent in served.choices.get(slug, {}).get(choice.spec, ()))
     alike = (lent for lent in found if lent.bucket == choice.bucket and not lent.config.executed)
     return next(alike, None)
-
-
-def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:
-    """Whether one fused kernel is faster than two, by comparable times: all from one GPU's
-    table, one bucket and one source.
-    """
-    times = [selection.choice.median_us for selection in (fused, dkv, dq)]
-    origins = {(s.slug, s.choice.bucket, s.choice.source) for s in (fused, dkv, dq)}
-    if fused.slug is None or len(origins) > 1 or None in times:
-        return False
-    one, *two = (time for time in times if time is not None)
-    return one < sum(two)
 
 
 def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:

@@ -119,7 +119,7 @@ def _sdpa_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rng = _rng(dropout_p, philox_seed)
     call = _call(is_causal, scale, dropout_p=dropout_p, rng=rng, invariant=invariant)
-    return _backward(call, Saved(query, key, value, out, logsumexp), grad_out)
+    return backward_of(call, Saved(query, key, value, out, logsumexp), grad_out)
 
 
 def _flash_forward(
@@ -161,9 +161,9 @@ def _flash_forward(
         causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
         alibi_slopes=alibi_slopes, invariant=invariant,
     )  # fmt: skip
-    q, k, v = map(_heads_first, (query, key, value))
+    q, k, v = map(heads_first_of, (query, key, value))
     o, lse = _forward(call, q, k, v)
-    o, lse = _as_given(o, query), lse if sequences is None else lse[0]
+    o, lse = as_given(o, query), lse if sequences is None else lse[0]
     return o, lse, *_drawn(query, rng, return_debug_mask)
 
 
@@ -205,9 +205,9 @@ def _flash_backward(
         causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
         invariant=invariant,
     )  # fmt: skip
-    q, k, v, o, do = map(_heads_first, (query, key, value, out, grad_out))
-    gradients = _backward(call, Saved(q, k, v, o, logsumexp), do)
-    return tuple(map(_as_given, gradients, (query, key, value)))
+    q, k, v, o, do = map(heads_first_of, (query, key, value, out, grad_out))
+    gradients = backward_of(call, Saved(q, k, v, o, logsumexp), do)
+    return tuple(map(as_given, gradients, (query, key, value)))
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -241,7 +241,7 @@ def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
     return _laid_out_as(query, o), lse
 
 
-def _backward(call: Call, saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def backward_of(call: Call, saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV, deterministic where torch.use_deterministic_algorithms() asks for it."""
     given, scale = saved[:3], call.scale_of(saved.q)
     call, tensors = replace(call, scale=scale).parts
@@ -288,13 +288,13 @@ def _rng(dropout_p: float, state: Tensor) -> Tensor | None:
     return state.view(torch.int64) if dropout_p else None
 
 
-def _heads_first(x: Tensor) -> Tensor:
+def heads_first_of(x: Tensor) -> Tensor:
     """(batch, seq, heads, dim), or packed (places, heads, dim), as (batch, heads, seq, dim)."""
     return x.transpose(1, 2) if x.ndim == 4 else x.transpose(0, 1)[None]
 
 
-def _as_given(x: Tensor, given: Tensor) -> Tensor:
-    """What _heads_first undoes."""
+def as_given(x: Tensor, given: Tensor) -> Tensor:
+    """What heads_first_of undoes."""
     return x.transpose(1, 2) if given.ndim == 4 else x[0].transpose(0, 1)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.errors import InvalidArgument, NotDifferentiable, shown
 
 _forward_ad = torch.autograd.forward_ad
 Given = ParamSpec("Given")
@@ -188,7 +188,7 @@ def draw_rng(dropout_p: float, device: torch.device) -> Tensor | None:
 def check_dropout(dropout_p: float) -> float:
     """The probability. Raises InvalidArgument unless 0 <= dropout_p <= 1."""
     if not isinstance(dropout_p, Real):
-        raise InvalidArgument(f"dropout_p must be a number from 0 to 1: got {dropout_p!r}")
+        raise InvalidArgument(f"dropout_p must be a number from 0 to 1: got {shown(dropout_p)}")
     if not 0.0 <= dropout_p <= 1.0:
-        raise InvalidArgument(f"dropout_p must be from 0 to 1: got {dropout_p!r}")
+        raise InvalidArgument(f"dropout_p must be from 0 to 1: got {shown(dropout_p)}")
     return dropout_p

@@ -31,11 +31,20 @@ from flashgen.runtime import transformers_models as models
 from flashgen.runtime.call import Causal
 from flashgen.runtime.sdpa import attend, why_torch_serves
 from flashgen.runtime.transformers_models import NAMES
-from flashgen.runtime.transformers_packing import SequenceMask, captured, sequence_mask
+from flashgen.runtime.transformers_packing import (
+    SequenceMask,
+    captured,
+    sequence_mask,
+    traced_attention,
+    traced_mask,
+)
 from flashgen.runtime.varlen import attention_varlen
 
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Where the sequences of a packed batch are."""
+
+OF_PAGES = ("read_index", "write_index", "block_table", "logits_indices", "logits_processor_args")
+"""What continuous batching hands over besides, for its cache and for the model."""
 
 IGNORED = (
     "position_ids", "sliding_window", "seq_idx", "num_items_in_batch", "logits_to_keep",
@@ -100,8 +109,10 @@ def register() -> None:
             options["allow_is_causal_skip"] = False
         if not arguments and (start := _chunk_start(**options)) is not None:
             return start
-        if not (arguments or needed) and (said := sequence_mask(**options)) is not None:
-            return said
+        if not (arguments or needed):
+            says = traced_mask if torch.compiler.is_compiling() else sequence_mask
+            if (said := says(config=config, **options)) is not None:
+                return said
         made = sdpa_mask(*arguments, config=config, **options)
         return made
 
@@ -164,7 +175,7 @@ def _without_flashgen(asks: Any) -> Any:
 
 def _check_models() -> None:
     """Have each model that is made with an implementation of ours be checked, and refuse to return
-    attention weights and to generate by continuous batching.
+    attention weights, and by continuous batching what its cache has not.
     """
     import transformers
 
@@ -182,7 +193,7 @@ def _check_models() -> None:
 
     chosen.knows_flashgen = True  # type: ignore[attr-defined]
     every.get_correct_attn_implementation = chosen
-    models.refuse_continuous_batching(transformers.GenerationMixin)
+    models.check_continuous_batching(transformers.GenerationMixin)
 
 
 def _chunk_start(
@@ -258,6 +269,11 @@ def attention_forward(
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument, naming the
     argument, for every other one that is not None, unless it is one of IGNORED.
     """
+    if type(others.get("cache")).__name__ == "PagedAttentionCache":
+        key, value = _with_cache(module, key, value, others)
+        if attention_mask is not None and not isinstance(attention_mask, SequenceMask):
+            raise _refused("attention_mask", "in generate_batch")
+        attention_mask = None  # it is of the new tokens alone
     packed = others.get("cu_seq_lens_q") is not None
     _check_others(others, packed)
     if deterministic is None:
@@ -269,51 +285,136 @@ def attention_forward(
         is_causal = getattr(module, "is_causal", True)
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "softcap": softcap}
     options |= {"sinks": sinks, "deterministic": deterministic}
+    config: Any = getattr(module, "config", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    if isinstance(attention_mask, SequenceMask) and torch.compiler.is_compiling():
+        if not packed or chunk is not None:
+            bounds = others.get("cu_seq_lens_q")
+            return _in_graph(
+                query, key, value, attention_mask, bounds, position_bias, invariant,
+                *options.values(),
+            ), None  # fmt: skip
+        attention_mask = None  # nothing can read it, and the bounds say where sequences are
     if packed:
-        options |= _chunks_of(module, attention_mask, others, causal=bool(is_causal))
+        if attention_mask is not None:
+            options |= _chunks_of(attention_mask, others, chunk, causal=bool(is_causal))
         causal = bool(is_causal)
         return _packed(
             query, key, value, others, causal=causal, invariant=invariant, **options
         ), None
     if isinstance(attention_mask, SequenceMask):
-        if _served(attention_mask, query, key, value, position_bias, sinks):
-            o = _in_sequences(attention_mask, query, key, value, invariant=invariant, **options)
-            return o, None
-        attention_mask = attention_mask.whole()
-    if invariant or settings.invariant():
-        causal = bool(is_causal) and not models.follows_mask_alone(type(module))
-        return _invariant(
-            query, key, value, attention_mask, causal=causal, bias=position_bias, **options
+        return _by_sequences(
+            query, key, value, attention_mask, position_bias, invariant=invariant, **options
         ), None
-    if attention_mask is not None:
-        _check_mask(attention_mask)
-    if attention_mask is not None and _is_chunk_start(attention_mask):
-        config: Any = module.config
-        options |= {"chunk": config.attention_chunk_size, "chunk_start": attention_mask.flatten()}
-        o = folders.current().attention(
+    causal = bool(is_causal) and not (
+        attention_mask is None and models.follows_mask_alone(type(module))
+    )
+    return _by_mask(
+        query, key, value, attention_mask, position_bias, causal=causal, chunk=chunk,
+        invariant=invariant, **options,
+    ), None  # fmt: skip
+
+
+def _with_cache(
+    module: nn.Module, key: Tensor, value: Tensor, others: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of all sequences of a continuous batch, packed, (1, kv_heads, tokens,
+    head_dim), into whose pages these new ones are written; others get their bounds.
+    """
+    cache = others.pop("cache")
+    key, value = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
+    )
+    for name in OF_PAGES:
+        others.pop(name, None)
+    return key, value
+
+
+def _by_mask(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    position_bias: Tensor | None,
+    *,
+    causal: bool,
+    chunk: int | None,
+    invariant: bool,
+    **options: Any,
+) -> Tensor:
+    """O (batch, seq_q, heads, head_dim) of a mask that is there, or of none."""
+    if invariant or settings.invariant():
+        return _invariant(query, key, value, mask, causal=causal, bias=position_bias, **options)
+    if mask is not None:
+        _check_mask(mask)
+    if mask is not None and _is_chunk_start(mask):
+        options |= {"chunk": chunk, "chunk_start": mask.flatten()}
+        o: Tensor = folders.current().attention(
             query, key, value, causal=True, bias=position_bias, **options
         )
-        return o.transpose(1, 2).contiguous(), None
+        return o.transpose(1, 2).contiguous()
     # A mask says all; a single query, of decoding, sees every key.
-    causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
-    if causal and models.follows_mask_alone(type(module)):
-        causal = False
+    causal = causal and mask is None and query.shape[2] > 1
     scores = *query.shape[:3], key.shape[2]
-    for name, x in (("attention_mask", attention_mask), ("position_bias", position_bias)):
+    for name, x in (("attention_mask", mask), ("position_bias", position_bias)):
         if x is not None and not broadcasts(x.shape, scores):
             raise InvalidArgument(f"{name} must be broadcastable to {scores}: got {tuple(x.shape)}")
-    bias = _biased(position_bias, attention_mask)
-    if softcap or sinks is not None or (causal and bias is not None):
+    bias = _biased(position_bias, mask)
+    if options["softcap"] or options["sinks"] is not None or (causal and bias is not None):
         # torch has no function of these, so that they go to kernels, or to the reference.
         diagonal: Causal = "top_left" if causal else False
         bias = None if bias is None else torch_modes.autocast(bias)
         o = folders.current().attention(query, key, value, causal=diagonal, bias=bias, **options)
     else:
         o = attend(
-            query, key, value, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scaling,
-            enable_gqa=True, deterministic=deterministic,
+            query, key, value, attn_mask=bias, dropout_p=options["dropout_p"], is_causal=causal,
+            scale=options["scale"], enable_gqa=True, deterministic=options["deterministic"],
         )  # fmt: skip
-    return o.transpose(1, 2).contiguous(), None
+    return o.transpose(1, 2).contiguous()
+
+
+def _by_sequences(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: SequenceMask,
+    position_bias: Tensor | None,
+    *,
+    invariant: bool,
+    **options: Any,
+) -> Tensor:
+    """O (batch, seq_q, heads, head_dim) of what a mask says, or of the mask where kernels do not
+    take that.
+    """
+    if _served(mask, query, key, value, position_bias):
+        return _in_sequences(mask, query, key, value, invariant=invariant, **options)
+    return _by_mask(
+        query, key, value, mask.whole(), position_bias, causal=False, chunk=None,
+        invariant=invariant, **options,
+    )  # fmt: skip
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def _in_graph(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: SequenceMask,
+    bounds: Tensor | None,
+    position_bias: Tensor | None,
+    invariant: bool,
+    *options: Any,
+) -> Tensor:
+    """_by_sequences() where torch compiles, as one function of the graph: it looks at fields of the
+    mask, and at whether something before it read the mask. bounds: where sequences end, too.
+    """
+    if bounds is not None:
+        if mask.made is not None:
+            raise _refused("attention_mask", "with cu_seq_lens_q")
+        mask = mask.within(bounds)
+    names = "scale", "dropout_p", "softcap", "sinks", "deterministic"
+    given = dict(zip(names, options, strict=True))
+    return _by_sequences(query, key, value, mask, position_bias, invariant=invariant, **given)
 
 
 def _invariant(
@@ -342,27 +443,16 @@ def _invariant(
 
 
 def _served(
-    mask: SequenceMask,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor | None,
-    sinks: Tensor | None,
+    mask: SequenceMask, query: Tensor, key: Tensor, value: Tensor, position_bias: Tensor | None
 ) -> bool:
     """Whether kernels take these tensors with what a mask says. Nothing may have read it, for who
-    reads it may change it; a model may have dropped queries; packed sequences have no bias, and no
-    gradient of sinks.
+    reads it may change it; a model may have dropped queries; packed sequences have no bias.
     """
     if mask.made is not None or position_bias is not None or torch_modes.transformed():
         return False
     rows = mask.shape[0], mask.shape[2]
     if any((x.shape[0], x.shape[2]) != rows for x in (query, key, value)):
         return False
-    if mask.numbers is not None:
-        if torch.compiler.is_compiling():  # how many sequences there are is read from the device
-            return False
-        if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
-            return False
     return why_torch_serves(query, key, value) is None
 
 
@@ -384,6 +474,8 @@ def _in_sequences(
         )  # fmt: skip
         found: Tensor = o.transpose(1, 2).contiguous()
         return found
+    if torch_modes.traced(query):
+        return traced_attention(mask, query, key, value, invariant=invariant, **options)
     bounds, longest = mask.packed
     given = dict(zip(BOUNDS, (bounds, bounds, longest, longest), strict=True))
     given["sliding_window"] = mask.window
@@ -462,15 +554,12 @@ def _check_packed(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _chunks_of(
-    module: nn.Module, mask: Tensor | None, others: dict[str, Any], *, causal: bool
+    mask: Tensor, others: dict[str, Any], size: int | None, *, causal: bool
 ) -> dict[str, Any]:
-    """The chunks that the mask of a packed batch has, as attention_varlen takes them. Raises
-    InvalidArgument unless the mask is that of the bounds, with a window and with chunks if the
-    layer has them.
+    """The chunks that the mask of a packed batch has, as attention_varlen takes them; size: of a
+    chunk, if the layer may have them. Raises InvalidArgument unless the mask is that of the bounds,
+    with a window and with chunks if the layer has them.
     """
-    if mask is None:
-        return {}
-    size = getattr(getattr(module, "config", None), "attention_chunk_size", None)
     bounds = others["cu_seq_lens_k"]
     if _is_chunk_start(mask):
         return {"chunk": size, "chunk_start": (mask.flatten() - bounds[:-1]).int()}
@@ -493,26 +582,19 @@ def _chunk_of_mask(
     chunks, too. As _chunks_of.
     """
     cu, window = others["cu_seq_lens_q"], others.get("sliding_window")
-    possible = [None] if size is None else [None, size]
-    total = int(cu[-1])
+    total, possible = int(cu[-1]), []
     of_bounds = mask.ndim == 4 and (mask.shape[0], *mask.shape[2:]) == (1, total, total)
-    if not of_bounds or not torch.equal(cu, others["cu_seq_lens_k"]):
-        possible = []
-    elif isinstance(mask, SequenceMask) and causal and _says(mask, cu, window):
-        possible = [None]
-    else:
+    if of_bounds and torch.equal(cu, others["cu_seq_lens_k"]):
         places = torch.arange(total, device=mask.device)
         sequences = torch.searchsorted(cu[1:].to(places), places, right=True)
-        chunks = (places - cu.to(places)[sequences]) // (size or 1)
-        # Of many tokens the mask alone fills much of the memory.
-        for rows in places.split(1024):  # type: ignore[no-untyped-call]
-            own = sequences[rows, None] == sequences
-            wanted = own & (rows[:, None] >= places) if causal else own
-            if window is not None:
-                wanted = wanted & ((rows[:, None] - places).abs() < window)
-            alike = wanted & (chunks[rows, None] == chunks)
-            part = mask[:, :, rows]
-            possible = [each for each in possible if _shows(part, alike if each else wanted, own)]
+        runs: dict[int | None, Tensor] = {None: sequences}
+        if size is not None:  # the first token of each chunk
+            runs[size] = places - (places - cu.to(places)[sequences]) % size
+        if isinstance(mask, SequenceMask) and mask.made is None:
+            if causal and mask.window == window:
+                possible = [each for each, own in runs.items() if _hides(mask, own, sequences)]
+        else:
+            possible = _shown(mask, runs, sequences, window, causal=causal)
     if not possible:
         raise _refused(
             "attention_mask", "with cu_seq_lens_q, but a causal one of windows or chunks"
@@ -520,11 +602,38 @@ def _chunk_of_mask(
     return possible[0]
 
 
-def _says(mask: SequenceMask, cu: Tensor, window: int | None) -> bool:
-    """Whether a mask that nobody made hides nothing in these sequences but by this window."""
-    if mask.made is not None or mask.window != window:
-        return False
-    return mask.numbers is None or bool(torch.isin(mask.packed.bounds, cu).all())
+def _hides(mask: SequenceMask, runs: Tensor, sequences: Tensor) -> bool:
+    """Whether within the sequences a mask that nobody made has runs of tokens where the numbers of
+    these (tokens,) are equal.
+    """
+    numbers = torch.zeros_like(runs) if mask.numbers is None else mask.numbers[0]
+    differ = numbers.diff().ne(0) != runs.diff().ne(0)
+    return not bool((differ & sequences.diff().eq(0)).any())
+
+
+def _shown(
+    mask: Tensor,
+    runs: dict[int | None, Tensor],
+    sequences: Tensor,
+    window: int | None,
+    *,
+    causal: bool,
+) -> list[int | None]:
+    """Those of runs, by their names, of which a mask shows each token its own, within a window."""
+    possible, places = list(runs), torch.arange(len(sequences), device=mask.device)
+    # Of many tokens the mask alone fills much of the memory.
+    for rows in places.split(1024):  # type: ignore[no-untyped-call]
+        own = sequences[rows, None] == sequences
+        wanted = own & (rows[:, None] >= places) if causal else own
+        if window is not None:
+            wanted = wanted & ((rows[:, None] - places).abs() < window)
+        part = mask[:, :, rows]
+        possible = [
+            each
+            for each in possible
+            if _shows(part, wanted & (runs[each][rows, None] == runs[each]), own)
+        ]
+    return possible
 
 
 def _shows(mask: Tensor, wanted: Tensor, own: Tensor) -> bool:

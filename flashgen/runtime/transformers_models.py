@@ -100,24 +100,30 @@ def refuse_weights(model: nn.Module) -> None:
     model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def refuse_continuous_batching(every: Any) -> None:
-    """Have the models of a class raise InvalidArgument in generate_batch and its like, whose thread
-    would log the refusal of an argument and leave empty lists.
+def check_continuous_batching(every: Any) -> None:
+    """Have the models of a class that flashgen cannot serve in generate_batch and its like raise
+    InvalidArgument where it begins: its thread would log a later refusal, and leave empty lists.
     """
     begins = getattr(every, "init_continuous_batching", None)
     if begins is None:
         return
 
     @functools.wraps(begins)
-    def refused(self: Any, *arguments: Any, **options: Any) -> Any:
-        if _uses_flashgen(self.config):
+    def checked(self: Any, *arguments: Any, **options: Any) -> Any:
+        named = getattr(self.config, "_attn_implementation", None)
+        if named == NAMES[1]:
             raise InvalidArgument(
-                "generate_batch must run on an attention that reads the pages of transformers, "
-                'which flashgen does not: use generate(), or attn_implementation="sdpa"'
+                f'generate_batch must have attn_implementation="{NAMES[0]}": got "{named}", which '
+                "transformers does not take for an attention without masks"
+            )
+        if named == NAMES[0] and getattr(self.config, "attention_chunk_size", None):
+            raise InvalidArgument(
+                "generate_batch must have a model without chunks, attention_chunk_size: the cache "
+                "of transformers keeps windows of them; use generate()"
             )
         return begins(self, *arguments, **options)
 
-    every.init_continuous_batching = refused
+    every.init_continuous_batching = checked
 
 
 def _refuse_weights(

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import NO_LIMITS, Window, heads_given, limits_of
 from flashgen.inputs.from_call import diagonal_of
 from flashgen.inputs.packed import from_bounds
-from flashgen.kernels.bound_call import zeros
+from flashgen.kernels.stream_memory import zeros
 from flashgen.runtime import folders, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.call_cache import key_of
+from flashgen.runtime.call_cache import options_of
+from flashgen.runtime.conventions import heads_first, packed_again
 from flashgen.runtime.general_path import asked_features
-from flashgen.runtime.kept_calls import heads_first, kind_of_packed, packed_again
+from flashgen.runtime.kept_calls import kind_of_packed
 from flashgen.runtime.keywords import hinting
 
 __all__ = ["attention_varlen"]
@@ -52,7 +52,6 @@ def attention_varlen(
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 @hinting
 def attention_varlen(
     q: Tensor,
@@ -85,7 +84,7 @@ def attention_varlen(
     Sequence b has the places from cu_seqlens[b] to cu_seqlens[b + 1], none if they are equal. They
     are read by the device alone, and nothing there checks them. A causal diagonal, a window, chunks
     and ALiBi's distances are those of each sequence: bottom-right ones, but for causal="top_left".
-    Differentiable, once, with respect to q, k, v and sinks. torch.compile breaks its graph here.
+    Differentiable, once, with respect to q, k, v and sinks.
 
     With block_table, page_size is a power of two, and key j of sequence b is in slot j % page_size
     of page block_table[b, j // page_size]. It has seqused_k[b] keys, or without them cu_seqlens_k[b
@@ -135,7 +134,7 @@ def attention_varlen(
         >>> flashgen.attention_varlen(q, q, q, bounds, bounds, 3, 3, causal=True).shape
         torch.Size([5, 8, 64])
     """
-    limits, kind, kept = NO_LIMITS, None, None
+    limits, kind = NO_LIMITS, None
     if window is not None or softcap is not None or invariant is not False:
         limits = limits_of(window, softcap, invariant, causal=causal is not False)
     calls = folders.current().calls
@@ -145,13 +144,14 @@ def attention_varlen(
     more = dropout_p != 0.0 or chunk is not None or chunk_start is not None
     whole = type(max_seqlen_q) is int and type(max_seqlen_k) is int
     if whole and not more and not torch_modes.special(q):
-        options = causal, scale, precision, limits
-        key = key_of("attention_varlen", q, k, v, others, *options, *longest)
-        kept = calls.find(key)
-        if kept is None and key is not None:
-            kind = kind_of_packed(longest, q, k, v, others, *options)
-            if (alike := calls.find(kind)) is not None:
-                kept = alike.kept(longest, (q, k, v, *others))
+        options = options_of(
+            "attention_varlen", len(others), causal, scale, precision, limits, longest
+        )
+        kept, key = calls.find(options, q, k, v, *others)
+        if key is not None:
+            kind = kind_of_packed(longest, q, k, v, others, causal, scale, precision, limits)
+            if kind is not None and (alike := calls.get(kind)) is not None:
+                kept, kind = alike.packed(longest, (q, k, v, *others)), None
                 calls.keep(key, kept)
         if kept is not None:
             found = kept.call(deterministic, q, k, v, *others)
@@ -167,12 +167,15 @@ def attention_varlen(
     if block_table is not None and dropout_p:
         raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
     diagonal_of(causal, 0, 0)
+    traced = torch_modes.traced(q)
     packed = from_bounds(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
         seqused_k=seqused_k, block_table=block_table,
         page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
-        zeros=zeros,
-    ).within(q.shape[0], k.shape[0])  # fmt: skip
+        zeros=None if traced else zeros,
+    )  # fmt: skip
+    if not traced:  # there the lengths may be symbols, and the operator looks at them
+        packed = packed.within(q.shape[0], k.shape[0])
     call = Call(
         causal=causal, scale=scale, precision=precision, deterministic=deterministic,
         features=asked_features(
@@ -182,9 +185,11 @@ def attention_varlen(
         ),
     )  # fmt: skip
     q, k, v = heads_first(q, k, v, paged=packed.paged)
-    o, lse = folders.current().general.serve_plain(
-        call, q, k, v, key=kind if kept is None else None
-    )
+    general = folders.current().general
+    if traced:
+        o, lse = general.serve(call, q, k, v)
+    else:
+        o, lse = general.serve_plain(call, q, k, v, key=kind)
     assert lse is not None  # return_lse
     o, lse = packed_again(o, lse)
     return (o, lse) if return_lse else o
@@ -195,7 +200,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, named: dict[str, Tensor]) ->
     they must have.
     """
     check_tensors(q=q, k=k, v=v, **named)
-    check_plain(q=q, k=k, v=v, **named)
+    if not torch_modes.traced(q):
+        check_plain(q=q, k=k, v=v, **named)
     of_keys = "(pages, page_size, kv_heads" if "block_table" in named else "(places, kv_heads"
     for name, x, shape in (("q", q, "(places, heads"), ("k", k, of_keys), ("v", v, of_keys)):
         if x.ndim != shape.count(",") + 2:

@@ -14,15 +14,18 @@ sees no key has O = 0.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, one_line, shown
 from flashgen.inputs.features import Window
 from flashgen.runtime.call import PLAIN_TYPES, Causal
 from flashgen.runtime.flash_attn import attend_dense, attend_packed
+
+Read = TypeVar("Read")
 
 DENSE: dict[str, Causal] = {
     "LowerTriangularMask": "top_left",
@@ -95,7 +98,7 @@ def memory_efficient_attention(
     name = _check_options(query, attn_bias, p, output_dtype)
     q, k, v = _heads_together(query, key, value)
     options: dict[str, Any] = {
-        "scale": scale, "dropout_p": p, "window_size": _window_of(attn_bias),
+        "scale": scale, "dropout_p": p, "window_size": _read(_window_of, attn_bias),
         "deterministic": False,
     }  # fmt: skip
     if name in PACKED:
@@ -183,7 +186,7 @@ def _check_options(query: Tensor, bias: Any, p: float, output_dtype: torch.dtype
         raise InvalidArgument(f"p must be from 0 to below 1: got {p}")
     if output_dtype not in (None, query.dtype):
         raise InvalidArgument(
-            f"output_dtype must be None or that of query, {query.dtype}: got {output_dtype}"
+            f"output_dtype must be None or that of query, {query.dtype}: got {shown(output_dtype)}"
         )
     name = type(bias).__name__
     if bias is None or isinstance(bias, Tensor):
@@ -236,10 +239,34 @@ def _bias_of_four(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return bias[:, None] if not heads else bias.flatten(1, -3)
 
 
+def _read(reader: Callable[..., Read], bias: Any, *tensors: Tensor) -> Read:
+    """What a reader finds in a bias. Raises InvalidArgument where a field holds something else than
+    its class has there.
+    """
+    try:
+        return reader(bias, *tensors)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(
+            f"attn_bias must have the fields of {type(bias).__name__} as xformers makes them: got "
+            f"others ({one_line(error)})"
+        ) from error
+
+
 def _attend_packed(
     q: Tensor, k: Tensor, v: Tensor, bias: Any, *, causal: Causal, **options: Any
 ) -> Tensor:
     """O (1, places, heads, head_dim_v) of the sequences of a bias. Raises InvalidArgument."""
+    k, v, where = _read(_where, bias, q, k, v)
+    o, _ = attend_packed(q[0], k, v, **where, causal=causal, **options)
+    return o[None]
+
+
+def _where(bias: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """K and V as packed sequences or as pages, and where they are, as arguments of attend_packed().
+    Raises InvalidArgument.
+    """
     name = type(bias).__name__
     if not q.shape[0] == k.shape[0] == 1:
         raise InvalidArgument(f"query must have a batch of 1 with {name}: got {q.shape[0]}")
@@ -250,7 +277,7 @@ def _attend_packed(
                 f"attn_bias must be on {q.device} as query is: got {where.device}; use its to()"
             )
     _check_places("query", queries, q.shape[1])
-    q, k, v = q[0], k[0], v[0]
+    k, v = k[0], v[0]
     bounds, table, used = keys.seqstart, None, getattr(keys, "seqlen", None)
     if name.startswith("Paged"):
         bounds, table = None, bias.block_tables.int()
@@ -260,11 +287,11 @@ def _attend_packed(
         _check_places("key", keys, len(k))
         if first := keys.seqstart_py[0]:  # a gap before all keys
             k, v, bounds = k[first:], v[first:], bounds - first
-    o, _ = attend_packed(
-        q, k, v, queries.seqstart, bounds, queries.max_seqlen, keys.max_seqlen, seqused_k=used,
-        block_table=table, causal=causal, **options,
-    )  # fmt: skip
-    return o[None]
+    return k, v, {
+        "cu_seqlens_q": queries.seqstart, "cu_seqlens_k": bounds,
+        "max_seqlen_q": queries.max_seqlen, "max_seqlen_k": keys.max_seqlen, "seqused_k": used,
+        "block_table": table,
+    }  # fmt: skip
 
 
 def _check_places(name: str, sequences: Any, places: int) -> None:
@@ -278,7 +305,7 @@ def _check_places(name: str, sequences: Any, places: int) -> None:
     if not within or any(end > after for end, after in zip(ends, starts[1:], strict=True)):
         raise InvalidArgument(
             f"attn_bias must have its sequences one behind the other in the {places} places of "
-            f"{name}: got starts {starts} and ends {list(ends)}"
+            f"{name}: got starts {shown(starts)} and ends {shown(ends)}"
         )
 
 

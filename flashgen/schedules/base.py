@@ -133,6 +133,7 @@ class Schedule(Generic[Fields]):
     in_class: tuple[Direction, ...] = ()
     """Directions in which it sums in the order of the numeric class of an invariant spec."""
     orders = False  # its forward has all orders, and persistent grids
+    hands_out = False  # a persistent program takes its next tile from a counter, not every n-th
     closes_sums = True  # its texts may close partial sums, as invariant specs need it
     state_in_memory = False
     """O and its sums pass through memory, as a program walks all rows of a head."""
@@ -154,6 +155,8 @@ class Schedule(Generic[Fields]):
     """The likely ones, the likeliest first."""
     ways: ClassVar[Mapping[Direction, tuple[FieldChoice, ...]]] = {}
     """The choices of its own fields, with each tile; the first with every order."""
+    gpu_ways: ClassVar[Mapping[Direction, tuple[FieldChoice, ...]]] = {}
+    """Further ones, which no estimate ranks."""
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """What fields may be, where that differs from CommonFields."""
     notes: ClassVar[Mapping[str, str]] = {}  # what an error says beside these values

@@ -145,7 +145,11 @@ class Blackwell(Schedule[BlackwellFields]):
     name = "blackwell"
     gluon = roles = orders = accumulates_in_tensor_memory = True
     directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
-    features: ClassVar = {"forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen")}
+    features: ClassVar = {
+        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen"),
+        "backward_dkv": ("alibi", "window", "chunk", "softcap", "varlen"),
+        "backward_dq": ("alibi", "window", "chunk", "softcap", "varlen"),
+    }
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit
     archs, made = TENSOR_MEMORY, "of tcgen05 of sm_100"

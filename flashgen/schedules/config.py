@@ -48,7 +48,8 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
         schedule: the order of products, exp2 and loads in the loop.
         loads: pointer, or descriptor (TMA).
         order: the order in which tiles of Q are computed.
-        persistent: as many programs as SMs, each of which takes every n-th tile.
+        persistent: as many programs as SMs, each of which takes every n-th tile, or in schedule
+            hopper the next that no other has taken.
         head_dims: exact (known when compiling), or padded (arguments: serves all up to the spec's).
         v_parts: programs that share a tile of rows, each with a part of the columns of V and O.
         maxnreg: registers that a thread takes at most; 0 is as many as ptxas wants.
@@ -57,6 +58,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
         widening: how a decode widens float8_e4m3: on their bits, or by the GPU's own instruction.
         blocks_per_sm: of a decode's launch, not its kernel: blocks on an SM that splits fill.
         next_s: of hopper's fused backward, S of the next tile comes before dQ of this one is added.
+        no_turns: of hopper's forward, consumers multiply when they come to it, not in turn.
         exp2_by_fma: of 32 exp2 of schedule blackwell, those that multiply-add computes.
         rescale_log2: of schedule blackwell, growth of a row's maximum that leaves O as it is.
 

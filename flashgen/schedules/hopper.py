@@ -68,6 +68,7 @@ class HopperFields(CommonFields):
     """What its configs have beside."""
 
     next_s: bool = field(default=False, metadata=one_of(FLAG, "_nexts"))
+    no_turns: bool = field(default=False, metadata=one_of(FLAG, "_noturns"))
 
 
 IN_ORDER: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_ds")
@@ -91,6 +92,23 @@ def why_no_next_s(spec: AttentionSpec, config: HopperFields) -> str | None:
     )
 
 
+def takes_turns(spec: AttentionSpec) -> bool:
+    """Whether consumers multiply in turn, as FlashAttention-3's do: above head dim 128 of V they
+    have no registers for it.
+    """
+    return spec.direction == "forward" and padded(spec.head_dim_v) <= 128
+
+
+def why_no_turns(spec: AttentionSpec, config: HopperFields) -> str | None:
+    """Why a config, of whatever schedule, cannot have no_turns."""
+    if not config.no_turns or (config.schedule == HOPPER.name and takes_turns(spec)):
+        return None
+    return (
+        "no_turns needs direction forward, schedule hopper and a head dim of V up to 128: "
+        f"got {spec.direction}, {config.schedule} and {spec.head_dim_v}"
+    )
+
+
 def o_apart(spec: AttentionSpec, config: CommonFields) -> bool:
     """Whether O is stored from its own buffer in shared memory, not from Q's.
 
@@ -105,7 +123,7 @@ class Hopper(Schedule[HopperFields]):
     """wgmma, with warps that load."""
 
     name = "hopper"
-    gluon = roles = orders = ahead = True
+    gluon = roles = orders = ahead = hands_out = True
     directions = own_text = AHEAD
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
@@ -118,6 +136,7 @@ class Hopper(Schedule[HopperFields]):
     least_overlap = dict.fromkeys(AHEAD, HOPPER_OVERLAP)
     tiles = HOPPER_TILES
     ways: ClassVar = {"backward_fused": ({"next_s": False}, {"next_s": True})}
+    gpu_ways: ClassVar = {"forward": ({"no_turns": True},)}
     values: ClassVar = {"br": SIDES, "bc": SIDES, "num_warps": NUM_WARPS}
     notes: ClassVar = {
         "num_warps": " in schedule hopper, those that compute (earlier: 4, of a warpgroup)"
@@ -160,12 +179,6 @@ class Hopper(Schedule[HopperFields]):
                 f"schedule hopper walks tiles of {least} at least, powers of two: "
                 f"got {walks}={walked}"
             )
-        if config.persistent and self.consumers(config) == 3 and config.bc > 64:
-            # Seen with Triton 3.6 to 3.9: spills, or half of exp2 not overlapped.
-            return (
-                "schedule hopper, persistent and with three consumers, has registers for tiles of "
-                f"64 keys at most: got bc={config.bc}"
-            )
         return None
 
     def shared_bytes(self, spec: AttentionSpec, config: HopperFields, tiles: Bytes) -> int:
@@ -207,12 +220,13 @@ class Hopper(Schedule[HopperFields]):
         if config.loads == "pointer":
             return config
         smaller = {"bc": 32} if spec.direction == "backward_dq" else {}
-        return specialized_twin(spec, config, smaller, {"next_s": False})
+        return specialized_twin(spec, config, smaller, {"next_s": False, "no_turns": False})
 
     def switches(self, spec: AttentionSpec, config: HopperFields) -> dict[str, int | bool]:
         computes, loads = REGISTER_SPLIT[self.consumers(config)]
         found = {"CONSUMER_REGISTERS": computes, "PRODUCER_REGISTERS": loads}
-        return {**found, "NEXT_S": config.next_s}
+        turns = takes_turns(spec) and not config.no_turns
+        return {**found, "NEXT_S": config.next_s, "TURNS": turns}
 
     def block(
         self, spec: AttentionSpec, config: HopperFields, tensor: str, page_size: int

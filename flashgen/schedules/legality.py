@@ -370,6 +370,7 @@ _OF_TEMPLATES = (
     blackwell.why_no_exp2,
     _maxnreg,
     hopper.why_no_next_s,
+    hopper.why_no_turns,
     _backward,
     why_no_rows,
     why_other_class,

@@ -164,8 +164,9 @@ def _own_grid(schedule: Schedule[Any], direction: Direction) -> tuple[KernelConf
     """
     tiles, ways = schedule.tiles.get(direction, ()), schedule.ways.get(direction, ({},))
     own: list[FieldChoice] = [{"schedule": schedule.name, "loads": schedule.loads}]
-    found = _configs(tiles, own, ways, _ordered(reversed(ORDERS)))
-    return (*found, *_configs(tiles, own, ways[:1], _GPU_ORDERS)) if schedule.orders else found
+    several = ways, schedule.gpu_ways.get(direction, ())
+    found = [c for each in several for c in _configs(tiles, own, each, _ordered(reversed(ORDERS)))]
+    return (*found, *(_configs(tiles, own, ways[:1], _GPU_ORDERS) if schedule.orders else ()))
 
 
 def measured_seeds(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:

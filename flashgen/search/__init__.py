@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flashgen.lazy import attach
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
 from flashgen.search.space import Budget, Method
 
@@ -27,22 +28,11 @@ __all__ = [
     "search",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "KernelSampler":
-        from flashgen.search.sampler import KernelSampler
-
-        return KernelSampler
-    if name == "ProductSpace":
-        from flashgen.search.points import ProductSpace
-
-        return ProductSpace
-    if name == "search":
-        from flashgen.search.staged import search
-
-        return search
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "KernelSampler": "flashgen.search.sampler",
+        "ProductSpace": "flashgen.search.points",
+        "search": "flashgen.search.staged",
+    },
+)

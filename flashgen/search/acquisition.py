@@ -117,8 +117,9 @@ class Acquisition:
         self._likely_first = likely_first
         self._logarithms: dict[int, float] = {}  # of guesses
         self._neighbours: dict[int, list[int]] = {}
-        drawn = space.draw(RandomState(seed), SAMPLE)
-        self.sample: list[int] = RandomState(seed).permutation(drawn).tolist()
+        random = RandomState(seed)
+        drawn = space.draw(random, SAMPLE)
+        self.sample: list[int] = random.permutation(drawn).tolist()
         self._processes = [Process(space.parameters, names_only=names) for names in (False, True)]
         for number in sorted(self.sample):
             self._logarithm(number)  # a bad guess is refused before anything is evaluated

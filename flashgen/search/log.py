@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.evaluate.evaluator import protocol_of
@@ -32,7 +32,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import PASSING, Outcome, Source, Stage
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
-from flashgen.spec.records import UnknownKey, parsed, value_of
+from flashgen.spec.records import UnknownKey, parsed
 
 LogKey = tuple[object, ...]
 Notice = Callable[[str], None]
@@ -206,7 +206,7 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
     An incomplete last record, torn by a kill or still being written, is left out.
 
     Args:
-        path: the log, or a JSON file of outcomes; either may be gzipped.
+        path: the log, which may be gzipped.
         notice: is called with a sentence on what is left out.
 
     Returns:
@@ -233,8 +233,6 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
         raise FlashgenError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise FlashgenError(f"{path}: {error}; name another") from None
-    if path.name.removesuffix(".gz").endswith(".json"):
-        return _of_landscape(content, path)
     lines, whole = whole_lines(content)
     outcomes = [outcome_of(line, path, number) for number, line in enumerate(lines, 1)]
     if whole < len(content):
@@ -257,19 +255,3 @@ def outcome_of(line: bytes, path: Path, number: int) -> Outcome:
             f"{where}: this is no record of an outcome ({error}); delete the line, "
             "or name another log"
         ) from None
-
-
-def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
-    try:
-        found = value_of(dict[str, Any], parsed(content), "the file")
-        if "outcomes" in found:
-            return list(value_of(tuple[Outcome, ...], found["outcomes"], "outcomes"))
-    except ValueError as error:
-        raise FlashgenError(
-            f"{path} is no file of outcomes ({error}): name one that "
-            "has them, or a log of flashgen tune"
-        ) from None
-    raise FlashgenError(
-        f"{path} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a JSON "
-        "file of outcomes"
-    )

@@ -16,7 +16,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.search_space import IntersectionSearchSpace
+from optuna.search_space import intersection_search_space
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
@@ -77,9 +77,6 @@ class KernelSampler(BaseSampler):
             self._acquisition = Acquisition(self._space, seed, guesses, likely_first=likely_first)
             self._sample = self._acquisition.sample
         self._chosen: dict[tuple[str, int], int] = {}  # points by study and trial
-        self._ended: dict[str, tuple[int, dict[int, float | None]]] = {}
-        """By study: how many first trials have ended, and their values by the numbers of points."""
-        self._common: dict[str, IntersectionSearchSpace] = {}
         self._of_products: dict[str, KernelSampler] = {}
         self.assume()
 
@@ -104,8 +101,8 @@ class KernelSampler(BaseSampler):
         """As BaseSampler: empty with a space, whose names are the trial's parameters."""
         if self._acquisition:
             return {}
-        common = self._common.setdefault(study.study_name, IntersectionSearchSpace())
-        return {n: each for n, each in common.calculate(study).items() if not each.single()}
+        common = intersection_search_space(study.get_trials(deepcopy=False))
+        return {n: each for n, each in common.items() if not each.single()}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -170,27 +167,17 @@ class KernelSampler(BaseSampler):
     def _seen(self, study: Study, trial: FrozenTrial) -> Seen:
         """What the other trials say. Of several trials of a point, the last value counts."""
         sign, name = 1 if study.direction == StudyDirection.MINIMIZE else -1, study.study_name
-        trials = study.get_trials(deepcopy=False)
-        count, values = self._ended.get(name, (0, {}))
-
-        def end(each: FrozenTrial, values: dict[int, float | None]) -> None:
-            number = self._number_of(name, each)
-            if number != ILLEGAL and (known := each.values) and math.isfinite(known[0]):
-                values[number] = sign * known[0]
-            elif number != ILLEGAL:
-                values.setdefault(number, None)
-
-        while count < len(trials) and trials[count].state.is_finished():
-            end(trials[count], values)
-            count += 1
-        self._ended[name] = count, values
-        seen, running = Seen(values=dict(values), closed=set(self._closed)), dict[int, None]()
-        for each in trials[count:]:
-            if each.state.is_finished():
-                end(each, seen.values)
-            elif each.number != trial.number:
-                running[self._number_of(name, each)] = None
-        running.pop(ILLEGAL, None)
+        seen, running = Seen(closed=set(self._closed)), dict[int, None]()
+        for each in study.get_trials(deepcopy=False):
+            number = ILLEGAL if each.number == trial.number else self._number_of(name, each)
+            if number == ILLEGAL:
+                continue
+            if not each.state.is_finished():
+                running[number] = None
+            elif (known := each.values) and math.isfinite(known[0]):
+                seen.values[number] = sign * known[0]
+            else:
+                seen.values.setdefault(number, None)
         for number in running:
             if number in self._assumed:
                 seen.values[number] = self._assumed[number]

@@ -20,9 +20,11 @@ from flashgen.table.table import Table
 
 ARCHS: dict[str, dict[str, list[str]]] = {"cuda": {"archs": ["8.0+PTX"]}, "cpu": {}}
 """What the package kernels knows of a backend's devices: Triton compiles for sm_80 and later."""
-SERVING = ("spec", "reference", "kernels", "runtime")
+SERVING = ("spec", "inputs", "schedules", "kernels", "reference", "runtime")
 """The packages that serve. They import no other one of flashgen (.importlinter)."""
-MODULES = ("__init__.py", "errors.py", "files.py", "paths.py", "settings.py", "py.typed")
+MODULES = (
+    "__init__.py", "errors.py", "files.py", "paths.py", "settings.py", "version.py", "py.typed",
+)  # fmt: skip
 
 _CARD = """---
 license: apache-2.0

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import groupby
 
 from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
+from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.outcome import Outcome
 from flashgen.schedules.space import legal_configs
@@ -31,7 +31,7 @@ from flashgen.table.table import Table
 from flashgen.tune.run_files import run_now
 from flashgen.tune.transfer import measured_on_chip
 
-DIRECTIONS = ("forward", "backward_dkv", "backward_dq")
+DIRECTIONS = ("forward", "backward_dkv", "backward_dq", "backward_ds")
 """The fused backward is left out: its additions are in no fixed order."""
 
 NEAR = 0.04
@@ -55,11 +55,13 @@ def candidates(
         twin = in_bfloat16(spec)
         held = (*chosen, *table.executed)
         return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == twin))
-    order = "longest_first" if spec.causal and spec.direction != "backward_dkv" else "plain"
+    order = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
     found = [
         config
         for config in legal_configs(spec, table.gpu, on_gpu=True)
-        if config.specialized and config.order == order and not config.persistent
+        if config.specialized
+        and config.order == order
+        and not (config.persistent or config.no_turns)
     ]
     return tuple(found[: SCHEDULES[found[0].schedule].admitted]) if found else ()
 
@@ -206,19 +208,15 @@ def in_place_of(held: Entry, outcome: Outcome, checked: Outcome, tried: int, run
     )
 
 
-def choose(
-    table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
-) -> Table:
-    """The table with its executed entries chosen anew, of specs whose names match the pattern;
-    others are the tables of other GPUs.
-    """
+def choose(table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = ()) -> Table:
+    """The table with its executed entries chosen anew; others are the tables of other GPUs."""
     on_chip = measured_on_chip(table.gpu, [table, *others])
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
         entries = list(group)
-        if spec.direction not in DIRECTIONS or not fnmatch(spec.name, specs):
+        if spec.direction not in DIRECTIONS:
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
@@ -237,16 +235,11 @@ def choose(
     return table
 
 
-def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
-    """The table with the installed Triton among the versions of each executed entry that holds, of
-    specs whose names match the pattern.
-    """
+def admit(table: Table, evaluator: OfflineEvaluator) -> Table:
+    """The table with the installed Triton among the versions of each executed entry that holds."""
     here, kept = settings.compiling_triton(), list(table.entries)
     for spec, group in groupby(table.executed, key=lambda entry: entry.spec):
         entries = list(group)
-        if not fnmatch(spec.name, specs):
-            kept += entries
-            continue
         holds = True
         for config in dict.fromkeys(entry.config for entry in entries):
             for stage in ("compile", "check"):

@@ -186,7 +186,6 @@ def _case(entry: Entry, winners: Sequence[KernelConfig], evaluator: Evaluator, l
     )
     evidence = Evidence(goal, evaluator, log, notify=lambda _: None)
     configs = list(dict.fromkeys((*winners, default)))
-    evidence.planned = float(len(configs))
     for stage in ("compile", "check"):
         configs = [o.config for o in evidence.ask(stage, configs) if o.ok]
     configs = [config for config in configs if evidence.twin_serves(config)]

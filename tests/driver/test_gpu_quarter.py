@@ -32,5 +32,5 @@ def test_a_tiny_run_walks_through_all_experiments_behind_a_broken_context(tmp_pa
     assert {o.stage for o in lines.outcomes_of(found)} == {"check", "rough", "final"}
     assert all(o.timing for o in lines.outcomes_of(found) if o.stage != "check")
     assert {line["name"] for each in found if "case" in each for line in each["case"]["lines"]} > {
-        "flashgen", "SDPA math", "ladder: hopper", "ladder: two: hopper", "ladder: fused: hopper",
+        "flashgen", "SDPA math", "ladder: hopper", "ladder: pair: hopper", "ladder: fused: hopper",
     }  # fmt: skip

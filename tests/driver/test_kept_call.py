@@ -79,7 +79,7 @@ def test_a_map_of_freed_memory_serves_the_next_tensor_there(recording: Recording
 def test_maps_are_dropped_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_call, "MOST_MAPS", 2)
     made: list[torch.Tensor] = []
-    maps = bound_call._Maps(lambda tensor: tensor, lambda tensor: made.append(tensor) or 1)
+    maps = bound_call._Maps(lambda tensor: tensor, lambda tensor: made.append(tensor) or [1])
     for _ in range(5):
         maps(torch.empty(4096, device="cuda"))
     held = [torch.empty(4096, device="cuda") for _ in range(5)]

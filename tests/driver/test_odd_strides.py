@@ -16,7 +16,7 @@ from torch import Tensor
 
 import flashgen
 from flashgen.errors import InvalidArgument
-from flashgen.kernels import bound_call
+from flashgen.kernels import stream_memory
 from flashgen.runtime.flash_attn import flash_attn_with_kvcache
 from tests.driver.events import Launch, Recording, TorchKernel
 
@@ -172,7 +172,7 @@ def done_by(
 @pytest.fixture(scope="module", autouse=True)
 def _zeros() -> None:
     """At which keys of pages begin: whichever call needs them first makes them for all of a process."""
-    bound_call.zeros(1, torch.empty(1, dtype=torch.int32, device="cuda"))
+    stream_memory.zeros(1, torch.empty(1, dtype=torch.int32, device="cuda"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -15,7 +15,9 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen.runtime.torch
-from flashgen.runtime import folders, resolver
+from flashgen.runtime import folders
+from flashgen.runtime.resolver import Resolver
+from flashgen.runtime.ways import ChosenWay
 from tests.driver.cases import tensors
 from tests.driver.events import Launch, Recording, TorchKernel
 
@@ -129,7 +131,11 @@ def test_the_fused_backward_runs_where_torch_may_be_nondeterministic(
     """Torch's flash attention adds dQ by atomics unless deterministic algorithms are asked for. So a table may prefer
     a kernel that does, in any bucket.
     """
-    monkeypatch.setattr(resolver, "prefers_fused", lambda *_: faster)
+
+    def way(*_: object, deterministic: bool) -> ChosenWay:
+        return ChosenWay("fused" if faster and not deterministic else "pair")
+
+    monkeypatch.setattr(Resolver, "way", way)
     monkeypatch.setattr(folders.current().resolver, "launchers", {})
     mode = torch.get_deterministic_debug_mode()
     torch.use_deterministic_algorithms(deterministic)
@@ -271,3 +277,16 @@ def test_diffusers_runs_on_flashgen(active: None, recording: Recording) -> None:
     o = dispatch.dispatch_attention_fn(q, k, v, backend=dispatch.AttentionBackendName._NATIVE_FLASH)
     assert o.shape == q.shape
     assert kernels(recording) == ["fwd"]
+
+
+def test_torchs_own_flash_attention_3_finds_the_operators(recording: Recording) -> None:
+    """By the name of a module that registers torch.ops.flash_attn_3."""
+    from torch.nn.attention import _fa3
+
+    handle = _fa3.register_flash_attention_fa3("flashgen.runtime.flash_attn_3_operators")
+    try:
+        step(2, 8, 256, 64, is_causal=True)
+        assert kernels(recording) in TRAINING
+    finally:
+        handle.library._destroy()
+        handle.remove()

@@ -530,7 +530,10 @@ class TestLadder:
                     if spec in other.specs(case.spec)
                     and other.holds(next(step.candidates(spec)), spec)
                 }
-                assert holding == {step.name}
+                if spec.direction == "backward_dq_of_ds":  # which has fa2 alone
+                    assert step.name in holding
+                else:
+                    assert holding == {step.name}
 
     def test_steps_a_case_has_no_variant_of_are_not_there(self, tmp_path: Path) -> None:
         case, _ = case_of(masks=["none"])  # head dim 16
@@ -544,13 +547,13 @@ class TestLadder:
         ladder_ = self.ladder_of(None, tmp_path)
         names = [each.name for each in ladder_.contenders(case)]
         assert names == [f"ladder: {step.name}" for step in steps.BACKWARD_STEPS]
-        two = next(step for step in steps.BACKWARD_STEPS if step.name == "two: hopper")
+        pair = next(step for step in steps.BACKWARD_STEPS if step.name == "pair: hopper")
         hopper = self.ladder_of(FakeEvaluator({}, {}), tmp_path)
-        for spec in two.specs(case.spec):
-            config, _ = hopper.pick(two, spec, case.problem)
+        for spec in pair.specs(case.spec):
+            config, _ = hopper.pick(pair, spec, case.problem)
             assert (config.schedule, why_illegal(spec, config, H200)) == ("hopper", None)
         with pytest.raises(LeftOut, match="needs an sm_90 GPU"):
-            ladder_.pick(two, spec, case.problem)
+            ladder_.pick(pair, spec, case.problem)
 
 
 class FakeWrapper:

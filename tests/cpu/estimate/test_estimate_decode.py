@@ -47,7 +47,9 @@ def replayed(cycles: float, residents: int = 1) -> Replay:
         block_work=(1000, 1000),
         least_cycles=(1.0, 1.0),
         equal_parts=(1, 1),
-        outside=0,
+        block_cycles=(2500.0,) * residents,
+        far_block_cycles=(2500.0,) * residents,
+        tile_cycles=0.0,
         firm=False,
     )
 

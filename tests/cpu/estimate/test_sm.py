@@ -282,16 +282,19 @@ def test_a_warp_waits_for_a_place_in_a_full_queue() -> None:
     assert trip(code, H200, num_warps=4) == pytest.approx(issued + 3000 * 4, rel=0.02)
 
 
-def ring(ahead: int, *, loads: int = 1) -> Listing:
-    """A loop that loads a tile of 8 KiB by TMA, `ahead` tiles before it is waited for."""
+def ring(ahead: int, *, loads: int = 1, awaited: bool = False) -> Listing:
+    """A loop that loads a tile of 8 KiB by TMA, `ahead` tiles before it is waited for. awaited: each
+    of those before the loop is waited for there.
+    """
     begin = line("SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x8000], R2")
+    wait = [line("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4+0x8000], R3", write=0)] * awaited
     load = line("UTMALDG.2D [UR8], [UR6]", read=1)
     return loop(
         begin,
         *[load, line("UIADD3 UR8, UR8, 0x1, URZ", waits=(1,))] * loads,
         line("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4+0x8000], R3", write=0),
         line(HMMA, stall=4, waits=(0,)),
-        before=("MOV R2, 0x2000", *[begin, load] * ahead),
+        before=("MOV R2, 0x2000", *[begin, load, *wait] * ahead),
     )
 
 
@@ -306,6 +309,53 @@ def test_a_tile_loaded_by_tma_comes_a_latency_after_its_transfer(
     # From some depth on the transfers bound it: those of all SMs, which get less than one.
     monkeypatch.setitem(machines.MACHINES, "sm_90", replace(SM90, l2_bytes=32.0))
     assert (begun + loaded + after) / 4 < 8192 / 32 == trip(ring(3), H200)
+
+
+def test_a_tile_that_was_awaited_before_the_loop_is_not_under_way_in_it() -> None:
+    assert trip(ring(1, awaited=True), H200) == trip(ring(0), H200)
+
+
+def whole(*before: Line | str, after: tuple[Line | str, ...] = ()) -> Listing:
+    """A kernel of a loop of one product, with this code around it."""
+    return listing(
+        *before, "top:", line(HMMA, stall=4), line("@P0 BRA {top}", stall=5), *after, "EXIT"
+    )
+
+
+def test_a_block_takes_the_waits_of_its_start_and_its_end() -> None:
+    load = (
+        "MOV R2, 0x2000",
+        "SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x8000], R2",
+        "UTMALDG.2D [UR8], [UR6]",
+        line("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4+0x8000], R3", write=0),
+        line("MOV R4, R5", stall=4, waits=(0,)),
+    )
+    store = ("UTMASTG.2D [UR8], [UR6]", "UTMACMDFLUSH", line("DEPBAR.LE SB0, 0x0", stall=4))
+    bare, loads = board(whole(), H200), board(whole(*load), H200)
+    both, stores = board(whole(*load * 2), H200), board(whole(after=store), H200)
+    one = 8192 / SM90.l2_burst_bytes + SM90.tma_late + SM90.mbarrier_late
+    assert loads.block_cycles(1) - bare.block_cycles(1) == pytest.approx(one, rel=0.02)
+    assert both.block_cycles(1) - bare.block_cycles(1) == pytest.approx(2 * one, rel=0.02)
+    assert stores.block_cycles(1) - bare.block_cycles(1) == pytest.approx(SM90.tma_late, rel=0.03)
+    later = both.block_cycles(1, far=True) - both.block_cycles(1)
+    assert later == pytest.approx(2 * SM90.memory_late)
+
+
+def test_a_block_of_which_no_way_is_seen_gets_its_instructions() -> None:
+    """It waits for what nobody loads."""
+    code = whole("BAR.SYNC R3, 0x40")
+    assert board(code, H200).block_cycles(1) == sm.BLOCK_CYCLES + board(code, H200).outside
+
+
+def test_a_further_tile_takes_what_is_in_the_loop_around_the_main_loop() -> None:
+    start, each = [line("MOV R1, R2", stall=4)] * 50, [line("MOV R1, R2", stall=4)] * 20
+    code = listing(
+        *start, "tile:", *each, "top:", line(HMMA, stall=4), line("@P0 BRA {top}", stall=5),
+        line("@P1 BRA {tile}", stall=5), "EXIT",
+    )  # fmt: skip
+    found = board(code, H200)
+    assert found.tile_cycles(1) == pytest.approx(20 * 4, abs=12)
+    assert found.block_cycles(1) - found.tile_cycles(1) == pytest.approx(50 * 4, abs=12)
 
 
 def test_the_second_load_of_a_tile_need_not_wait_for_the_first() -> None:

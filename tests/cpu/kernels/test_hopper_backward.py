@@ -288,9 +288,9 @@ OF_NEXT_S = {
     "the first Q is not awaited": ("mbarrier.wait(q_full.index(0), 0)", "pass"),
     "S of the same tile again": ("following = ((nth + 1) % STAGES)", "following = (nth % STAGES)"),
     "nobody loads the Q after the last": (
-        "seq_q, 0]\n        load(q_desc, row, nth, None, q_full, q_smem)\n", "seq_q, 0]\n"),
+        "seq_q)\n        load(q_desc, row, nth, None, q_full, q_smem)\n", "seq_q)\n"),
     "it is loaded while its place is in use": (
-        "        mbarrier.wait(empty.index(stage), phase ^ 1)\n        row = [batch, kv_head, seq_q", "        row = [batch, kv_head, seq_q"),
+        "        mbarrier.wait(empty.index(stage), phase ^ 1)\n        row = at(of_q, kv_head, seq_q", "        row = at(of_q, kv_head, seq_q"),
     "S of the next tile is not finished": (
         "            s_t = warpgroup_mma_wait(0, deps=(s_t,))\n                nth", "            s_t = warpgroup_mma_wait(1, deps=(s_t,))\n                nth"),
     "a place is given back before it is read": (

@@ -12,9 +12,10 @@ import torch
 from flashgen.evaluate.check import cases_of, check_loaded
 from flashgen.evaluate.check_attention import attention_trial, packed_case
 from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.kernels.ds_runs import DsRun, DsSizes, runs_of
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
-from flashgen.kernels.launch_ds import DsRun, DsSizes, gradients_in_runs, runs_of
+from flashgen.kernels.launch_ds import ds_sizes, gradients_in_runs
 from flashgen.ptx import FaultsFound
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
@@ -56,14 +57,10 @@ class Kernels:
 
     def gradients(self, call: Backward, most: int = WHOLE) -> tuple[torch.Tensor, ...]:
         """dq, dk and dv of runs of so many bytes at most, in memory that is NaN before."""
-        of = DsSizes.of(call.q, call.k, call.features)
+        of = ds_sizes(call)
         runs = runs_of(of, most)
-        memory = torch.full((max(map(bytes_of(of), runs)),), 0xFF, dtype=torch.uint8)
+        memory = torch.full((max(map(of.run_bytes, runs)),), 0xFF, dtype=torch.uint8)
         return gradients_in_runs(call, runs, memory, self.of_dkv, self.of_dq)
-
-
-def bytes_of(of: DsSizes) -> Any:
-    return lambda run: of.ds_bytes(run) + of.sum_bytes(run)
 
 
 def kernels(
@@ -91,9 +88,9 @@ def assert_gradients(
         found = both.gradients(trial.call)
         verdict = gradients.judge("backward_fused", found, inputs)
         assert verdict.passed, (each_case, verdict)
-        of = DsSizes.of(inputs.q, inputs.k, inputs.features)
+        of = DsSizes.of(inputs.q, inputs.k, inputs.diagonal, inputs.features)
         if ranges and of.seq_k > DS_TILE:
-            part = bytes_of(of)(DsRun(first_head=0, heads=of.group, keys=DS_TILE))
+            part = of.run_bytes(DsRun(first_head=0, heads=of.group, keys=DS_TILE))
             again = both.gradients(trial.call, part)
             assert all(map(torch.equal, found, again)), each_case
 
@@ -186,7 +183,8 @@ OF_NARROW: dict[str, tuple[str, str]] = {
     "the first head of the group": ("(0, ds_head + member, at_row,", "(0, ds_head, at_row,"),
     "P in place of dS": ("store(ds_t)", "store(p_t.to(DTYPE))"),
     "rows begin within a tile of dS": ("first_row = gl.maximum(least_key - last, 0) // ROWS * ROWS", "first_row = gl.maximum(least_key - last, 0) // BR * BR"),
-    "the run begins at block 0": ("pid += first_block", "pass"),
+    "the run begins at block 0": ("pid = first_block + pid", "pid = pid"),
+    "a head's blocks go to another": ("pid % run_heads * tiles + pid // run_heads", "pid % run_heads * tiles + pid % tiles"),
     "heads count from the first of all": ("(pid // tiles - first_block // tiles) * group", "(pid // tiles) * group"),
     "keys count from the first of all": ("key_start - first_block % tiles * BC)", "key_start)"),
     "heads of K": ("(pid // tiles - first_block // tiles) * group", "(pid // tiles - first_block // tiles)"),

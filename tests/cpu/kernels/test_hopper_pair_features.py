@@ -103,9 +103,11 @@ def test_windows_at_the_ends(name: str, way: tuple[Direction, KernelConfig]) -> 
 
 
 def walks_of(
-    found: dict[int, list[Load]], way: tuple[Direction, KernelConfig]
+    found: dict[int, list[Load]], way: tuple[Direction, KernelConfig], held: int
 ) -> list[tuple[int, list[int]]]:
-    """Run three tiles that see 61 keys a row: where each begins, and the blocks that it walks."""
+    """Run three tiles that see 61 keys a row: where each begins, and the blocks that it walks. held:
+    how many blocks it loads before them.
+    """
     direction, config = way
     spec = spec_of(direction, 64, "causal", window=True)
     q, k, v, do = torch.randn(4, 1, 1, 384, 64).bfloat16()
@@ -116,7 +118,6 @@ def walks_of(
             features=Features(window=(60, 0)),
         )
     )  # fmt: skip
-    held = 2 if direction == "backward_dkv" else 4
     walks = []
     for _, copied in sorted(found.items()):
         walked = [(base, at[2]) for base, _, at in copied[held:]]
@@ -125,12 +126,12 @@ def walks_of(
 
 
 def test_rows_that_see_no_key_are_not_loaded(loads: dict[int, list[Load]]) -> None:  # noqa: F811
-    walks = walks_of(loads, DKV)
+    walks = walks_of(loads, DKV, held=2)
     assert walks == [(0, [0, 64, 128]), (128, [128, 192, 256]), (256, [256, 320])]
 
 
 def test_keys_that_no_row_sees_are_not_loaded(loads: dict[int, list[Load]]) -> None:  # noqa: F811
-    walks = walks_of(loads, DQ)
+    walks = walks_of(loads, DQ, held=4)
     assert walks == [(0, [0, 64]), (128, [64, 128, 192]), (256, [192, 256, 320])]
 
 

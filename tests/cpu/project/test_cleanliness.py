@@ -101,6 +101,7 @@ def test_environment_is_read_in_one_place() -> None:
             "KEEP_KERNELS",
             "LOG",
             "PLAIN",
+            "WORKSPACE_MB",
         )
     }
 

@@ -48,13 +48,18 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
             "sys.modules[module_name]",
         ),
     ),
+    "lazy.py": (
+        "public names of a package, by the table that it gives: of its own modules; for flashgen, of "
+        "flashgen.runtime; for spec, of schedules, which became a package above it",
+        (
+            "sys.modules[package]",
+            "importlib.import_module(f'{package}.{name}')",
+            "importlib.import_module(names[name])",
+        ),
+    ),
     "search/study.py": (
         "a sampler that the user names",
         ("importlib.import_module(module)",),
-    ),
-    "spec/__init__.py": (
-        "public names of schedules, which stayed where they were when schedules became a package above spec",
-        ("importlib.import_module(f'flashgen.schedules.{_OF_SCHEDULES[name]}')",),
     ),
     "runtime/folders.py": (
         "a generated package, from its folder",

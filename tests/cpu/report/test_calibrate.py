@@ -252,15 +252,13 @@ def test_bad_input_gets_one_sentence(run, tmp_path: Path, content, code, sentenc
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_landscape_of_others_is_no_log(run, tmp_path: Path, packed: bool) -> None:
     """Those in benchmarks/landscapes are of the T4 format, without flashgen's outcomes."""
-    content = b'{"results": [{"measurements": [{"name": "time", "value": 3}]}]}'
+    content = b'{"results": [{"measurements": [{"name": "time", "value": 3}]}]}\n'
     file = tmp_path / ("packed.json.gz" if packed else "plain.json")
     file.write_bytes(gzip.compress(content) if packed else content)
     code, _, errors = run(file)
     assert code == 1
-    assert errors == (
-        f"flashgen: {file} has no outcomes of flashgen: name a log of flashgen tune --gpu, or a JSON file of "
-        "outcomes\n"
-    )
+    assert errors.startswith(f"flashgen: {file}, line 1: this is no record of an outcome (")
+    assert errors.count("\n") == 1
 
 
 def test_a_packed_log_is_read_and_a_damaged_one_is_one_sentence(run, tmp_path: Path) -> None:
@@ -275,7 +273,7 @@ def test_a_packed_log_is_read_and_a_damaged_one_is_one_sentence(run, tmp_path: P
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "outcomes.json.gz"])
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
 def test_a_log_is_refused_by_its_size_when_unpacked(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

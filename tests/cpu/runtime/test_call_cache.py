@@ -549,12 +549,12 @@ def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:
     kinds = CallCache(most=4)
     kinds.keep(("used",), 7)
     for i in range(100):
-        assert kinds.find((i,)) is None
+        assert kinds.get((i,)) is None
         kinds.keep((i,), i)
         assert len(kinds) <= 8
-        assert kinds.find(("used",)) == 7
-    assert kinds.find((99,)) == 99
-    assert kinds.find((1,)) is None
+        assert kinds.get(("used",)) == 7
+    assert kinds.get((99,)) == 99
+    assert kinds.get((1,)) is None
     for i in range(100, 110):
         kinds.keep((i,), i)
-    assert kinds.find(("used",)) is None
+    assert kinds.get(("used",)) is None

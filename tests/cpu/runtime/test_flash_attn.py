@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen import attention
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.runtime import general_path
+from flashgen.runtime import flash_attn_3, flash_attn_4, general_path
 from flashgen.runtime.kv_cache import append
 
 COMMON = "dropout_p=0.0 softmax_scale=None causal=False window_size=(-1, -1) softcap=0.0 alibi_slopes=None deterministic=False return_attn_probs=False"
@@ -407,6 +407,31 @@ def test_what_cannot_be_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence) as refused:
         function(**arguments | change)
     assert isinstance(refused.value, RuntimeError)  # as theirs, which callers catch
+
+
+CHECKED: dict[str, dict[str, Any]] = {
+    "must have the same dtype": {"k": K.half()},
+    "Number of heads in key/value must divide number of heads in query": {"k": Q[:, :, :3], "v": Q[:, :, :3]},
+    "must have shape (batch_size, seqlen_k, num_heads_k, head_size)": {"v": K[:, :-1]},
+    "must have shape (batch_size, seqlen_k, num_heads_k, head_size), of k": {"k": K[..., :8]},
+    "must be on CUDA": {"v": K.to("meta")},
+}  # fmt: skip
+"""What each TORCH_CHECK of FlashAttention says, and a call that it refuses."""
+
+
+@pytest.mark.parametrize("check", CHECKED)
+@pytest.mark.parametrize("package", [flash_attn, flash_attn_3, flash_attn_4])
+def test_what_flash_attention_checks_is_a_runtime_error(package: Any, check: str) -> None:
+    given = {"q": Q, "k": K, "v": K} | CHECKED[check]
+    packed = {name: x[0] for name, x in given.items()}
+    lengths = torch.tensor([0, Q.shape[1]]).int(), torch.tensor([0, K.shape[1]]).int()
+    bounds: dict[str, Any] = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1]}
+    bounds |= {"max_seqlen_q": Q.shape[1], "max_seqlen_k": K.shape[1]}
+    with pytest.raises(RuntimeError) as refused:
+        package.flash_attn_func(**given)
+    assert isinstance(refused.value, InvalidArgument)
+    with pytest.raises(RuntimeError):
+        package.flash_attn_varlen_func(**packed, **bounds)
 
 
 def test_packed_shapes_are_refused_by_name() -> None:

@@ -132,6 +132,12 @@ def test_what_computes_something_else_is_refused(name: str, word: str) -> None:
         getattr(cute, name)(Q, K, V, **{word: Q})
 
 
+@pytest.mark.parametrize("sides", [(3,), (3, 2, 1), 3])
+def test_a_window_that_is_no_pair_is_named(sides: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"window must be \(left, right\)"):
+        cute.flash_attn_func(Q, K, V, window_size=sides)
+
+
 def test_pages_need_lengths() -> None:
     with pytest.raises(InvalidArgument, match="page_table needs seqused_k"):
         cute.flash_attn_varlen_func(Q[0], K, V, cu_seqlens_q=BOUNDS, page_table=BOUNDS[None])

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.kernels import bound_call
+from flashgen.inputs.packed import OF_PLACES
+from flashgen.kernels import stream_memory
 from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime.call_cache import KeptCall
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.varlen import attention_varlen
 from tests.cpu.runtime.test_call_cache import attention, by_launch, moved, tensors
@@ -74,7 +76,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "other pages": in_pages(5, 2, 1),
 }
 NEVER = {
-    "used": packed(40, 24, seqused_k=torch.tensor([5, 6], dtype=torch.int32)),
     "q base": packed(40, 24, q=moved(torch.zeros(64, 4, 64, dtype=BF16))),
     "sinks base": packed(40, 24, sinks=torch.zeros(5)[1:]),
     "negative scale": packed(40, 24, scale=-0.5),
@@ -129,13 +130,32 @@ def test_bounds_that_changed_in_place_are_read(driver: Written, own: Dispatcher)
     assert by_launch(driver, own, calling(call), 1) == ([first], 1)
 
 
+def test_lengths_in_use_are_read_at_each_call(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sequences end is computed of them, and the launch is repeated."""
+    used = torch.tensor([5, 6], dtype=torch.int32)
+    call = packed(40, 24, seqused_k=used)
+    assert by_launch(driver, own, calling(call), 5)[1] == 3
+    used.copy_(torch.tensor([3, 30]))
+    kept, ends = KeptCall.call, []
+
+    def seen(self: KeptCall, *given: Any) -> Any:
+        ends.append(given[4 + OF_PLACES.index("k_ends")].tolist())
+        return kept(self, *given)
+
+    monkeypatch.setattr(KeptCall, "call", seen)
+    assert by_launch(driver, own, calling(call), 1)[1] == 1
+    assert ends == [[3, 64]]
+
+
 def test_zeros_are_of_one_address_and_longer_ones_are_added(own: Dispatcher) -> None:
     like = torch.zeros(3, dtype=torch.int32)
-    first, second = bound_call.zeros(4, like), bound_call.zeros(7, like)
+    first, second = stream_memory.zeros(4, like), stream_memory.zeros(7, like)
     assert first.data_ptr() == second.data_ptr()
-    many = bound_call.zeros(5000, like)
+    many = stream_memory.zeros(5000, like)
     assert (many.shape, many.any()) == ((5000,), False)
-    assert bound_call.zeros(4, like).data_ptr() == many.data_ptr()
+    assert stream_memory.zeros(4, like).data_ptr() == many.data_ptr()
 
 
 def test_one_tensor_that_was_all_three_binds_none_to_another(

@@ -10,11 +10,8 @@ import pytest
 
 from flashgen.runtime.choice import Choice, Choices, by_spec
 from flashgen.runtime.selection import (
-    Selection,
     Served,
     ladder,
-    prefers_fused,
-    relatives,
     tune_command,
 )
 from flashgen.schedules.config import kernel_name
@@ -22,7 +19,7 @@ from flashgen.schedules.defaults import default_config, specs_with_default
 from flashgen.schedules.legality import may_spill, why_illegal
 from flashgen.schedules.space import tuned_default
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import ALIASES, NAMED, TARGETS, Gpu
+from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_config, make_spec
@@ -341,85 +338,3 @@ class TestThePlainTile:
             "no entry for fwd_bf16_d64_causal_window on nvidia_h200 or a GPU like it; the tile of "
             "fwd_bf16_d64_causal for seq_k in [4096, 16384) serves, untimed"
         )
-
-
-def timed(us: float | None, *, slug: str | None = H200, **changes: object) -> Selection:
-    choice = dataclasses.replace(make_choice(SPEC, BIG, BUCKETS[2]), median_us=us, **changes)  # type: ignore[arg-type]
-    return Selection(choice=choice, rung="exact", slug=slug, reason="")
-
-
-def test_one_fused_kernel_is_preferred_where_it_is_faster_than_two() -> None:
-    assert prefers_fused(timed(19.0), timed(10.0), timed(10.0))
-    assert not prefers_fused(timed(20.0), timed(10.0), timed(10.0))
-    assert not prefers_fused(timed(19.0), timed(10.0), timed(None))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        timed(10.0, slug=H100),
-        timed(10.0, bucket=BUCKETS[1]),
-        timed(10.0, source="measured"),
-    ],
-    ids=["GPU", "bucket", "source"],
-)
-def test_times_of_two_origins_do_not_compare(other: Selection) -> None:
-    fast = timed(1.0)
-    assert not prefers_fused(fast, other, timed(10.0))
-    assert not prefers_fused(fast, timed(10.0), other)
-    assert not prefers_fused(other, fast, fast)
-
-
-def test_a_gpu_known_by_name_alone_has_relatives_of_its_matrix_rate() -> None:
-    archs = {slug: gpu.arch for slug, gpu in TARGETS.items()}
-
-    def first(slug: str) -> str:
-        return next(iter(relatives(archs, slug, NAMED[slug])), "none")
-
-    assert first("nvidia_geforce_rtx_4070_ti") == "nvidia_geforce_rtx_4070"  # not the L4: 58 SMs
-    assert first("nvidia_geforce_rtx_3060") == "nvidia_geforce_rtx_3080"
-    assert first("nvidia_rtx_a4000") == "nvidia_a10"
-    assert first("nvidia_rtx_4000_sff_ada_generation") == "nvidia_l4"
-    assert first("nvidia_geforce_rtx_5060_laptop_gpu") == "nvidia_geforce_rtx_5070"
-    assert first("tesla_t4") == "none"
-
-
-def test_relatives_come_by_their_matrix_rate_and_number_of_sms() -> None:
-    archs = {
-        slug: TARGETS[slug].arch
-        for slug in ("nvidia_geforce_rtx_4090", "nvidia_l4", "nvidia_l40s", "nvidia_h200")
-    }
-    small = dataclasses.replace(TARGETS["nvidia_l4"], name="NVIDIA Small", sms=60)
-    large = dataclasses.replace(small, sms=136)
-    other_rate = "nvidia_geforce_rtx_4090"
-    assert relatives(archs, small.slug, small) == ["nvidia_l4", "nvidia_l40s", other_rate]
-    assert relatives(archs, large.slug, large) == ["nvidia_l40s", "nvidia_l4", other_rate]
-
-
-@pytest.mark.parametrize(
-    ("direction", "loads", "head_dim", "room"),
-    [
-        ("forward", "pointer", 64, 96),
-        ("forward", "pointer", 40, 80),
-        ("forward", "descriptor", 64, 160),
-        ("backward_dq", "pointer", 64, 96),
-        ("backward_dq", "descriptor", 64, 128),
-    ],
-)
-def test_a_feature_leaves_room_for_registers(
-    direction: str, loads: str, head_dim: int, room: int
-) -> None:
-    """The bound, met and passed: tiles whose accumulators take from 36 to 256 registers a thread."""
-    spec = make_spec("bfloat16", head_dim, "causal", window=True).for_direction(direction)  # type: ignore[arg-type]
-    seen = set()
-    for br, bc, num_warps in itertools.product(
-        (16, 32, 64, 128), (16, 32, 64, 128, 256), (1, 2, 4, 8)
-    ):
-        config = make_config(br, bc, num_warps=num_warps, loads=loads)
-        scores = (2 if direction == "backward_dq" else 1) * br * bc
-        held = (br * 64 + scores) // (32 * num_warps)
-        reason = may_spill(spec, config, TARGETS[H200]) or ""
-        assert (f"of which {room} are safe" in reason) == (held > room), held
-        seen.add(held)
-    assert room in seen or max(h for h in seen if h < room) > 0.8 * room
-    assert min(h for h in seen if h > room) < 1.4 * room

@@ -273,9 +273,39 @@ def test_attention_weights_are_refused_by_position() -> None:
         Old(config)(tokens, True)
 
 
-def test_continuous_batching_is_refused_in_one_sentence() -> None:
-    model = make_model("llama", "flashgen").eval()
-    with pytest.raises(InvalidArgument, match=r"generate_batch must .* use generate\(\)"):
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_continuous_batching_generates_what_each_prompt_alone_does(name: str) -> None:
+    """In pages, which prompts enter in parts; with windows and sinks."""
+    prompts = [[5, 6, 7, 9, 11, 3, 8], [8, 9], list(range(1, 13)), [33]]
+    eager = make_model(name, "eager", use_cache=True).eval()
+    eager.generation_config.eos_token_id = None
+    options: dict[str, Any] = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
+    wanted = [
+        eager.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    model = make_model(name, "flashgen", use_cache=True).eval()
+    found = model.generate_batch(
+        inputs=prompts,
+        generation_config=transformers.GenerationConfig(eos_token_id=-1, **options),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(
+            num_blocks=32, block_size=4, max_batch_tokens=16, auto_switch_to_flash=False
+        ),
+        progress_bar=False,
+    )
+    assert sorted(each.generated_tokens for each in found.values()) == sorted(wanted)
+    assert model.config._attn_implementation == "flashgen"
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "named"),
+    [("llama", "FlashGen", 'attn_implementation="flashgen"'), ("llama4", "flashgen", "without chunks")],
+)  # fmt: skip
+def test_what_continuous_batching_lacks_is_refused_where_it_begins(
+    name: str, attention: str, named: str
+) -> None:
+    model = make_model(name, attention).eval()
+    with pytest.raises(InvalidArgument, match=f"generate_batch must.*{named}"):
         model.generate_batch(inputs=[[5, 6, 7], [8, 9]])
     with pytest.raises(InvalidArgument, match="generate_batch must"):
         model.init_continuous_batching()

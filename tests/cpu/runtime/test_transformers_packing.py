@@ -4,17 +4,19 @@ of all tokens by all is made where a kernel serves, and logits and gradients are
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from transformers import masking_utils as theirs
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
-from flashgen.runtime.transformers_packing import SequenceMask, sequence_mask
-from tests.language_models import CONFIGS, make_model, transformers
+from flashgen.runtime.transformers_packing import SequenceMask, in_graph, sequence_mask, traced_mask
+from tests.language_models import CONFIGS, LLAMA, make_model, transformers
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -94,7 +96,7 @@ def test_a_model_trains_as_with_eager(
     assert masks == []
 
 
-@pytest.mark.parametrize("name", [name for name in PACKED if name != "llama4"])
+@pytest.mark.parametrize("name", PACKED)
 def test_no_layer_is_handed_a_mask_of_all_tokens(name: str, masks: list[Tensor]) -> None:
     model = make_model(name, "flashgen").eval()
     with torch.no_grad():
@@ -220,6 +222,61 @@ def test_what_is_neither_has_the_mask_of_transformers() -> None:
     assert not found(causal, window, attention_mask=padded)
 
 
+FUNCTIONS: dict[str, tuple[Any, int | None]] = {
+    "causal": (theirs.causal_mask_function, None),
+    "window": (theirs.sliding_window_causal_mask_function(3), 3),
+    "chunks": (theirs.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int)), 4),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_graph_knows_the_mask_without_its_closure(name: str) -> None:
+    positions = packed_batch(*ROWS)["position_ids"]
+    numbers = theirs.find_packed_sequence_indices(positions)
+    inner, size = FUNCTIONS[name]
+    function = theirs.packed_sequence_compatibility_function(inner, positions, numbers)
+    given: dict[str, Any] = {
+        "mask_function": function, "batch_size": 2, "q_length": 18, "kv_length": 18,
+    }  # fmt: skip
+    options = {"local_size": size, "use_vmap": False}
+    found = traced_mask(**given, **options, allow_is_causal_skip=False)
+    assert found is not None
+    wanted = theirs.sdpa_mask(**given, q_offset=0, kv_offset=0, allow_is_causal_skip=False)
+    assert torch.equal(found.whole(), wanted)
+    for others in (
+        {"use_vmap": True},  # masks of a caller's own
+        {"mask_function": theirs.or_masks(function, inner)},  # token types
+        {"allow_is_bidirectional_skip": False},
+        {"attention_mask": torch.ones(2, 18, dtype=torch.bool)},
+        {"kv_length": 20},
+        {"q_offset": 2, "kv_offset": 2},
+    ):
+        assert traced_mask(**given | {"use_vmap": False} | others) is None
+
+
+@pytest.mark.parametrize("name", ["window", "chunks"])
+def test_a_graph_knows_the_mask_of_rows_that_are_one_sequence(name: str) -> None:
+    """Of a window it knows the kernel's window; what is as long as a row hides nothing."""
+    function, size = FUNCTIONS[name]
+
+    class Config:
+        attention_chunk_size = 4 if name == "chunks" else None
+
+    given: dict[str, Any] = {
+        "mask_function": function,
+        "batch_size": 2,
+        "q_length": 18,
+        "kv_length": 18,
+    }
+    options: dict[str, Any] = {"use_vmap": False, "config": Config()}
+    found = traced_mask(**given, **options, local_size=size)
+    assert found is not None
+    assert (found.numbers is None, found.window) == (name == "window", size)
+    wanted = theirs.sdpa_mask(**given, q_offset=0, kv_offset=0, allow_is_causal_skip=False)
+    assert torch.equal(found.whole(), wanted.expand(2, 1, 18, 18))
+    assert traced_mask(**given, **options, local_size=18) is None
+
+
 def mask(window: int | None = None) -> SequenceMask:
     """Two sequences of two tokens each."""
     return SequenceMask(1, 4, None, numbers=torch.tensor([[0, 0, 1, 1]]), window=window)
@@ -286,17 +343,110 @@ def test_compiled_layers_take_the_mask_of_a_model_that_is_not(packed: bool) -> N
         torch.testing.assert_close(model(**given).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_sinks_need_the_whole_mask(masks: list[Tensor]) -> None:
-    """attention_varlen has none; a window needs none."""
+COMPILED = pytest.mark.slow("torch compiles a model twice: 15 seconds")
+LENGTHS = ((7, 1, 10), (4, 14), (9, 2, 3, 4), (3,) * 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "bounded"),
+    [
+        ("llama", False),
+        *(pytest.param(*each, marks=COMPILED) for each in (("llama", True), ("llama4", True))),
+        *(pytest.param(each, False, marks=COMPILED) for each in ("gemma2", "llama4", "gpt_oss")),
+    ],
+)
+def test_a_compiled_model_trains_as_with_eager(
+    name: str, bounded: bool, masks: list[Tensor]
+) -> None:
+    """One graph, which other lengths do not compile again but for the first ones of bounds, and of
+    which no tensor has an element for each pair of tokens.
+    """
+    torch._dynamo.reset()
+    sizes: list[int] = []
+
+    def noted(graph: Any, _: Any) -> Any:
+        values = (node.meta.get("val") for node in graph.graph.nodes)
+        sizes.extend(x.numel() for x in values if isinstance(x, Tensor))
+        return graph
+
+    model, eager = make_model(name, "flashgen"), make_model(name, "eager")
+    backend_ = aot_autograd(fw_compiler=noted, bw_compiler=noted)
+    compiled = torch.compile(model, fullgraph=True, backend=backend_)
+    for number, lengths in enumerate(LENGTHS):
+        given: dict[str, Any] = dict(packed_batch(lengths))
+        more = bounds(*itertools.accumulate(lengths, initial=0)) if bounded else {}
+        if bounded:
+            more |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
+        eager.zero_grad()
+        model.zero_grad()
+        with torch._dynamo.config.patch(error_on_recompile=number > bounded):
+            found = compiled(**given, **more)
+        found.loss.backward()
+        wanted = eager(**given)
+        wanted.loss.backward()
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
+        for x, y in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+    assert masks == []
+    assert 18 * 18 not in sizes
+
+
+def test_a_mask_that_a_graph_reads_or_changes_is_taken_as_it_is(masks: list[Tensor]) -> None:
+    """By layers behind it, as where torch does not compile."""
+    numbers = torch.tensor([[0, 0, 1, 1]])
+
+    def call(q: Tensor, numbers: Tensor, column: int | None) -> tuple[Tensor, Tensor]:
+        given = in_graph(numbers, None)
+        if column is not None:
+            given[..., column] = False
+        return backend.attention_forward(nn.Module(), q, q, q, given)[0], given.logical_not()
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for column in (None, 0):
+        for found, wanted in zip(
+            compiled(X, numbers, column), call(X, numbers, column), strict=True
+        ):
+            torch.testing.assert_close(found, wanted)
+
+
+def test_token_types_within_packed_rows_are_honoured() -> None:
+    """Images of Gemma 3, whose tokens see each other in both directions."""
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    layers = ["sliding_attention", "full_attention"]
+    text = LLAMA | {"head_dim": 24, "sliding_window": 5, "layer_types": layers}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
+    given = packed_batch(*ROWS)
+    types = torch.zeros_like(given["input_ids"])
+    for row, places in ((0, slice(2, 5)), (0, slice(9, 13)), (1, slice(1, 6))):
+        types[row, places] = 1
+
+    def run(attention: str, **more: Tensor) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        kind = transformers.Gemma3ForConditionalGeneration
+        model = kind._from_config(config, attn_implementation=attention).train()
+        found = model(**given, **more)
+        found.loss.backward()
+        return found.logits, *(x.grad for x in model.parameters() if x.grad is not None)
+
+    wanted, found = run("eager", token_type_ids=types), run("flashgen", token_type_ids=types)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert (run("eager")[0] - wanted[0]).abs().max() > 0.1
+
+
+def test_gradients_of_sinks_need_no_mask(masks: list[Tensor]) -> None:
     sinks = torch.randn(2, requires_grad=True)
-    o = attend(mask(), s_aux=sinks)
-    assert len(masks) == 1
-    o.sum().backward()
-    assert sinks.grad is not None
-    with torch.no_grad():
-        torch.testing.assert_close(attend(mask(), s_aux=sinks), o)
-    attend(SequenceMask(1, 4, None, numbers=None, window=2), s_aux=sinks)
-    assert len(masks) == 1
+    o, wanted = attend(mask(), s_aux=sinks), attend(mask().logical_not().logical_not(), s_aux=sinks)
+    assert len(masks) == 1  # of the second
+    torch.testing.assert_close(o, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(o.square().sum(), sinks),
+        torch.autograd.grad(wanted.square().sum(), sinks),
+    )
 
 
 def test_an_invariant_layer_takes_packed_sequences() -> None:

@@ -165,6 +165,10 @@ PAGED = "PagedBlockDiagonalPaddedKeysMask"
         ((Q, *draw(9, 24)[1:], changed(PAGED, block_tables=biases.TABLE[:, :1])), {}, "must have pages for all keys"),
         ((Q, *draw(9, 24)[1:], changed(PAGED)), {"p": 0.5}, "dropout_p must be 0 with block_table"),
         ((Q, K, V, changed("BlockDiagonalMask", "q_seqinfo", seqstart=torch.empty(4, device="meta"))), {}, "use its to()"),
+        ((Q, K, V, changed("BlockDiagonalMask", "q_seqinfo", seqstart=(0, 3))), {}, "must have the fields of BlockDiagonalMask"),
+        ((Q, K, V, changed("BlockDiagonalMask", "k_seqinfo", seqstart_py=None)), {}, "must have the fields of BlockDiagonalMask"),
+        ((Q, K, V, changed("BlockDiagonalCausalLocalAttentionMask", _window_size="3")), {}, "must have the fields of BlockDiagonalCausalLocal"),
+        ((Q, K, V), {"output_dtype": Q}, "tensor(["),
     ],
 )  # fmt: skip
 def test_what_it_lacks_is_refused(arguments: Any, options: dict[str, Any], named: str) -> None:

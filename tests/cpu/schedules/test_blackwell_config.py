@@ -28,6 +28,7 @@ HALVES = replace(CONFIG, br=128, num_stages=2, exp2_by_fma=0, rescale_log2=0)
 DKV, FUSED = (SPEC.for_direction(x) for x in ("backward_dkv", "backward_fused"))
 WIDE = make_spec("bfloat16", 256, "causal")
 PIECES = make_spec("bfloat16", 192, head_dim_v=128)
+GEMMA = make_spec("bfloat16", 256, "causal", window=True, softcap=True, varlen=True)
 
 
 def test_the_label_says_its_knobs() -> None:
@@ -60,6 +61,8 @@ def test_the_label_says_its_knobs() -> None:
         (FUSED, HALVES),
         (make_spec("bfloat16", 64, direction="backward_fused"), replace(HALVES, num_stages=4)),
         (make_spec("float16", 40, head_dim_v=72, direction="backward_fused"), HALVES),
+        (GEMMA.for_direction("backward_dkv"), replace(HALVES, br=64)),
+        (GEMMA.for_direction("backward_dq"), replace(HALVES, bc=64)),
     ],
 )
 def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> None:
@@ -85,12 +88,17 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (SPEC, replace(ONE, schedule="fa2", rescale_log2=0), B200, "need schedule blackwell"),
         (make_spec("bfloat16", 128, dropout=True), CONFIG, B200, "dropout"),
         (
-            make_spec("bfloat16", 128, softcap=True, direction="backward_dkv"),
+            make_spec("bfloat16", 128, softcap=True, direction="backward_fused"),
             HALVES,
             B200,
             "softcap",
         ),
-        (make_spec("bfloat16", 128, varlen=True, direction="backward_dkv"), HALVES, B200, "varlen"),
+        (
+            make_spec("bfloat16", 128, varlen=True, direction="backward_fused"),
+            HALVES,
+            B200,
+            "varlen",
+        ),
         (
             make_spec("bfloat16", 128, varlen=True),
             replace(CONFIG, num_stages=3, persistent=True),

@@ -417,8 +417,8 @@ def test_it_loads_nothing_of_attention(sampler: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     names = "acquisition journal minimize points sampler space study surrogate".split()
-    ours = ["flashgen", "flashgen.errors", "flashgen.files", "flashgen.paths", "flashgen.search"]
-    ours += [*(f"flashgen.search.{name}" for name in names), "flashgen.settings"]
+    ours = ["flashgen", "flashgen.errors", "flashgen.files", "flashgen.lazy", "flashgen.paths"]
+    ours += ["flashgen.search", *(f"flashgen.search.{name}" for name in names), "flashgen.settings"]
     ours += ["flashgen.version"]
     assert done.stdout.strip() == f"{ours} ['optuna']"
 

@@ -210,7 +210,7 @@ class TestSampled:
         assert max(map(self.guess, first)) <= min(map(self.guess, seeds))
         assert set(seeds) <= set(measured)
 
-    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
+    @pytest.mark.parametrize("sampler", ["auto", "random"])
     def test_of_those_compiled_the_best_are_measured(self, tmp_path: Path, sampler: str) -> None:
         real = real_goal()
         evaluator = guided(us=area, guess=lambda c: area(c) / 3, band=(0.1, 1.0))

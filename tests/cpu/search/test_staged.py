@@ -184,7 +184,7 @@ class TestKilled:
         whole = fake(**fields)
         expected = run(tmp_path / "whole", whole, sampler=sampler)
         kept = [item for item in whole.asked if item[0] != "final"]
-        for kill_after in (0, 1, 5, 17, 41, len(kept) - 1):
+        for kill_after in (0, 5, 41, len(kept) - 1):
             folder = tmp_path / str(kill_after)
             killed, resumed, again = (fake(**fields) for _ in range(3))
             killed.kill_after = kill_after
@@ -443,9 +443,8 @@ class TestTwin:
             self.run(tmp_path, source, ("check", Status.WRONG), **only)
 
 
-@pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
-def test_the_last_seed_that_samplers_take(tmp_path: Path, sampler: str) -> None:
-    assert run(tmp_path, fake(), sampler=sampler, seed=2**32 - 1).candidates == 20
+def test_a_sampler_that_is_made_anew_for_each_trial_takes_the_last_seed(tmp_path: Path) -> None:
+    assert run(tmp_path, fake(), sampler="tpe", seed=2**32 - 1).candidates == 20
 
 
 class TestInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -67,6 +68,18 @@ def test_its_metadata_is_what_the_builder_requires(folder: Path) -> None:
         metadata = rust.Metadata.from_bytes((variant / "metadata.json").read_bytes())
         assert metadata.backend.archs == archs
         metadata.digest.validate(rust.Digest.hash_variant(metadata.digest.algorithm, variant))
+
+
+def test_every_module_that_serving_imports_is_in_it(folder: Path) -> None:
+    variant = folder / "build" / "torch-cpu"
+    for path in sorted((variant / "flashgen").rglob("*.py")):
+        if "_generated" in path.parts:
+            continue
+        for node in ast.parse(path.read_text()).body:  # what is imported with the module
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module and module.startswith("flashgen."):
+                place = variant.joinpath(*module.split("."))
+                assert place.is_dir() or place.with_suffix(".py").exists(), (path, module)
 
 
 def test_tiles_lie_in_the_layout_of_tuned_triton_kernels(folder: Path) -> None:

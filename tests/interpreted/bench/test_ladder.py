@@ -13,7 +13,7 @@ from flashgen.runtime.selection import Served
 from flashgen.spec.gpu import TARGETS
 
 
-@pytest.mark.parametrize("name", ["two: fa2", "fused: fa2"])
+@pytest.mark.parametrize("name", ["pair: fa2", "ds: fa2", "fused: fa2"])
 def test_a_backward_step_is_right(tmp_path: Path, name: str) -> None:
     sizes = Sizes(
         directions=["backward"],
@@ -32,3 +32,4 @@ def test_a_backward_step_is_right(tmp_path: Path, name: str) -> None:
     assert line.status == "ok", line
     assert ready is not None
     assert ("fused" in line.detail) == ("fused" in name)
+    assert ("bwd_dq_of_ds" in line.detail) == ("ds" in name.split(":"))

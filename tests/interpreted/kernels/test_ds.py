@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from flashgen.evaluate.check_attention import attention_trial
+from flashgen.kernels.ds_runs import DsRun, runs_of
 from flashgen.kernels.launch import bind
-from flashgen.kernels.launch_ds import DsRun, DsSizes, gradients_in_runs, runs_of
+from flashgen.kernels.launch_ds import ds_sizes, gradients_in_runs
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.plan import Plan
 from flashgen.kernels.render import render
@@ -64,9 +65,9 @@ def test_runs_of_heads_and_of_keys_have_the_bits_of_one_run(
     dq = plan_of(tmp_path, its, make_config(64, 32))
     problem = Problem(batch=1, heads=4, kv_heads=2, seq_q=150, seq_k=200)
     trial = attention_trial(spec, CheckCase(problem=problem), 0, "cpu")
-    of, found = DsSizes.of(trial.call.q, trial.call.k, trial.call.features), []
+    of, found = ds_sizes(trial.call), []
     run = DsRun(first_head=0, heads=of.group, keys=keys)
-    most = of.ds_bytes(run) + of.sum_bytes(run)
+    most = of.run_bytes(run)
     assert len(runs_of(of, most)) == runs
     assert runs_of(of, most // 4) == ()
     for limit in (1 << 40, most):

@@ -216,7 +216,7 @@ def of(direction: Any, mask: str, **features: Any) -> AttentionSpec:
 
 TANH, RAW = (
     "return tl.where(tl.abs(x) < 0.55, small, large)",
-    "s = tl.dot(q, tl.trans(rounded(k, PRECISION)), input_precision=PRECISION)",
+    "s = tl.dot(q[0], tl.trans(k[0]), input_precision=PRECISION)",
 )
 CAPPED = "tanh(tl.dot(q, tl.trans(k)) * (scale_log2e * inverse_cap))"
 FIRST, OF_ROWS = "first_key = rows + diagonal - window_left", "first_key -= window_left"
@@ -247,7 +247,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "the form that cancels alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 0.0"),
     "the polynomial alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 1e30"),
     "sink left out of the sum": (of(FORWARD, "none", sink=True), "row_sum * rescale + tl.exp2(sink - (new_max - P_EXPONENT))", "row_sum * rescale"),
-    "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "acc, row_max = acc * rescale[:, None], new_max\n    #", "row_max = new_max\n    #"),
+    "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "    acc = [acc[n] * rescale[:, None] for n in (0, 1, 2, 3)[:O_PARTS]]\n    row_max = new_max\n    #", "    row_max = new_max\n    #"),
     "sink of the first head": (of(FORWARD, "none", sink=True), "sinks_ptr + head", "sinks_ptr + 0 * head"),
     "sink of the wrong base": (of(FORWARD, "none", sink=True), "sinks_ptr + head).to(tl.float32) * LOG2_E", "sinks_ptr + head).to(tl.float32)"),
 }  # fmt: skip

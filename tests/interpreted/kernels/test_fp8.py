@@ -61,12 +61,12 @@ def test_default_kernels_take_the_true_head_dims(seed: int) -> None:
 MUTANTS = {
     "factor of Q forgotten": ("(q_scale * k_scale)", "k_scale"),
     "factor of K forgotten": ("(q_scale * k_scale)", "q_scale"),
-    "factor of V forgotten": ("o = o * v_scale if FP8 else o", "o = o"),
+    "factor of V forgotten": ("o = [o[n] * v_scale", "o = [o[n]"),
     "factor of another head": ("kv_head * stride_v_descale_h", "0 * stride_v_descale_h"),
     "factor of another batch": ("batch * stride_k_descale_b", "0 * stride_k_descale_b"),
     "P not scaled": ("(new_max - P_EXPONENT)[:, None]", "new_max[:, None]"),
     "LSE with the scale of P": ("row_max - P_EXPONENT + tl.log2(row_sum)", "row_max + tl.log2(row_sum)"),
-    "O by q's type": ("o.to(o_ptr.dtype.element_ty)", "o.to(q.dtype)"),
+    "O by q's type": ("o[n].to(o_ptr.dtype.element_ty)", "o[n].to(q[0].dtype)"),
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def backward(direction: str, spec: AttentionSpec = CAUSAL) -> AttentionSpec:
 DQ, DKV, FUSED, DELTA = map(backward, ("dq", "dkv", "fused", "delta"))
 S, S_F, S_T = (
     "s = tl.dot(q, tl.trans(k), input_precision=PRECISION)",
-    "s = tl.dot(q, tl.trans(rounded(k, PRECISION)), input_precision=PRECISION)",
+    "s = tl.dot(q[0], tl.trans(k[0]), input_precision=PRECISION)",
     "s_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)",
 )
 JOINS = "total_scale, segment_scale = tl.exp2(total_max - new_max), tl.exp2(row_max - new_max)"
@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[AttentionSpec, str, str]] = {
     "pages in 16 bits": (PAGES, PAGE, PAGE.replace(".to(tl.int64)", ".to(tl.int16).to(tl.int64)")),
     "fifteen bits of a page": (PAGES, PAGE, PAGE.replace("tl.load", "32767 & tl.load")),
     # Memory that is not theirs.
-    "a row of O too many": (CAUSAL, "o.to(o_ptr.dtype.element_ty), mask=in_q &", "o.to(o_ptr.dtype.element_ty), mask=(rows < seq_q + 1)[:, None] &"),
+    "a row of O too many": (CAUSAL, "o_mask = in_q & in_dims_v[n]", "o_mask = (rows < seq_q + 1)[:, None] & in_dims_v[n]"),
     "a row of LSE too many": (CAUSAL, "in_lse = (rows < seq_q)", "in_lse = (rows < seq_q + 1)"),
     "a row of dQ too many": (DQ, "dq.to(q.dtype), mask=in_q & in_dims", "dq.to(q.dtype), mask=(rows < seq_q + 1)[:, None] & in_dims"),
     "a row of dK too many": (DKV, "dk.to(k.dtype), mask=in_k & in_dims", "dk.to(k.dtype), mask=(keys < seq_k + 1)[:, None] & in_dims"),
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[AttentionSpec, str, str]] = {
     "a delta too many": (DELTA, "delta, mask=rows < seq_q", "delta, mask=rows < seq_q + 1"),
     "a row of LSE too many in a decode": (DECODE, "lse_mask = (rows < group * seq_q)", "lse_mask = (rows < group * seq_q + 1)"),
     "a key too many in an append": (APPEND, "(rows < new_keys) & (places", "(rows < new_keys + 1) & (places"),
-    "Q is doubled in its place": (CAUSAL, "in_lse =", "tl.store(q_base + q_offsets, q + q, mask=in_q & in_dims)\n    in_lse ="),
+    "Q is doubled in its place": (CAUSAL, "in_lse =", "tl.store(q_base + q_offsets, q[0] + q[0], mask=in_q & in_dims[0])\n    in_lse ="),
     "a row of K behind the last": (FORWARD, "in_k = True if phase == 1 else (start + keys < seq_k)[:, None]", "in_k = True"),
 }  # fmt: skip
 assert len(WRONG) >= 60

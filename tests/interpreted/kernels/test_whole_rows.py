@@ -120,13 +120,13 @@ def test_the_tuples_of_a_text_have_room_for_the_most_parts(
 @pytest.mark.parametrize(
     ("line", "broken"),
     [
-        ("tl.load(k_base + k_offsets + n * K_PART,", "tl.load(k_base + k_offsets,"),
-        ("s = tl.dot(q[n], tl.trans(k[n]), s)", "s = tl.dot(q[n], tl.trans(k[n]))"),
+        ("base + offsets + n * WIDTH", "base + offsets"),
+        ("s = tl.dot(q[n], tl.trans(k[n]), s,", "s = tl.dot(q[n], tl.trans(k[n]),"),
         ("acc = [acc[n] * rescale[:, None]", "acc = [acc[n] * (rescale[:, None] if n < 7 else 1.0)"),
-        ("tl.load(v_base + v_offsets + n * V_PART,", "tl.load(v_base + v_offsets,"),
+        ("tl.dot(p, v[n], acc[n]", "tl.dot(p, v[0], acc[n]"),
         ("o = [tl.where(whole, o[n], total[n])", "o = [o[n]"),
     ],
-    ids=["part of K", "sum of the parts", "rescale", "part of V", "total of a split"],
+    ids=["place of a part", "sum of the parts", "rescale", "part of V", "total of a split"],
 )  # fmt: skip
 def test_mutant_of_a_decode_is_caught(line: str, broken: str) -> None:
     spec = make_spec("bfloat16", 128, direction="decode", paged=True, invariant=True)
@@ -134,10 +134,11 @@ def test_mutant_of_a_decode_is_caught(line: str, broken: str) -> None:
 
 
 MUTANTS = {
-    "second part of K": (FULL, "k_base + k_places + n * K_PART", "k_base + k_places"),
-    "second part of V": (FULL, "v_base + v_places + n * V_PART", "v_base + v_places + min(n, 0) * V_PART"),
-    "ragged part of V": (FULL, "v_base + v_places + n * V_PART", "v_base + v_places + n % 2 * V_PART"),
-    "sum over the parts of K": (FULL, "s = tl.dot(q[n], tl.trans(k[n]), s)", "s = tl.dot(q[n], tl.trans(k[n]))"),
+    "place of a part": (FULL, "base + offsets + n * WIDTH", "base + offsets"),
+    "second part of K": (FULL, "tl.trans(k[n]), s,", "tl.trans(k[0]), s,"),
+    "second part of V": (FULL, "tl.dot(p, v[n], acc[n]", "tl.dot(p, v[0], acc[n]"),
+    "ragged part of V": (FULL, "tl.dot(p, v[n], acc[n]", "tl.dot(p, v[n % 2], acc[n]"),
+    "sum over the parts of K": (FULL, "s = tl.dot(q[n], tl.trans(k[n]), s,", "s = tl.dot(q[n], tl.trans(k[n]),"),
     "rescale of the last part": (FULL, "[acc[n] * rescale[:, None]", "[acc[n] * (rescale[:, None] if n < 2 else 1.0)"),
     "place of a tile": (CAUSAL, "k_places = (start + keys)", "k_places = (0 * start + keys)"),
     "masked tiles of K": (CAUSAL, "k_base += full_end.to(tl.int64)", "k_base += 0 * full_end.to(tl.int64)"),

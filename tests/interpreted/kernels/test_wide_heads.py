@@ -105,7 +105,7 @@ def test_a_mutant_that_zeroes_the_first_part_alone_is_caught() -> None:
 
 
 MUTANTS = {
-    "the first part twice": ("tl.program_id(0) % V_PARTS * HEAD_DIM_V_PAD", "tl.program_id(0) % V_PARTS * 0"),
+    "the first part twice": ("tl.program_id(0) % V_PARTS * V_PART", "tl.program_id(0) % V_PARTS * 0"),
     "parts of other rows": ("tl.program_id(0) // V_PARTS", "tl.program_id(0) // 4 * 2"),
     "LSE of no part": ("(first_dim_v == 0)", "(first_dim_v < 0)"),
     "V of the first part": ("first_dim_v + tl.arange", "0 * first_dim_v + tl.arange"),

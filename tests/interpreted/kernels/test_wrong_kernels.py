@@ -29,7 +29,7 @@ CONFIG, WIDE = make_config(16, 16), make_config(16, 64)
 """WIDE is that of the decode, for which 127 keys shall be two tiles, and of the numeric class."""
 
 S = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION)"
-S_F = "s = tl.dot(q, tl.trans(rounded(k, PRECISION)), input_precision=PRECISION)"
+S_F = "s = tl.dot(q[0], tl.trans(k[0]), input_precision=PRECISION)"
 S_T = "s_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)"
 CUT = "(({}).to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)"
 """The float32 of a bfloat16, cut off where it should be rounded."""
@@ -38,23 +38,23 @@ WRONG: dict[str, tuple[AttentionSpec, str, str, str]] = {
     "keys beyond the fifth tile ignored": (FORWARD, S_F, f"{S_F} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
     "keys beyond the fifth tile ignored, causal": (CAUSAL, S_F, f"{S_F} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
     "keys beyond the fifth tile ignored in dQ": (DQ, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
-    "keys beyond the fifth tile ignored in a decode": (DECODE, S, f"{S} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
+    "keys beyond the fifth tile ignored in a decode": (DECODE, S_F, f"{S_F} + tl.where(start < 5 * BC, 0.0, float('-inf'))", "ring"),
     "rows beyond the fifth tile ignored in dK, dV": (DKV, S_T, f"{S_T} + tl.where(row_start < 5 * BR, 0.0, float('-inf'))", "ring"),
     "rows beyond the fifth tile ignored, fused": (FUSED, S_T, f"{S_T} + tl.where(row_start < 5 * BR, 0.0, float('-inf'))", "ring"),
     "no running maximum": (FORWARD, "new_max = tl.maximum(row_max, tl.max(s, 1) * factor)", "new_max = tl.zeros_like(row_max)", "growing"),
     "no running maximum in a decode": (DECODE, "new_max = tl.maximum(row_max, tl.max(s, 1) * factor)", "new_max = tl.zeros_like(row_max)", "growing"),
     "the maximum of a tile alone": (FORWARD, "tl.maximum(row_max, tl.max(s, 1) * factor)", "tl.max(s, 1) * factor", "falling"),
     "the maximum of a tile alone in a decode": (DECODE, "tl.maximum(row_max, tl.max(s, 1) * factor)", "tl.max(s, 1) * factor", "falling"),
-    "O not rescaled for a jump by 8": (FORWARD, "= acc * rescale[:, None]", "= acc * tl.where((rescale < 0.00390625) & (row_max > -1e38), 1.0, rescale)[:, None]", "growing"),
-    "O times 1.003": (FORWARD, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
-    "O times 1.003 in a decode": (DECODE, "o = acc * inverse[:, None]", "o = acc * inverse[:, None] * 1.003", "rms"),
-    "O cut off": (FORWARD, "o = acc * inverse[:, None]", f"o = {CUT.format('acc * inverse[:, None]')}", "rms"),
-    "P cut off": (FORWARD, "p = rounded(p.to(q.dtype), PRECISION)", f"p = {CUT.format('p')}.to(q.dtype)", "rms"),
+    "O not rescaled for a jump by 8": (FORWARD, "[acc[n] * rescale[:, None]", "[acc[n] * tl.where((rescale < 0.00390625) & (row_max > -1e38), 1.0, rescale)[:, None]", "growing"),
+    "O times 1.003": (FORWARD, "else acc[n] * inverse[:, None]", "else acc[n] * inverse[:, None] * 1.003", "rms"),
+    "O times 1.003 in a decode": (DECODE, "o = [acc[n] * inverse[:, None]", "o = [acc[n] * inverse[:, None] * 1.003", "rms"),
+    "O cut off": (FORWARD, "else acc[n] * inverse[:, None]", f"else {CUT.format('acc[n] * inverse[:, None]')}", "rms"),
+    "P cut off": (FORWARD, "p = rounded(p.to(q[0].dtype), PRECISION)", f"p = {CUT.format('p')}.to(q[0].dtype)", "rms"),
     "dV times 1.003": (DKV, "dv.to(v.dtype)", "(dv * 1.003).to(v.dtype)", "rms"),
     "LSE off by 0.002 in dQ": (DQ, "s * factor - lse_log2e", "s * factor - 0.002 * 1.442695 - lse_log2e", "rms"),
     "D off by 0.3 % in dQ": (DQ, "(dp - delta[:, None])", "(dp - 1.003 * delta[:, None])", "rms"),
-    "the segments before the last forgotten": (INVARIANT, "total = tl.fma(total, total_scale[:, None], ", "total = tl.fma(total, 0.0, ", "segments"),
-    "a total not rescaled": (INVARIANT, "total = tl.fma(total, total_scale[:, None], ", "total = tl.fma(total, 1.0, ", "segments"),
+    "the segments before the last forgotten": (INVARIANT, "tl.fma(total[n], total_scale[:, None], ", "tl.fma(total[n], 0.0, ", "segments"),
+    "a total not rescaled": (INVARIANT, "tl.fma(total[n], total_scale[:, None], ", "tl.fma(total[n], 1.0, ", "segments"),
     "the second segment of a decode ignored": (INVARIANT.for_direction("decode"), "split_start = tl.minimum(split * SEGMENT,", "split_start = tl.minimum(split * 2 * SEGMENT,", "segments"),
     "D off by 0.3 % in dK": (DKV, "(dp_t - delta[None, :])", "(dp_t - 1.003 * delta[None, :])", "rms"),
 }  # fmt: skip

@@ -1,0 +1,181 @@
+"""The runs of gradients by dS in memory: whose dS is there at once, and how long they take.
+
+dS of all heads may be larger than memory, so it is there for one run of blocks at a time. Times are
+in rows that a block of dK and dV walks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flashgen.inputs.features import Features
+from flashgen.schedules.legality import DS_TILE
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import padded
+
+STEP = 16
+"""Elements of which a row of dS has a multiple in memory: Triton and the TMA unit rely on it."""
+FIXED_ROWS = 320
+"""What the two launches of a run take besides: each begins with 4 us that nothing hides, in which a
+block walks 160 rows (forward and dK/dV of head dim 128 on an H200, 26 November 2026)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsRun:
+    """Blocks of dK and dV whose dS is in memory at once: of `heads` heads of Q from first_head on,
+    of all sequences one behind the other, and of `keys` keys from first_key on.
+
+    Either these are all keys, or the heads are those of one head of K. first_key is a multiple of
+    DS_TILE. keys_follow: a later run has the next keys of these heads.
+    """
+
+    first_head: int
+    heads: int
+    keys: int
+    first_key: int = 0
+    keys_follow: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsSizes:
+    """Of a call: sequences, heads of Q, heads of K, and queries, keys and head dim of the longest.
+    element_bytes: those of an element of dS. diagonal: row i sees keys up to i + diagonal; None
+    where keys are seen by about as many rows each.
+    """
+
+    sequences: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    element_bytes: int
+    diagonal: int | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, diagonal: int | None, features: Features) -> DsSizes:
+        """Those of these tensors."""
+        batch, heads, seq_q, head_dim = q.shape
+        seq_k, packed = k.shape[2], features.sequences
+        if packed is not None:
+            batch, seq_q, seq_k = packed.count, max(1, packed.max_q), max(1, packed.max_k)
+            diagonal = None if diagonal is None else seq_k - seq_q
+        if features.window is not None or features.chunk:
+            diagonal = None
+        return cls(
+            sequences=batch, heads=heads, kv_heads=k.shape[1], seq_q=seq_q, seq_k=seq_k,
+            head_dim=head_dim, element_bytes=q.element_size(), diagonal=diagonal,
+        )  # fmt: skip
+
+    @classmethod
+    def of_problem(cls, spec: AttentionSpec, problem: Problem) -> DsSizes:
+        """Those of a problem as it is timed."""
+        of_all = not spec.causal or spec.hides_first_keys
+        return cls(
+            sequences=problem.batch, heads=problem.heads, kv_heads=problem.kv_heads,
+            seq_q=problem.seq_q, seq_k=problem.seq_k, head_dim=spec.head_dim,
+            element_bytes=spec.element_bytes,
+            diagonal=None if of_all else problem.seq_k - problem.seq_q,
+        )  # fmt: skip
+
+    @property
+    def group(self) -> int:
+        """Heads of Q that share a head of K."""
+        return self.heads // self.kv_heads
+
+    @property
+    def whole(self) -> DsRun:
+        """All blocks."""
+        return DsRun(first_head=0, heads=self.sequences * self.heads, keys=self.seq_k)
+
+    def ds_bytes(self, run: DsRun) -> int:
+        """Bytes of dS of a run."""
+        return run.heads * self.seq_q * -(-run.keys // STEP) * STEP * self.element_bytes
+
+    def sum_bytes(self, run: DsRun) -> int:
+        """Bytes of the sum of a run, where it has not all keys of its heads."""
+        ranges = run.keys < self.seq_k
+        return run.heads * self.seq_q * padded(self.head_dim) * 4 * ranges
+
+    def run_bytes(self, run: DsRun) -> int:
+        """Bytes of both."""
+        return self.ds_bytes(run) + self.sum_bytes(run)
+
+
+def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[DsRun, ...]:
+    """The runs of a call in the order in which dQ adds them up, of which none has more than `most`
+    bytes of dS and sum: of several ways that which takes the least time, where a block of dK and
+    dV has bc keys and the GPU has room for so many at once. () where a tile of keys of one head of
+    K has more bytes.
+    """
+    every = of.whole.heads
+    one = DsRun(first_head=0, heads=of.group, keys=of.seq_k)
+    together = min(most // of.ds_bytes(one), every // of.group)
+    ways = [tuple(_of_heads(of, n * of.group)) for n in range(together, 0, -1)]
+    if ways:
+        return min(ways, key=lambda runs: duration(of, runs, bc, slots))
+    tile = DsRun(first_head=0, heads=of.group, keys=DS_TILE)
+    keys = max(0, most - of.sum_bytes(tile)) // of.ds_bytes(tile) * DS_TILE
+    return tuple(_of_keys(of, keys)) if keys else ()
+
+
+def _of_heads(of: DsSizes, heads: int) -> Iterator[DsRun]:
+    """Runs of all keys of so many heads."""
+    every = of.whole.heads
+    for first in range(0, every, heads):
+        yield DsRun(first_head=first, heads=min(heads, every - first), keys=of.seq_k)
+
+
+def _of_keys(of: DsSizes, keys: int) -> Iterator[DsRun]:
+    """Runs of so many keys of each head of K."""
+    for first_head in range(0, of.whole.heads, of.group):
+        for first_key in range(0, of.seq_k, keys):
+            behind = first_key + keys
+            yield DsRun(
+                first_head=first_head, heads=of.group, keys=min(keys, of.seq_k - first_key),
+                first_key=first_key, keys_follow=behind < of.seq_k,
+            )  # fmt: skip
+
+
+def duration(of: DsSizes, runs: Sequence[DsRun], bc: int, slots: int) -> float:
+    """The time of dK and dV of these runs, one after another."""
+    return sum(FIXED_ROWS + _makespan(of, run, bc, slots) for run in runs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _makespan(of: DsSizes, run: DsRun, bc: int, slots: int) -> float:
+    """The least time of a run's blocks, which begin in the order of their lengths: that of all of
+    them over all slots; and n + 1 times the length of a block before which n in each slot begin.
+    """
+    hidden = of.seq_k if of.diagonal is None else of.diagonal  # from this key on, rows from 0 on
+    walked = [
+        of.group * max(of.seq_q - max(key - hidden, 0), 0)
+        for key in range(run.first_key, run.first_key + run.keys, bc)
+    ]
+    heads = run.heads // of.group
+    waves = range(-(-heads * len(walked) // slots))
+    least = max(((n + 1) * walked[n * slots // heads] for n in waves), default=0)
+    return max(heads * sum(walked) / slots, least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsPlan:
+    """Runs of a call, and how many times as long their dK and dV take as of one run."""
+
+    runs: tuple[DsRun, ...]
+    stretch: float
+
+
+@functools.lru_cache(maxsize=1024)
+def planned(of: DsSizes, most: int, bc: int, slots: int) -> DsPlan | None:
+    """The runs of a call, as runs_of(); None without any."""
+    runs = runs_of(of, most, bc, slots) if 0 not in (of.whole.heads, of.seq_q, of.seq_k) else ()
+    if not runs:
+        return None
+    took, whole = duration(of, runs, bc, slots), duration(of, [of.whole], bc, slots)
+    return DsPlan(runs=runs, stretch=took / whole)

@@ -1,0 +1,145 @@
+"""The ways to compute dQ, dK and dV, and which of them serves a call.
+
+pair: a kernel for dK and dV and one for dQ, which compute S and dP each. ds: a kernel for dK and dV
+that stores dS, and dQ = dS K, in runs of as many heads or keys as memory is allowed for. fused: one
+kernel, which adds dQ up in any order. The fastest by the times of the table serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from flashgen.kernels.ds_runs import DsPlan, DsSizes, planned
+from flashgen.runtime.selection import Ladder, Selection
+from flashgen.schedules.config import KernelConfig
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.vocabulary import OF_DS, Direction
+
+Way = Literal["pair", "ds", "fused"]
+WAYS: dict[Way, tuple[Direction, ...]] = {
+    "pair": ("backward_dkv", "backward_dq"),
+    "ds": OF_DS,
+    "fused": ("backward_fused",),
+}
+"""The kernels of each way."""
+OF_WAYS = frozenset(direction for directions in WAYS.values() for direction in directions)
+"""The kernels of all ways."""
+
+
+class ChosenWay(NamedTuple):
+    """The way of a call, and the runs of ds."""
+
+    way: Way
+    plan: DsPlan | None = None
+
+
+PAIR = ChosenWay("pair")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What a table says of the ways of calls that are resolved alike.
+
+    times: of the kernels of each way, in us; it lacks a way whose times do not compare with those
+    of the pair. Those of ds are of one run. bc: keys of a block of dK and dV that stores dS; slots:
+    how many of those the GPU has room for.
+    """
+
+    times: Mapping[Way, tuple[float, ...]]
+    bc: int = 0
+    slots: int = 0
+
+    def plan(self, of: DsSizes, most: int) -> DsPlan | None:
+        """The runs of ds in so many bytes; None where they have no room, or the table has none."""
+        return planned(of, most, self.bc, self.slots) if "ds" in self.times else None
+
+    def us(self, way: Way, plan: DsPlan | None) -> float:
+        """The time of a way, ds in runs."""
+        first, *others = self.times[way]
+        return first * (plan.stretch if way == "ds" and plan else 1.0) + sum(others)
+
+    def chosen(self, of: DsSizes, most: int, *, deterministic: bool) -> ChosenWay:
+        """The fastest of the ways, if there are several, for a call of these sizes, with so many
+        bytes for dS. deterministic: dQ must be summed in one order.
+        """
+        plan = self.plan(of, most)
+        admitted = [
+            way
+            for way in self.times
+            if (way != "ds" or plan is not None) and (way != "fused" or not deterministic)
+        ]
+        fastest = min(admitted, key=lambda way: self.us(way, plan))
+        return ChosenWay(fastest, plan if fastest == "ds" else None)
+
+    def described(self, of: DsSizes, most: int, *, deterministic: bool) -> str:
+        """Which way serves such a call, and the times of all, in one sentence."""
+        if len(self.times) < 2:
+            return "gradients by pair: the table has no other way whose times compare"
+        plan = self.plan(of, most)
+        way, _ = self.chosen(of, most, deterministic=deterministic)
+        words = [f"{each} {self.us(each, plan):.1f} us" for each in self.times if each != "ds"]
+        if plan is not None:
+            words.insert(1, f"ds {self.us('ds', plan):.1f} us in {_counted(len(plan.runs), 'run')}")
+        elif "ds" in self.times:
+            words.insert(1, "ds has no room")
+        return (
+            f"gradients by {way}: {', '.join(words)}, with {most >> 20} MB for dS"
+            f"{'' if deterministic else ' and dQ summed in any order'}"
+        )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def ways_of(
+    spec: AttentionSpec,
+    gpu: Gpu,
+    has_entry: Callable[[AttentionSpec], bool],
+    ladder_of: Callable[[AttentionSpec], Ladder],
+) -> Ways:
+    """The ways of a spec of any direction, by the first rungs of the ladders of its kernels.
+    has_entry: whether the table of the GPU has one. The pair alone is invariant, and ds has
+    no block masks.
+    """
+    found: dict[Way, tuple[Selection, ...]] = {}
+    for way, directions in WAYS.items():
+        if (way != "pair" and spec.invariant) or (way == "ds" and spec.block_mask):
+            continue
+        specs = [spec.for_direction(direction) for direction in directions]
+        if way == "pair" or all(map(has_entry, specs)):
+            found[way] = tuple(ladder_of(each).rungs[0] for each in specs)
+    times = dict(_comparable(found))
+    if "ds" not in times:
+        return Ways(times=times)
+    choice = found["ds"][0].choice
+    return Ways(times=times, bc=choice.config.bc, slots=slots_of(choice.spec, choice.config, gpu))
+
+
+def slots_of(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
+    """How many blocks of dK and dV a GPU has room for: 8 warps take the registers of an SM."""
+    return gpu.sms * max(1, 8 // config.block_warps(spec))
+
+
+def _comparable(
+    found: Mapping[Way, tuple[Selection, ...]],
+) -> Iterator[tuple[Way, tuple[float, ...]]]:
+    """The times of the ways that compare: with the pair's, all are of one GPU's table, one bucket
+    and one source.
+    """
+    for way, selections in found.items():
+        if (times := _times((*found["pair"], *selections))) is not None:
+            yield way, times[2:]
+
+
+def _times(selections: Iterable[Selection]) -> tuple[float, ...] | None:
+    selections = tuple(selections)
+    origins = {(s.slug, s.choice.bucket, s.choice.source) for s in selections}
+    times = [s.choice.median_us for s in selections]
+    if len(origins) > 1 or selections[0].slug is None:
+        return None
+    known = tuple(time for time in times if time is not None)
+    return known if len(known) == len(times) else None

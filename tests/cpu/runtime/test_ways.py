@@ -1,0 +1,193 @@
+"""Which way computes dQ, dK and dV of a call: by the times of a table, and by the runs of dS."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import settings
+from flashgen.errors import InvalidArgument
+from flashgen.kernels.ds_runs import DsSizes
+from flashgen.kernels.stream_memory import workspace
+from flashgen.runtime.call import Call, Saved, WantedGradients
+from flashgen.runtime.choice import by_spec
+from flashgen.runtime.selection import Selection, Served, ladder
+from flashgen.runtime.ways import WAYS, Ways, ways_of
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.problem import BUCKETS
+from tests import launches
+from tests.makers import make_config, make_spec
+from tests.package import make_choice
+
+H100, H200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
+SPEC = make_spec("bfloat16", 128)
+MB = 1 << 20
+DS = "[1, 2, 256, 256]"
+"""The shape of dS, in a descriptor."""
+US: dict[str, tuple[float | None, ...]] = {
+    "pair": (10.0, 10.0),
+    "ds": (10.0, 4.0),
+    "fused": (13.0,),
+}
+
+
+def sizes(seq: int, heads: int = 32, group: int = 1, *, causal: bool = False) -> DsSizes:
+    return DsSizes(
+        sequences=1, heads=heads, kv_heads=heads // group, seq_q=seq, seq_k=seq, head_dim=128,
+        element_bytes=2, diagonal=0 if causal else None,
+    )  # fmt: skip
+
+
+def ways(us: dict[str, tuple[float | None, ...]] = US, spec: Any = SPEC, **other: Any) -> Ways:
+    """The ways of kernels with such times; `other` is what dQ of dS has otherwise."""
+    config = make_config(64, 128, num_warps=8)
+    held = [
+        replace(make_choice(spec.for_direction(direction), config, BUCKETS[2]), median_us=time)
+        for way, times in us.items()
+        for direction, time in zip(WAYS[way], times, strict=True)
+    ]
+    choices = by_spec(held)
+    served = Served(archs={H200: "sm_90"}, choices={H200: choices})
+
+    def ladder_of(each: Any) -> Any:
+        found = ladder(served, H200, TARGETS[H200], each, 5000)
+        if each.direction != "backward_dq_of_ds" or not other:
+            return found
+        first: Selection = found.rungs[0]
+        slug = other.get("slug", first.slug)
+        fields = {name: value for name, value in other.items() if name != "slug"}
+        changed = replace(first, slug=slug, choice=replace(first.choice, **fields))
+        return replace(found, rungs=(changed,))
+
+    return ways_of(spec, TARGETS[H200], choices.__contains__, ladder_of)
+
+
+@pytest.mark.parametrize(
+    ("us", "deterministic", "expected"),
+    [
+        (US, True, "ds"),
+        (US, False, "fused"),
+        (US | {"fused": (15.0,)}, False, "ds"),
+        (US | {"ds": (16.5, 4.0)}, True, "pair"),
+        (US | {"ds": (None, 4.0)}, True, "pair"),
+        ({"pair": US["pair"], "fused": (20.0,)}, False, "pair"),
+        ({"pair": (None, 10.0), "fused": (1.0,), "ds": (1.0, 1.0)}, False, "pair"),
+    ],
+)
+def test_the_fastest_way_that_is_admitted_serves(
+    us: dict[str, tuple[float | None, ...]], deterministic: bool, expected: str
+) -> None:
+    found = ways(us)
+    if len(found.times) < 2:  # the resolver asks no further
+        assert expected == "pair"
+        return
+    assert found.chosen(sizes(4096), 256 * MB, deterministic=deterministic).way == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"slug": H100}, {"bucket": BUCKETS[1]}, {"source": "measured"}],
+    ids=["GPU", "bucket", "source"],
+)
+def test_times_of_two_origins_do_not_compare(other: dict[str, Any]) -> None:
+    assert ways(**other).times.keys() == {"pair", "fused"}
+
+
+def test_invariant_calls_and_block_masks_have_no_ds() -> None:
+    assert ways({"pair": US["pair"]}, spec=replace(SPEC, invariant=True)).times.keys() <= {"pair"}
+    blocks = {way: US[way] for way in ("pair", "fused")}
+    assert ways(blocks, spec=replace(SPEC, block_mask=True)).times.keys() == {"pair", "fused"}
+
+
+@pytest.mark.parametrize(
+    ("of", "megabytes", "way", "runs"),
+    [
+        (sizes(4096), 0, "pair", 0),
+        (sizes(4096), 256, "ds", 4),  # of 8 heads of 32 blocks each, for 132 SMs
+        (sizes(8192), 256, "ds", 16),
+        (sizes(8192), 255, "pair", 0),  # one head fills half of the GPU
+        (sizes(8192, group=4), 256, "pair", 0),
+        (sizes(8192, group=4), 1024, "ds", 4),
+        (sizes(8192, causal=True), 256, "pair", 0),  # a run lasts as long as its longest block
+        (sizes(8192, causal=True), 512, "ds", 8),
+        (sizes(2048, 128, causal=True), 256, "ds", 4),
+        (sizes(16384, 8), 256, "pair", 0),  # a range of 64 blocks of a head
+        (sizes(0), 256, "pair", 0),
+    ],
+)
+def test_ds_serves_where_its_runs_fill_the_gpu(
+    of: DsSizes, megabytes: int, way: str, runs: int
+) -> None:
+    found = ways().chosen(of, megabytes * MB, deterministic=True)
+    assert (found.way, len(found.plan.runs) if found.plan else 0) == (way, runs)
+    if found.plan is not None:
+        assert max(map(of.run_bytes, found.plan.runs)) <= megabytes * MB
+        assert sum(run.heads for run in found.plan.runs) == of.heads
+
+
+def test_runs_leave_few_sms_idle() -> None:
+    """Three heads of 64 blocks would take two waves, as four do; two take one."""
+    found = ways().plan(sizes(8192), 384 * MB)
+    assert found is not None
+    assert {run.heads for run in found.runs} == {2}
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "256MB", "many"])
+def test_a_bad_limit_says_so(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FLASHGEN_WORKSPACE_MB", value)
+    with pytest.raises(InvalidArgument, match="FLASHGEN_WORKSPACE_MB must be a whole number: got"):
+        settings.workspace_bytes()
+
+
+def test_the_limit_is_256_unless_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHGEN_WORKSPACE_MB", raising=False)
+    assert settings.workspace_bytes() == 256 * MB
+    monkeypatch.setenv("FLASHGEN_WORKSPACE_MB", "0")
+    assert settings.workspace_bytes() == 0
+
+
+def test_calls_of_a_thread_share_a_workspace() -> None:
+    near = torch.empty(1)
+    first = workspace(1000, near)
+    assert workspace(60, near).data_ptr() == first.data_ptr()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(workspace, 60, near).result().data_ptr() != first.data_ptr()
+    longer = workspace(5000, near)
+    assert longer.numel() >= 5000
+    assert workspace(1000, near).data_ptr() == longer.data_ptr()
+
+
+def test_a_kept_call_launches_with_the_workspace_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at first, but not in another thread."""
+    q, k, v, o, do = (torch.randn(1, 2, 256, 128, dtype=torch.bfloat16) for _ in range(5))
+    lse = torch.zeros(1, 2, 256)
+    saved, wanted = Saved(q, k, v, o, lse), WantedGradients(True, True, True, False, False)
+    with launches.served(monkeypatch) as driver:
+        dispatcher = launches.dispatcher(monkeypatch)
+
+        def launched() -> list[tuple[str, object]]:
+            """Each kernel, and the descriptor of dS that it has."""
+            driver.launches.clear()
+            dispatcher.passes.backward(Call(), saved, do, None, wanted)
+            return [
+                (
+                    name.partition("_bf16")[0],
+                    [x[1] for x in given if type(x) is tuple and DS in str(x)],
+                )
+                for (name, _), _, _, given in driver.launches
+            ]
+
+        first = launched()
+        assert [name for name, _ in first] == ["bwd_delta", "bwd_ds", "bwd_dq_of_ds"]
+        assert [len(found) for _, found in first] == [0, 1, 1]
+        assert launched() == first
+        (kept,) = dispatcher.calls.young.values()
+        assert kept.replay.__name__ == "replay"
+        assert launched() == first
+        assert kept.replay(q, k, v, o, lse, do, None) is not None
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(kept.replay, q, k, v, o, lse, do, None).result() is None
