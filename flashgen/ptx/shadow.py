@@ -122,7 +122,7 @@ NOBODY, MANY = -1, -2
 MOST_READERS = 32
 """Blocks that read a cell and are kept, where the program orders its blocks."""
 
-Known = Mapping[int, Array]
+Acquired = Mapping[int, Array]
 """By block, the view of it that was acquired before the access that is checked: see releases.py."""
 
 
@@ -137,7 +137,7 @@ class _Accesses:
     def note(self, cells: Array, block: int, agent: int, count: int) -> None:
         self.block[cells], self.agent[cells], self.count[cells] = block, agent, count
 
-    def late(self, cells: Array, blocks: Array, block: int, order: Array, known: Known) -> Array:
+    def late(self, cells: Array, blocks: Array, block: int, order: Array, known: Acquired) -> Array:
         """Which accesses to cells, by `blocks`, are not ordered before one of `block`."""
         own = blocks == block
         found: Array = (self.count[cells] > order[self.agent[cells]]) & own
@@ -161,7 +161,7 @@ class GlobalShadow(_Shadow):
         self.reads = [_Accesses(self.size)]
 
     def note_read(
-        self, cells: Array, block: int, order: Array, known: Known, agent: int, count: int
+        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
     ) -> tuple[int, int, bool] | None:
         """Record a read. The cell, the earlier block and whether it wrote, of a conflict."""
         writers = self.writes.block[cells]
@@ -173,7 +173,7 @@ class GlobalShadow(_Shadow):
         return int(cells[which]), int(writers[which]), True
 
     def _keep_read(
-        self, cells: Array, block: int, order: Array, known: Known, agent: int, count: int
+        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
     ) -> None:
         """Record a read in place of one that is ordered before it, or beside the others."""
         for reads in self.reads:
@@ -193,7 +193,7 @@ class GlobalShadow(_Shadow):
             self.reads[-1].block[cells] = MANY
 
     def note_write(
-        self, cells: Array, block: int, order: Array, known: Known, agent: int, count: int
+        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
     ) -> tuple[int, int, bool] | None:
         """Record a write. The cell, the earlier block and whether it wrote, of a conflict."""
         conflict = None

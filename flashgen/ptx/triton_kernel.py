@@ -25,12 +25,12 @@ _DTYPES = {
     "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
 }  # fmt: skip
 
-Grid = int | tuple[int, ...] | Callable[[dict[str, Any]], int | tuple[int, ...]]
+LaunchGrid = int | tuple[int, ...] | Callable[[dict[str, Any]], int | tuple[int, ...]]
 
 
 def launch(
     kernel: Any,
-    grid: Grid,
+    grid: LaunchGrid,
     *args: Any,
     target: str = "nvidia_h200",
     seed: int = 0,
@@ -83,7 +83,7 @@ def launch(
 
 def run(
     kernel: Any,
-    grid: Grid,
+    grid: LaunchGrid,
     *args: Any,
     target: str = "nvidia_h200",
     seed: int = 0,
@@ -175,7 +175,7 @@ def _decorated(
     return kernel, named
 
 
-def _blocks(grid: Grid, values: dict[str, Any]) -> tuple[int, int, int]:
+def _blocks(grid: LaunchGrid, values: dict[str, Any]) -> tuple[int, int, int]:
     """The blocks along three axes."""
     given = grid(values) if callable(grid) else grid
     try:

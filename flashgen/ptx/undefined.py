@@ -204,10 +204,10 @@ class Flow(NamedTuple):
         ]
 
 
-Found = Iterable[tuple[int, Array]]
+Flowing = Iterable[tuple[int, Array]]
 
 
-def _mixed(flow: Flow, sources: Iterable[Operand] | None = None, parts: int = 0) -> Found:
+def _mixed(flow: Flow, sources: Iterable[Operand] | None = None, parts: int = 0) -> Flowing:
     """Any undefined bit of a number makes the number of the result undefined; packed numbers
     one by one.
     """
@@ -232,7 +232,7 @@ def _mixed(flow: Flow, sources: Iterable[Operand] | None = None, parts: int = 0)
             yield index, np.asarray(undefined.any(1))
 
 
-def _moved(flow: Flow) -> Found:
+def _moved(flow: Flow) -> Flowing:
     """Bits go where the instruction moves them: it runs on the undefined bits. Operands that say
     where to are kept.
     """
@@ -268,7 +268,7 @@ class _Bits(dict[int, Array]):
         return np.zeros(32, np.uint8 if held is None else held.dtype)
 
 
-def _bitwise(flow: Flow) -> Found:
+def _bitwise(flow: Flow) -> Flowing:
     """Each bit by itself; a defined 0 decides an and, a defined 1 an or."""
     opcode = flow.item.opcode.split(".", 1)[0]
     ((index, dtype),) = flow.targets()
@@ -284,7 +284,7 @@ def _bitwise(flow: Flow) -> Found:
     yield index, found
 
 
-def _selected(flow: Flow) -> Found:
+def _selected(flow: Flow) -> Flowing:
     """What is selected; all of it where the predicate is undefined."""
     _, first, second, predicate = flow.item.operands
     ((index, dtype),) = flow.targets()
@@ -294,7 +294,7 @@ def _selected(flow: Flow) -> Found:
     yield index, np.where(flow.bits(predicate, bool), ~np.zeros(32, dtype), chosen)
 
 
-def _converted(flow: Flow) -> Found:
+def _converted(flow: Flow) -> Flowing:
     """Integers are moved, packed numbers are converted one by one."""
     to, of = [each for each in flow.modifiers if each in TYPE_BYTES][:2]
     if len(flow.item.operands) > 2:  # the first source is the upper half
@@ -309,7 +309,7 @@ def _converted(flow: Flow) -> Found:
     return _mixed(flow)
 
 
-def _of_the_warp(flow: Flow) -> Found:
+def _of_the_warp(flow: Flow) -> Flowing:
     """What is made of all active lanes is undefined if one of them is."""
     for index, bits in _mixed(flow):
         active = bits if flow.mask is None else bits[flow.mask]
@@ -322,7 +322,7 @@ _WHERE = {
 }  # fmt: skip
 """Operands that say where bits go."""
 
-_RULES: dict[str, Callable[[Flow], Found]] = {
+_RULES: dict[str, Callable[[Flow], Flowing]] = {
     **dict.fromkeys(("mov", "cvta", "mapa", "movmatrix", "brev", *_WHERE), _moved),
     **dict.fromkeys(("and", "or", "xor", "not", "lop3"), _bitwise),
     **dict.fromkeys(("vote", "match", "redux"), _of_the_warp),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from flashgen.ptx.decode import Form, elementwise, instruction
-from flashgen.ptx.rounding import directed
+from flashgen.ptx.rounding import Function, directed
 from flashgen.ptx.types import DTYPES, FORMATS, Array, DecodedStep, Format, LaneMask, flush
 from flashgen.ptx.warp import Warp
-
-Function = Callable[..., Array]
 
 
 @instruction("add", "sub", "mul", "mad", "fma")
