@@ -170,7 +170,8 @@ def _repair() -> None:
         return store(self, ptrs, value, boolean(mask), *rest, **named)
 
     def boolean(mask: Any) -> Any:
-        return mask if mask.data.dtype == bool else TensorHandle(mask.data.astype(bool), tl.int1)
+        compared = isinstance(mask, TensorHandle) and mask.data.dtype != bool
+        return TensorHandle(mask.data.astype(bool), tl.int1) if compared else mask
 
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
     InterpreterBuilder.create_masked_load = create_masked_load
