@@ -207,9 +207,10 @@ LONG = ("window", "chunk")
 PAGES = "fwd_bf16_d128_causal_varlen_paged"
 
 RIGHT = (
+    "fwd_bf16_d128_causal", "bwd_ds_bf16_d128_causal", "bwd_dq_of_ds_bf16_d128_causal",
     *(f"fwd_bf16_d128_causal_{word}" for word in FEATURES), "fwd_bf16_d128_causal_varlen",
     PAGES,
-    "bwd_dkv_bf16_d128_causal", "bwd_dq_bf16_d128_causal", "fwd_bf16_d128_causal", "fwd_bf16_d64",
+    "bwd_dkv_bf16_d128_causal", "bwd_dq_bf16_d128_causal", "fwd_bf16_d64",
     "bwd_fused_bf16_d64", "bwd_dkv_bf16_d128_causal_varlen", "bwd_dq_bf16_d128_causal_varlen",
     "decode_bf16_d128", "decode_bf16_d128_paged",
 )  # fmt: skip

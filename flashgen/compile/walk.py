@@ -13,8 +13,8 @@ from flashgen.compile.sass import Instruction, Listing
 from flashgen.errors import NoEstimate
 
 
-class Ways:
-    """The ways ahead through a listing; a jump table leads to the code of every role."""
+class Walker:
+    """Walks ahead through a listing; a jump table leads to the code of every role."""
 
     def __init__(self, listing: Listing) -> None:
         self._blocks, self._starts, successors = flow(listing.instructions)

@@ -24,7 +24,7 @@ from flashgen.compile.compiler import Compiled, cache_file
 from flashgen.compile.loops import Body, hidden_roles, main_bodies, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
-from flashgen.compile.walk import Ways
+from flashgen.compile.walk import Walker
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import loop_program
 from flashgen.estimate.block_program import link_block
@@ -163,7 +163,7 @@ class Scoreboard:
 
     def _whole_block(self, residents: int, *, far: bool, tiles: int) -> float:
         """Cycles from the start of the first of so many blocks to the end of the last."""
-        ways = Ways(self.listing)
+        ways = Walker(self.listing)
         phases = len(self.phases)
         made = link_block(
             self.listing,

@@ -114,29 +114,29 @@ class _Writer:
             if not isinstance(x, Tensor):
                 continue
             address, memory = x.data_ptr(), x.untyped_storage().data_ptr()
+            number = self._named.get(launched.names[place].rpartition("_")[0], -1)
+            is_input = 0 <= number < len(self._inputs)
+            given, own = self._inputs[number] if is_input else (None, 0)
             if (found := self._made.get(address)) is not None:
                 number, whole = found
                 if whole.numel() != x.numel() or whole.dtype != x.dtype:
                     return None
                 self._makes[number] = whole
                 tensor, at, offset = f"m{number}", f"a{number}", 0
-            elif (shared := shared_at(memory)) is not None:
-                self._stream, self._shared[shared] = shared.stream, None
-                if twin is None:  # a tensor map of it stays as it is
-                    line[inner.places[place]] = (address,)
-                continue
-            else:
-                number = self._named.get(launched.names[place].rpartition("_")[0], -1)
-                is_input = 0 <= number < len(self._inputs)
-                given, own = self._inputs[number] if is_input else (None, 0)
-                if given is None or own != memory:
-                    return None
+            elif given is not None and own == memory:
                 offset = address - given.data_ptr()
                 must = direct.specializes[place]
                 if (must and (address | offset) & ALIGNED) or (offset and twin is not None):
                     return None
                 self._read[number] = self._read.get(number, False) or must
                 tensor, at = f"x{number}", f"p{number}"
+            elif (shared := shared_at(memory)) is not None:
+                self._stream, self._shared[shared] = shared.stream, None
+                if twin is None:  # a tensor map of it stays as it is
+                    line[inner.places[place]] = (address,)
+                continue
+            else:
+                return None
             source = f"{at} + {offset}" if offset else at
             if twin is not None:
                 if (encode := inner.encoders.get(place)) is None:

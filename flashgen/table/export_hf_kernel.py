@@ -23,7 +23,8 @@ ARCHS: dict[str, dict[str, list[str]]] = {"cuda": {"archs": ["8.0+PTX"]}, "cpu":
 SERVING = ("spec", "inputs", "schedules", "kernels", "reference", "runtime")
 """The packages that serve. They import no other one of flashgen (.importlinter)."""
 MODULES = (
-    "__init__.py", "errors.py", "files.py", "paths.py", "settings.py", "version.py", "py.typed",
+    "__init__.py", "errors.py", "files.py", "lazy.py", "paths.py", "settings.py", "version.py",
+    "py.typed",
 )  # fmt: skip
 
 _CARD = """---

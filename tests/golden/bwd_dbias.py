@@ -172,7 +172,7 @@ def bwd_dbias(
             s = tl.where(keys[None, :] < seq_k, s, float("-inf"))
         if HIDES_FIRST:
             if chunk is not None:
-                # Chunks begin at key first_chunk, which is below chunk, and every chunk-th from there.
+                # Chunks begin at key first_chunk, which is below chunk, and every chunk-th on.
                 first_chunk = tl.load(chunk_start_ptr + batch) % chunk
                 first_chunk = tl.where(first_chunk < 0, first_chunk + chunk, first_chunk)
                 first_key = rows + diagonal

@@ -156,7 +156,7 @@ def test_facts_survive_json() -> None:
 def test_a_refusal_says_what_the_compiler_said() -> None:
     rendered, spec, config = small()
     broken = replace(
-        rendered, source=rendered.source.replace("tl.dot(q, ", "tl.dot(no_such_name, ")
+        rendered, source=rendered.source.replace("tl.dot(q[0], ", "tl.dot(no_such_name, ")
     )
     assert broken.source != rendered.source
     with pytest.raises(CompileFailed, match=r"br16_bc16.* for sm_80: .*no_such_name") as error:

@@ -227,7 +227,9 @@ def test_the_barriers_of_the_machine_code(
 def test_the_barriers_of_a_tile_of_o(
     build: Build, spec: AttentionSpec, config: KernelConfig
 ) -> None:
-    """Of the loop over tiles, without those over keys: full Q, K and last V, each given back."""
+    """Of the loop over tiles, without those over keys: full Q, K and last V, and the number of the
+    next tile, each given back.
+    """
     _, listing = build(spec, config)
     main = loops.main_bodies(listing)
     of_keys = {i.address for body in main for i in body}
@@ -237,20 +239,22 @@ def test_the_barriers_of_a_tile_of_o(
     for loop in tiles:
         once = [i for i in loop if i.address not in of_keys]
         waits, arrivals = _waits(once), _arrivals(once)
-        assert (len(waits), len(arrivals)) == (3, 3)
+        assert (len(waits), len(arrivals)) == (4, 4)
         stored = ("STSM", "FENCE", "BAR", "UTMASTG")
         code = [i.base for i in once if i.base in stored or _store_wait(i) or i in arrivals]
         if o_apart(spec, config):
             # The TMA unit has read O of the tile before, as all four warps know; then comes this O.
             before = code.index("STSM")
             assert code[before - 2 : before] == ["DEPBAR", "BAR"]
-            assert code[-1] == "UTMASTG"
+            assert code[-3:] == ["UTMASTG", "BAR", "SYNCS"]
         else:
             # It has read O, as all four warps know; then the place is Q's again.
-            assert code[-4:] == ["UTMASTG", "DEPBAR", "BAR", "SYNCS"]
+            assert code[-6:] == ["UTMASTG", "DEPBAR", "BAR", "SYNCS", "BAR", "SYNCS"]
     of_producer = sorted((loop for loop in found if _loads(loop)), key=len)
     once = [i for i in of_producer[1] if i not in of_producer[0]]
-    assert len(_waits(once)) == 2 + config.consumers, "the first K, the last V, and every Q"
+    assert len(_waits(once)) == 3 + config.consumers, (
+        "first K, last V, every Q, and the place of a number"
+    )
 
 
 @pytest.mark.slow("seven seconds of compilation")

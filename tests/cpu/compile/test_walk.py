@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.compile.loops import main_bodies, roles
 from flashgen.compile.sass import Listing
-from flashgen.compile.walk import Ways
+from flashgen.compile.walk import Walker
 from flashgen.errors import NoEstimate
 from tests.listings import listing
 
@@ -16,7 +16,7 @@ HMMA = "HMMA.16816.F32 R4, R4, R8, R4"
 def walked(code: Listing, *, tiles: int = 1) -> str:
     """The opcodes of the only role's walk, two trips of each loop; branches left out."""
     (role,) = roles(code, main_bodies(code))
-    walk = Ways(code).walk(role, phases=len(role.loops), trips=2, tiles=tiles)
+    walk = Walker(code).walk(role, phases=len(role.loops), trips=2, tiles=tiles)
     return " ".join(i.base for i in walk if i.base != "BRA")
 
 

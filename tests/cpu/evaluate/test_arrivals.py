@@ -63,7 +63,8 @@ REPLAY: dict[str, Any] = {
     "far_cycles": [[400.0, 500.0], [500.0, 600.0]], "lone_cycles": [400.0, 500.0],
     "loaded_bytes": [0.0, 16.0], "usage": [USAGE, USAGE], "block_flops": [1000, 1000],
     "block_work": [1000.0, 1000.0], "least_cycles": [0.0, 0.0], "equal_parts": [1, 1],
-    "outside": 100, "firm": True,
+    "block_cycles": [100.0, 200.0], "far_block_cycles": [100.0, 200.0], "tile_cycles": 90.0,
+    "firm": True,
 }  # fmt: skip
 LIES: dict[str, list[tuple[str, Any]]] = {
     "compile": [
