@@ -50,7 +50,8 @@ def kernels(recording: Recording) -> list[str]:
 
 PAIR = ["fwd", "bwd_delta", "bwd_dkv", "bwd_dq"]
 FUSED = ["fwd", "bwd_delta", "bwd_fused"]
-TRAINING = (PAIR, FUSED)
+BY_DS = ["fwd", "bwd_delta", "bwd_ds", "bwd_dq_of_ds"]
+TRAINING = (PAIR, FUSED, BY_DS)
 """Either, as the table of the GPU prefers."""
 
 
