@@ -7,6 +7,7 @@ in rows that a block of dK and dV walks.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,10 @@ STEP = 16
 FIXED_ROWS = 320
 """What the two launches of a run take besides: each begins with 4 us that nothing hides, in which a
 block walks 160 rows (forward and dK/dV of head dim 128 on an H200, 26 November 2026)."""
+
+TRIED = 64
+"""Numbers of heads of a run that are compared, from the most on: with more than these a run has so
+many blocks that none is better filled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +118,15 @@ def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[
     dV has bc keys and the GPU has room for so many at once. () where a tile of keys of one head of
     K has more bytes.
     """
-    every = of.whole.heads
     one = DsRun(first_head=0, heads=of.group, keys=of.seq_k)
-    together = min(most // of.ds_bytes(one), every // of.group)
-    ways = [tuple(_of_heads(of, n * of.group)) for n in range(together, 0, -1)]
-    if ways:
-        return min(ways, key=lambda runs: duration(of, runs, bc, slots))
+    blocks = of.whole.heads // of.group
+    together = min(most // of.ds_bytes(one), blocks)
+    if together == blocks:
+        return (of.whole,)
+    if together:
+        tried = range(together, max(0, together - TRIED), -1)
+        heads = min(tried, key=lambda n: _of_equal_runs(of, n, blocks, bc, slots)) * of.group
+        return tuple(_of_heads(of, heads))
     tile = DsRun(first_head=0, heads=of.group, keys=DS_TILE)
     keys = max(0, most - of.sum_bytes(tile)) // of.ds_bytes(tile) * DS_TILE
     return tuple(_of_keys(of, keys)) if keys else ()
@@ -144,23 +152,31 @@ def _of_keys(of: DsSizes, keys: int) -> Iterator[DsRun]:
 
 def duration(of: DsSizes, runs: Sequence[DsRun], bc: int, slots: int) -> float:
     """The time of dK and dV of these runs, one after another."""
-    return sum(FIXED_ROWS + _makespan(of, run, bc, slots) for run in runs)
+    alike = Counter((run.heads // of.group, run.first_key, run.keys) for run in runs)
+    return sum(count * _of_run(of, *run, bc, slots) for run, count in alike.items())
+
+
+def _of_equal_runs(of: DsSizes, heads: int, all_heads: int, bc: int, slots: int) -> float:
+    """The time of runs of so many heads of K and all keys, of which the last has the rest."""
+    whole, rest = divmod(all_heads, heads)
+    took = whole * _of_run(of, heads, 0, of.seq_k, bc, slots)
+    return took + (_of_run(of, rest, 0, of.seq_k, bc, slots) if rest else 0.0)
 
 
 @functools.lru_cache(maxsize=4096)
-def _makespan(of: DsSizes, run: DsRun, bc: int, slots: int) -> float:
-    """The least time of a run's blocks, which begin in the order of their lengths: that of all of
-    them over all slots; and n + 1 times the length of a block before which n in each slot begin.
+def _of_run(of: DsSizes, heads: int, first_key: int, keys: int, bc: int, slots: int) -> float:
+    """The least time of the blocks of so many heads of K, which begin in the order of their
+    lengths: that of all of them over all slots; and n + 1 times the length of a block before which
+    n in each slot begin.
     """
     hidden = of.seq_k if of.diagonal is None else of.diagonal  # from this key on, rows from 0 on
     walked = [
         of.group * max(of.seq_q - max(key - hidden, 0), 0)
-        for key in range(run.first_key, run.first_key + run.keys, bc)
+        for key in range(first_key, first_key + keys, bc)
     ]
-    heads = run.heads // of.group
     waves = range(-(-heads * len(walked) // slots))
     least = max(((n + 1) * walked[n * slots // heads] for n in waves), default=0)
-    return max(heads * sum(walked) / slots, least)
+    return FIXED_ROWS + max(heads * sum(walked) / slots, least)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
+from flashgen.kernels import ds_runs
 from flashgen.kernels.ds_runs import DsSizes
 from flashgen.kernels.stream_memory import workspace
 from flashgen.runtime.call import Call, Saved, WantedGradients
@@ -134,6 +135,17 @@ def test_runs_leave_few_sms_idle() -> None:
     found = ways().plan(sizes(8192), 384 * MB)
     assert found is not None
     assert {run.heads for run in found.runs} == {2}
+
+
+def test_runs_of_many_short_sequences_are_found_at_once() -> None:
+    """Each number of heads up to 8,192 would take seconds to compare, in a training step."""
+    ds_runs._of_run.cache_clear()
+    of = replace(sizes(128), sequences=4096)
+    found = ways().plan(of, 256 * MB)
+    assert found is not None
+    assert max(run.heads for run in found.runs) > 8192 - ds_runs.TRIED
+    assert sum(run.heads for run in found.runs) == 4096 * 32
+    assert ds_runs._of_run.cache_info().misses <= 2 * ds_runs.TRIED + 3
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "256MB", "many"])
