@@ -24,7 +24,7 @@ from flashgen.estimate import estimate, machines, sm
 from flashgen.estimate.estimate import estimate_cubin
 from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import MACHINES, ArchModel
-from flashgen.estimate.sm import Scoreboard, replay_cubin
+from flashgen.estimate.sm import Replay, Scoreboard, replay_cubin
 from flashgen.schedules.legality import why_illegal
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
@@ -72,6 +72,11 @@ def kernels() -> dict[Tile, cubins.Cubin]:
 
 
 @pytest.fixture(scope="module")
+def replayed() -> Callable[..., Replay]:
+    return functools.cache(replay_cubin)
+
+
+@pytest.fixture(scope="module")
 def listing() -> Callable[[bytes], Listing]:
     return functools.cache(disassemble)
 
@@ -80,6 +85,12 @@ def listing() -> Callable[[bytes], Listing]:
 def quick(listing: Callable[[bytes], Listing], monkeypatch: pytest.MonkeyPatch) -> None:
     """estimate_cubin, but that no kernel is disassembled a second time."""
     monkeypatch.setattr(sm, "disassemble", listing)
+
+
+@pytest.fixture
+def known(replayed: Callable[..., Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    """estimate_cubin, but that no kernel is replayed a second time."""
+    monkeypatch.setattr(estimate, "replay_cubin", replayed)
 
 
 def tiles_of(landscape: dict[str, Any]) -> list[Tile]:
@@ -121,7 +132,7 @@ def faults(landscape: dict[str, Any], times: list[float]) -> list[str]:
     return found
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "known")
 @pytest.mark.parametrize("landscape", BOTH_SIZES)
 class TestLandscapes:
     def test_the_order_is_right(
