@@ -184,7 +184,7 @@ OF_NARROW: dict[str, tuple[str, str]] = {
     "P in place of dS": ("store(ds_t)", "store(p_t.to(DTYPE))"),
     "rows begin within a tile of dS": ("first_row = gl.maximum(least_key - last, 0) // ROWS * ROWS", "first_row = gl.maximum(least_key - last, 0) // BR * BR"),
     "the run begins at block 0": ("pid = first_block + pid", "pid = pid"),
-    "a head's blocks go to another": ("pid % run_heads * tiles + pid // run_heads", "pid % run_heads * tiles + pid % tiles"),
+    "a head's blocks go to another": ("pid % run_heads * tiles + pid // run_heads", "pid % run_heads * tiles + pid // tiles"),
     "heads count from the first of all": ("(pid // tiles - first_block // tiles) * group", "(pid // tiles) * group"),
     "keys count from the first of all": ("key_start - first_block % tiles * BC)", "key_start)"),
     "heads of K": ("(pid // tiles - first_block // tiles) * group", "(pid // tiles - first_block // tiles)"),
