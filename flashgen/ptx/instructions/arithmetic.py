@@ -74,13 +74,17 @@ def _halves(values: Array) -> tuple[Array, Array]:
 @instruction("min", "max")
 def extreme(form: Form) -> DecodedStep:
     """9.7.1.11 and 9.7.3.11: of floats the one that is no number loses, unless .NaN; .xorsign.abs:
-    of the sizes, with the sign of the product. Three inputs are of sm_100 and later.
+    of the sizes, with the sign of the product; .relu of integers: 0 where it is below. Three inputs
+    are of sm_100 and later.
     """
     kind = form.format()
+    relu = not kind.floating and form.flag("relu")
     sizes = form.flag("xorsign") & form.flag("abs")
     loses = kind.floating and not form.flag("NaN")
     least, most = (np.fmin, np.fmax) if loses else (np.minimum, np.maximum)
     function = _flushed(form, least if form.opcode == "min" else most)
+    if relu:
+        return elementwise(form, lambda a, b: np.maximum(function(a, b), 0), kind, [kind] * 2)
     if sizes:
         return elementwise(form, _with_sign_of_product(function), kind, [kind] * 2)
     if len(form.operands) == 4:

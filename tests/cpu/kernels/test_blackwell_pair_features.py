@@ -123,7 +123,7 @@ OF_DKV: dict[str, Mutant] = {
     "last rows of the other half": (
         "causal", WINDOW, WINDOWS, "begins) - diagonal - HALF * w", "begins) - diagonal - HALF * (1 - w)"),
     "no tile where no row sees a key": (
-        "causal", WINDOW, [case(30, 300)] * 4, "gl.minimum(row_end, seq_q), 1)", "gl.minimum(row_end, seq_q), 0)"),
+        "causal", WINDOW, [case(30, 300)] * 7, "gl.minimum(row_end, seq_q), 1)", "gl.minimum(row_end, seq_q), 0)"),
     "the right side is forgotten": (
         "none", BOTH, WINDOWS, "diagonal + window_right if window_right", "diagonal if window_right"),
     "the left side by one": ("none", BOTH, WINDOWS, "keys + window_left", "keys + window_left - 1"),

@@ -133,6 +133,7 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("rem.s32 {d}, {0}, {1};", [S32, T32], np.uint32, python(lambda a, b: a - quotient(a, b) * b, 32)),
     ("rem.u64 {d}, {0}, {1};", [U64, V64], np.uint64, lambda a, b: a % b),
     ("min.s32 {d}, {0}, {1};", [S32, T32], np.int32, np.minimum),
+    ("min.relu.s32 {d}, {0}, {1};", [S32, T32], np.int32, lambda a, b: np.maximum(np.minimum(a, b), 0)),
     ("max.u32 {d}, {0}, {1};", [U32, V32], np.uint32, np.maximum),
     ("neg.s32 {d}, {0};", [S32], np.int32, np.negative),
     ("abs.s32 {d}, {0};", [S32], np.int32, np.abs),
