@@ -163,12 +163,12 @@ class Scoreboard:
 
     def _whole_block(self, residents: int, *, far: bool, tiles: int) -> float:
         """Cycles from the start of the first of so many blocks to the end of the last."""
-        ways = Walker(self.listing)
+        walker = Walker(self.listing)
         phases = len(self.phases)
         made = link_block(
             self.listing,
             [
-                (role, ways.walk(role, phases=phases, trips=BLOCK_TRIPS, tiles=tiles))
+                (role, walker.walk(role, phases=phases, trips=BLOCK_TRIPS, tiles=tiles))
                 for role in self._roles
             ],
             from_memory(self.machine) if far else self.machine,
