@@ -170,12 +170,10 @@ def test_no_order_changes_a_bit(mask: str) -> None:
 
 GIVE_Q = "mbarrier.arrive(q_empty.index(w), count=1)"
 AWAIT_Q = "        mbarrier.wait(q_full.index(w), q_phase)\n"
-READ_LAST_V = "            acc = warpgroup_mma_wait(0, deps=(acc,))\n"
-FREE_LAST_V = (
-    "            if PERSISTENT:\n                mbarrier.arrive(v_empty.index(stage), count=1)\n"
-)
-STORED = "        if not PERSISTENT or not O_APART:\n            tma.store_wait(0)\n"
-GIVE_PLACE = f"        if PERSISTENT and not O_APART:\n            {GIVE_Q}\n"
+READ_LAST_V = "\n            acc = warpgroup_mma_wait(0, deps=(acc,))"
+FREE_LAST_V = "\n            mbarrier.arrive(v_empty.index(stage), count=1)"
+STORED = "            tma.store_wait(0)\n"
+GIVE_PLACE = f"            {GIVE_Q}\n"
 PRODUCER = (
     "    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])\n    pid = gl.program_id(0)"
 )
@@ -217,7 +215,7 @@ PERSISTENT_MUTANTS = {
         "            # Until the TMA unit has read O of the tile before.\n            tma.store_wait(0)\n",
         "            pass\n"),
     "O is not stored when the program ends": (
-        "    if PERSISTENT and O_APART:\n        tma.store_wait(0)\n", ""),
+        "    if O_APART:\n        tma.store_wait(0)\n", ""),
     "all begin their rings anew": ("walked, q_phase = end", "walked, q_phase = 0"),
     "the consumers count a tile of keys too many": (
         "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
@@ -236,7 +234,7 @@ PERSISTENT_MUTANTS = {
     "a number is overwritten before it is read": ("mbarrier.wait(pid_empty.index(0), q_phase ^ 1)", "pass"),
     "a number is given back before it is read": (READ_PID, swapped(READ_PID)),
     "a number is read before it is there": ("mbarrier.wait(pid_full.index(0), q_phase)", "pass"),
-    "one consumer alone gives a number back": ("new_barriers(1, WARPGROUPS))", "new_barriers(1, 1))"),
+    "one consumer alone gives a number back": ("new_barriers(1, WARPGROUPS)", "new_barriers(1, 1)"),
     "no first turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "arrive", 0)', "pass"),
     "no last turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "sync", 0)', "pass"),
     "LSE of another batch": ("lse_ptr + batch_head.to", "lse_ptr + head.to"),
