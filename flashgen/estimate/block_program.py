@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flashgen.compile.loops import Body, Role
 from flashgen.compile.sass import WARP, Instruction, Listing
@@ -44,9 +45,13 @@ def link_block(
     Raises NoEstimate if the code does not show what its barriers are for.
     """
     made = LoopProgram()
+    row_of = {
+        number: loop_program.row(i, machine, matrix, spills_to_l2=spills_to_l2)
+        for number, i in {id(i): i for _, code in walks for i in code}.items()
+    }
     for role, code in walks:
         made.start.append(len(made.rows))
-        rows = [loop_program.row(i, machine, matrix, spills_to_l2=spills_to_l2) for i in code]
+        rows = [replace(row_of[id(i)]) for i in code]  # each has its place in the order
         loop_program.register_reads(rows, code)
         made.rows += rows
         made.end.append(len(made.rows))

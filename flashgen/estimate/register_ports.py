@@ -76,16 +76,21 @@ def _count(i: Instruction, place: int) -> int:
 
 def reads(body: Sequence[Instruction]) -> list[Reads]:
     """The reads of the instructions of a loop in its steady iterations."""
+    # By object: what a walk passes several times is read once.
+    operands_of = {number: operands(i) for number, i in {id(i): i for i in body}.items()}
+    in_order = [operands_of[id(i)] for i in body]
     held: dict[tuple[int, int], range] = {}
     for _ in range(2):  # the first trip fills the cache for the second
-        found = [_reads(i, held) for i in body]
+        found = [_reads(each, held) for each in in_order]
     return found
 
 
-def _reads(i: Instruction, held: dict[tuple[int, int], range]) -> Reads:
-    """One instruction's reads; held: by bank and place, the registers of the operand cached."""
+def _reads(named: tuple[RegisterOperand, ...], held: dict[tuple[int, int], range]) -> Reads:
+    """The reads of one instruction with these operands; held: by bank and place, the registers of
+    the operand cached.
+    """
     every, again = [0] * BANKS, [0] * BANKS
-    for operand in operands(i):
+    for operand in named:
         for register in operand.registers:
             bank = register % BANKS
             every[bank] += 1

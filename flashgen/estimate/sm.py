@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.compiler import Compiled, cache_file
-from flashgen.compile.loops import Body, hidden_roles, main_bodies, roles
+from flashgen.compile.loops import Body, Role, hidden_roles, main_bodies, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
 from flashgen.compile.walk import Walker
@@ -120,6 +120,8 @@ class Scoreboard:
         self._cycles: dict[tuple[int, bool], tuple[float, ...]] = {}
         self._programs: dict[tuple[tuple[int, ...], bool, bool], LoopProgram] = {}
         self._trips: dict[tuple[int, int], float] = {}
+        self._whole: dict[tuple[int, bool, bool], LoopProgram] = {}
+        self._walked: dict[int, list[tuple[Role, Body]]] = {}
         self._check_replay()
 
     @cached_property
@@ -163,20 +165,28 @@ class Scoreboard:
 
     def _whole_block(self, residents: int, *, far: bool, tiles: int) -> float:
         """Cycles from the start of the first of so many blocks to the end of the last."""
-        walker = Walker(self.listing)
-        phases = len(self.phases)
-        made = link_block(
-            self.listing,
-            [
+        key = (tiles, self._spills_to_l2(residents), far)
+        if key not in self._whole:
+            self._whole[key] = link_block(
+                self.listing,
+                self._walks(tiles),
+                from_memory(self.machine) if far else self.machine,
+                self.matrix,
+                num_warps=self.num_warps,
+                spills_to_l2=key[1],
+            )
+        finish = _finish(self._whole[key], residents, self.machine, 1)
+        return float(finish[:, 1].max())
+
+    def _walks(self, tiles: int) -> list[tuple[Role, Body]]:
+        """What each role executes of a block of so many tiles."""
+        if tiles not in self._walked:
+            walker, phases = Walker(self.listing), len(self.phases)
+            self._walked[tiles] = [
                 (role, walker.walk(role, phases=phases, trips=BLOCK_TRIPS, tiles=tiles))
                 for role in self._roles
-            ],
-            from_memory(self.machine) if far else self.machine,
-            self.matrix,
-            num_warps=self.num_warps,
-            spills_to_l2=self._spills_to_l2(residents),
-        )
-        return float(_finish(made, residents, self.machine, 1)[:, 1].max())
+            ]
+        return self._walked[tiles]
 
     def trip_cycles(self, residents: int, *, far: bool = False) -> tuple[float, ...]:
         """Cycles of one trip of each phase while the SM holds this number of blocks, which all
