@@ -125,7 +125,8 @@ class Output:
     restate: Annotated[
         bool,
         typer.Option(
-            "--restate", help="Without a GPU: write new estimates also where the config stays."
+            "--restate",
+            help="Write the estimates of whole tables by the model of today; search nothing.",
         ),
     ] = False
     max_regret: Annotated[
@@ -154,6 +155,8 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
     """
     if how_long.dry_run and where.cluster is not None:
         raise InvalidArgument("--dry-run is of this host: leave out --cluster")
+    if output.restate:
+        return _restate(what, where, how_long, output)
     demonstrates = where.unnamed and not how_long.dry_run and not _gpu_is_here()
     if demonstrates:
         what, how_long, output = _demonstration(what, how_long, output)
@@ -184,7 +187,6 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
         out=out,
         from_tables=how_long.from_tables,
         improve_only=output.improve_only,
-        restate=output.restate,
         retry_quarantined=how_long.retry_quarantined,
         max_regret=output.max_regret,
     )
@@ -200,6 +202,21 @@ def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
     if demonstrates:
         for table in tables:
             write_report_of(table.gpu.slug, out)
+
+
+def _restate(what: What, where: Where, how_long: HowLong, output: Output) -> None:
+    """What --restate does, which is of a target's whole table."""
+    if where.target is None:
+        raise InvalidArgument("--restate is of estimates: name the --target that has them, or all")
+    searching = what.in_file or what.names_specs or where.shard != "1/1"
+    if searching or how_long.from_tables or how_long.dry_run or output.improve_only:
+        raise InvalidArgument("--restate searches nothing: it takes --target, --jobs and --out")
+    from flashgen.table.show import console
+    from flashgen.tune.places import TargetOptions
+    from flashgen.tune.restate import restate
+
+    targets = TargetOptions(target=where.target, jobs=where.jobs)
+    restate(targets, output.out or Path(), console().print)
 
 
 def _gpu_is_here() -> bool:

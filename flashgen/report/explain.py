@@ -346,7 +346,8 @@ def _losers(
     alike = None
     run = table.run_of(entry)
     if entry.result.source == "estimated" and run and run.protocol != PROTOCOL:
-        yield "(the table's estimates are of an older model: tune again with --restate)"
+        command = f"flashgen tune --target {table.gpu.slug} --restate"
+        yield f"(the table's estimates are of an older model: {command})"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)
     held = {other.config: other for other in entry.evidence.fastest_first}

@@ -23,8 +23,7 @@ class TuneOptions:
 
     where: the GPUs; cluster: the Ray that has them, as cluster.connected has it. seqs: lengths to
     run, at most one per bucket; pieces: those of a workload instead. budget.seconds is for all
-    specs together. restate: without a GPU, write an entry anew whose config stays.
-    shard: (i, n) for the i-th of n parts of the specs, from 1.
+    specs together. shard: (i, n) for the i-th of n parts of the specs, from 1.
     """
 
     specs: tuple[AttentionSpec, ...] = ()
@@ -36,7 +35,6 @@ class TuneOptions:
     out: Path = Path()
     from_tables: bool = False
     improve_only: bool = False
-    restate: bool = False
     retry_quarantined: bool = False
     max_regret: float = MAX_REGRET
     shard: tuple[int, int] = (1, 1)

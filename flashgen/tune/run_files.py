@@ -145,7 +145,6 @@ def request_of(options: TuneOptions, source: Source) -> dict[str, Any]:
         "method": asdict(options.method),
         "from_tables": options.from_tables,
         "improve_only": options.improve_only,
-        "restate": options.restate,
         "max_regret": options.max_regret,
         "source": source,
         "triton": triton_version(),

@@ -127,7 +127,7 @@ class RunTable:
         if self._options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
         if held.key not in self._written and self._restates(held, entry):
-            return "the same config is chosen, and --restate would write its new estimates"
+            return "the same config is chosen; its estimates stay (--restate)"
         run = self.walked.run_of(held)
         # Of one round p differs: the winner was a challenger before, and is the incumbent now.
         evidence = replace(entry.evidence, run=held.evidence.run, p_value=held.evidence.p_value)
@@ -138,9 +138,9 @@ class RunTable:
         return None
 
     def _restates(self, old: Entry, new: Entry) -> bool:
-        """Whether the new entry is of the same kernel, has estimates again, and nobody wants them
-        anew. A folder without a table takes what was found.
+        """Whether the new entry is of the same kernel, and has estimates again, which restate()
+        writes. A folder without a table takes what was found.
         """
         same = new.config == old.config and new.evidence.digest == old.evidence.digest
         estimated = new.result.source == old.result.source != "measured"
-        return same and estimated and not self._options.restate and not self._new
+        return same and estimated and not self._new

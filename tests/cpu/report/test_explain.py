@@ -487,7 +487,7 @@ def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) 
     assert "\n  limited by " in output
     assert " of 64 warps, " in output
     assert (
-        "estimates are of an older model: tune again with --restate" in output
+        "estimates are of an older model: flashgen tune --target" in output
     )  # made_run is of protocol 1
     assert (
         f"  runner-up: {next_one.label}\n    estimated, 850.0 us: 4.6% slower; limited by "

@@ -620,25 +620,19 @@ class TestWhatIsHeld:
         table, _ = run(monkeypatch, tmp_path, improve_only=True)
         assert table.entries[0].config != self.HELD.config
 
-    def test_what_only_restates_is_written_where_asked(
+    def test_what_only_restates_is_not_written(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
     ) -> None:
         run(monkeypatch, tmp_path)
         text = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
         (tmp_path / ".flashgen" / "nvidia_h200.jsonl").unlink()
-        for restate, said in (
-            (False, "0 entries changed"),
-            (True, "1 entry changed, 1 of them in figures alone"),
-        ):
-            other = Served(us=lambda config: 2 * us(config), gpu=H200, source="estimated")
-            _, printed = run(monkeypatch, tmp_path, other, restate=restate)
-            kept = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
-            assert (kept == text, len(emitted), "Written" in printed) == (
-                not restate,
-                1 + restate,
-                restate,
-            )
-            assert said in printed
+        other = Served(us=lambda config: 2 * us(config), gpu=H200, source="estimated")
+        _, printed = run(monkeypatch, tmp_path, other)
+        assert (tmp_path / "configs" / "nvidia_h200.yaml").read_text() == text
+        assert len(emitted) == 1
+        assert "Written" not in printed
+        assert "0 entries changed" in printed
+        assert "its estimates stay (--restate)" in printed
 
     def test_a_new_folder_takes_what_was_found_after_a_kill_too(
         self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, no_shipped_tables: Path
