@@ -8,7 +8,8 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,10 +39,13 @@ class LeftOut(FlashgenError):
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A contender ready to be called. detail names the kernel, if known."""
+    """A contender ready to be called. detail names the kernel, if known. around: in which its
+    forward and its backward run.
+    """
 
     attention: AttentionFunction
     detail: str
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,28 @@ def flashgen_and_torch(
         yield Contender(name=name, group="sdpa", make=partial(_sdpa, backend, case))
     if case.direction == "forward" or not smoke:  # it has no backward on a CPU
         yield Contender(name="FlexAttention", group="flex", make=partial(_flex, case, not smoke))
+
+
+def sdpa_deterministic(case: BenchCase) -> Iterator[Contender]:
+    """SDPA with gradients of the same bits each time. Of its fast backends flash alone has them:
+    torch refuses cuDNN's, whose own deterministic mode it does not reach (pytorch/pytorch#182551).
+    """
+    if case.direction in ("backward", "both"):
+
+        def make(x: BenchInputs) -> Made:
+            return replace(_sdpa(SDPBackend.FLASH_ATTENTION, case, x), around=_deterministic)
+
+        yield Contender(name="SDPA flash, deterministic", group="sdpa", make=make)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports Inductor
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def _ours(name: str, group: str, dispatcher: Dispatcher, case: BenchCase) -> Iterator[Contender]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flashgen.bench.case import BenchCase, BenchInputs
-from flashgen.bench.contenders import Contender, Made
+from flashgen.bench.contenders import Contender, Made, sdpa_deterministic
 
 WORKSPACE_BYTES = 256 << 20
 """FlashInfer's own advice for its wrappers' scratch is 128 MiB."""
@@ -30,13 +30,14 @@ WORKSPACE_BYTES = 256 << 20
 @dataclass(frozen=True, kw_only=True)
 class Peer:
     """A package: its name in listings, its module and its distribution. attention and decode, where
-    it has them, are called with the module; the detail of what they make follows the version.
+    it has them, are called with the module, the case and its inputs, the attention of one that is
+    differentiable also with deterministic; the detail of what they make follows the version.
     """
 
     name: str
     module: str
     distribution: str
-    attention: Callable[[Any, BenchCase, BenchInputs], Made]
+    attention: Callable[..., Made]
     decode: Callable[[Any, BenchCase, BenchInputs], Made] | None = None
     differentiable: bool = True
 
@@ -47,10 +48,10 @@ class Peer:
         lacks = self.decode is None if direction == "decode" else not self.differentiable
         return "it has none" if lacks and direction != "forward" else None
 
-    def made(self, case: BenchCase, x: BenchInputs) -> Made:
+    def made(self, case: BenchCase, x: BenchInputs, **options: bool) -> Made:
         """Its attention of a case, or its decode."""
         make = (self.decode if case.direction == "decode" else None) or self.attention
-        made = make(importlib.import_module(self.module), case, x)
+        made = make(importlib.import_module(self.module), case, x, **options)
         try:
             version = f"{self.distribution} {importlib.metadata.version(self.distribution)}"
         except importlib.metadata.PackageNotFoundError:
@@ -63,6 +64,15 @@ def peers(case: BenchCase) -> Iterator[Contender]:
     for group, peer in PEERS.items():
         if peer.why_not(case.direction) is None:
             yield Contender(name=peer.name, group=group, make=partial(peer.made, case))
+
+
+def deterministic_peers(case: BenchCase) -> Iterator[Contender]:
+    """Those of a backward, with gradients of the same bits each time; SDPA first."""
+    yield from sdpa_deterministic(case)
+    for group, peer in PEERS.items():
+        if case.direction in ("backward", "both") and peer.why_not(case.direction) is None:
+            make = partial(peer.made, case, deterministic=True)
+            yield Contender(name=f"{peer.name}, deterministic", group=group, make=make)
 
 
 def why_absent(group: str, directions: Sequence[str]) -> str | None:
@@ -84,10 +94,10 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _flash_attn(package: Any, case: BenchCase, _: BenchInputs) -> Made:
+def _flash_attn(package: Any, case: BenchCase, _: BenchInputs, **options: bool) -> Made:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         turned = (x.transpose(1, 2) for x in (q, k, v))  # (B, S, H, d), no copy
-        found = package.flash_attn_func(*turned, causal=case.spec.causal)
+        found = package.flash_attn_func(*turned, causal=case.spec.causal, **options)
         o: Tensor = found[0] if isinstance(found, tuple) else found  # some return LSE too
         return o.transpose(1, 2)
 

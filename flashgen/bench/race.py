@@ -260,15 +260,21 @@ def pass_of(made: Made, case: BenchCase, x: BenchInputs) -> Pass:
     leaves = tuple(y.detach().requires_grad_() for y in (x.q, x.k, x.v))
 
     def both() -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            o = attention(*leaves)
-        return (o.detach(), *torch.autograd.grad(o, leaves, x.do))
+        with made.around():
+            with torch.enable_grad():
+                o = attention(*leaves)
+            return (o.detach(), *torch.autograd.grad(o, leaves, x.do))
 
     if case.direction == "both":
         return both
-    with torch.enable_grad():
+    with made.around(), torch.enable_grad():
         o = attention(*leaves)
-    return lambda: torch.autograd.grad(o, leaves, x.do, retain_graph=True)
+
+    def backward() -> tuple[Tensor, ...]:
+        with made.around():
+            return torch.autograd.grad(o, leaves, x.do, retain_graph=True)
+
+    return backward
 
 
 def race(racing: Mapping[str, Pass], place: CaseDevice) -> tuple[dict[str, Timing], dict[str, str]]:

@@ -23,7 +23,7 @@ from flashgen.bench import listing, picture
 from flashgen.bench.case import SEED, BenchCase, Sizes, cases, left_out, make_inputs
 from flashgen.bench.contenders import Contender, dispatchers, flashgen_and_torch
 from flashgen.bench.ladder import LadderSteps
-from flashgen.bench.peers import peers
+from flashgen.bench.peers import deterministic_peers, peers
 from flashgen.bench.race import CaseDevice, RaceResult, SmokeStopwatch, Spoiled, run_case
 from flashgen.bench.record import BenchRecord, provenance
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
@@ -155,6 +155,7 @@ class _Site:
             *flashgen_and_torch(case, self.tuned, self.untuned, smoke=smoke),
             *self.ladder.contenders(case),
             *peers(case),
+            *([] if smoke else deterministic_peers(case)),
         ]
         groups = self.options.groups
         return [each for each in everybody if not groups or each.group in groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.bench import ladder, listing, peers, picture, race
+from flashgen.bench import contenders, ladder, listing, peers, picture, race
 from flashgen.bench import ladder as steps
 from flashgen.bench import run as ceilings
 from flashgen.bench.case import BenchCase, BenchInputs, Sizes, cases, left_out, make_inputs
@@ -633,8 +634,10 @@ class TestPeers:
         self, direction: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def flash(
-            q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, cache_seqlens: Any = None
-        ) -> Any:
+            q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, cache_seqlens: Any = None,
+            deterministic: bool = False,
+        ) -> Any:  # fmt: skip
+            asked.append(deterministic)
             turned = [x.transpose(1, 2) for x in (q, k, v)]
             gqa = q.shape[2] != k.shape[2]
             o = torch.nn.functional.scaled_dot_product_attention(
@@ -642,6 +645,7 @@ class TestPeers:
             )
             return o.transpose(1, 2)
 
+        asked: list[bool] = []
         modules = {
             "flash_attn": SimpleNamespace(flash_attn_func=flash, flash_attn_with_kvcache=flash),
             "flash_attn_interface": SimpleNamespace(
@@ -661,3 +665,36 @@ class TestPeers:
         found = [race.judged(each, case, x)[0] for each in peers.peers(case)]
         assert len(found) == {"forward": 4, "backward": 3, "decode": 3}[direction]
         assert [line.status for line in found] == ["ok"] * len(found), found
+        assert not any(asked)
+        asked.clear()
+        fixed = list(peers.deterministic_peers(case))
+        found = [race.judged(each, case, x)[0] for each in fixed]
+        assert [line.status for line in found] == ["ok"] * len(found), found
+        names = ["SDPA flash", "flash_attn 2", "FlashAttention-3", "flash-attn-4"]
+        assert [each.name for each in fixed] == (
+            [f"{name}, deterministic" for name in names] if direction == "backward" else []
+        )
+        assert all(asked)
+
+
+@pytest.mark.parametrize("direction", ["backward", "both"])
+def test_a_contender_of_deterministic_gradients_runs_under_torchs_switch(direction: str) -> None:
+    seen: list[bool] = []
+
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            seen.append(torch.are_deterministic_algorithms_enabled())
+            return grad
+
+    case, x = case_of(direction)
+    (made,) = [each.make(x) for each in contenders.sdpa_deterministic(case)]
+    plain = dataclasses.replace(made, attention=lambda q, k, v: sdpa(q, k, Seen.apply(v)))  # type: ignore[no-untyped-call]
+    race.pass_of(plain, case, x)()
+    race.pass_of(dataclasses.replace(plain, around=contextlib.nullcontext), case, x)()
+    assert seen == [True, False]
+    assert not torch.are_deterministic_algorithms_enabled()
