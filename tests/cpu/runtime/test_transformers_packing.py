@@ -15,7 +15,12 @@ from transformers import masking_utils as theirs
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
-from flashgen.runtime.transformers_packing import SequenceMask, in_graph, sequence_mask, traced_mask
+from flashgen.runtime.adapters.transformers_packing import (
+    SequenceMask,
+    in_graph,
+    sequence_mask,
+    traced_mask,
+)
 from tests.language_models import CONFIGS, LLAMA, make_model, transformers
 from tests.serving import serve
 

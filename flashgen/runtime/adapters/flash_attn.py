@@ -1,7 +1,7 @@
 """Drop-in for the package flash_attn (FlashAttention 2): the same functions, arguments, order,
 defaults, layouts and meaning.
 
-    import flashgen.runtime.flash_attn as flash_attn
+    from flashgen.runtime import flash_attn
 
     o = flash_attn.flash_attn_func(q, k, v, causal=True)
 

@@ -1,8 +1,8 @@
 """flashgen as an attention implementation of Hugging Face transformers.
 
-    from flashgen.runtime.transformers import register
+    from flashgen.runtime import transformers
 
-    register()
+    transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashgen")
 
 The mask function is registered with it: without one the library hands the attention no mask, and
@@ -27,17 +27,17 @@ from flashgen import settings
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.inputs.tensors import broadcasts
 from flashgen.runtime import api, folders, torch_modes
-from flashgen.runtime import transformers_models as models
-from flashgen.runtime.call import Causal
-from flashgen.runtime.sdpa import attend, why_torch_serves
-from flashgen.runtime.transformers_models import NAMES
-from flashgen.runtime.transformers_packing import (
+from flashgen.runtime.adapters import transformers_models as models
+from flashgen.runtime.adapters.sdpa import attend, why_torch_serves
+from flashgen.runtime.adapters.transformers_models import NAMES
+from flashgen.runtime.adapters.transformers_packing import (
     SequenceMask,
     captured,
     sequence_mask,
     traced_attention,
     traced_mask,
 )
+from flashgen.runtime.call import Causal
 from flashgen.runtime.varlen import attention_varlen
 
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -82,7 +82,7 @@ def register() -> None:
         ToolchainError: if transformers is not installed, or a package that it imports fails.
 
     Examples:
-        >>> import flashgen.runtime.transformers
+        >>> import flashgen.runtime
         >>> flashgen.runtime.transformers.register()  # doctest: +SKIP
     """
     try:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument, one_line, shown
 from flashgen.inputs.features import Window
+from flashgen.runtime.adapters.flash_attn import attend_dense, attend_packed
 from flashgen.runtime.call import PLAIN_TYPES, Causal
-from flashgen.runtime.flash_attn import attend_dense, attend_packed
 
 Read = TypeVar("Read")
 
@@ -89,9 +89,9 @@ def memory_efficient_attention(
 
     Examples:
         >>> import torch
-        >>> from flashgen.runtime.xformers import memory_efficient_attention
+        >>> from flashgen.runtime import xformers
         >>> q = torch.randn(2, 16, 8, 64)
-        >>> memory_efficient_attention(q, q, q).shape
+        >>> xformers.memory_efficient_attention(q, q, q).shape
         torch.Size([2, 16, 8, 64])
     """
     _check_tensors(query, key, value)
@@ -143,9 +143,9 @@ def memory_efficient_attention_forward(
 
     Examples:
         >>> import torch
-        >>> from flashgen.runtime.xformers import memory_efficient_attention_forward
+        >>> from flashgen.runtime import xformers
         >>> q = torch.randn(2, 16, 8, 64)
-        >>> memory_efficient_attention_forward(q, q, q).shape
+        >>> xformers.memory_efficient_attention_forward(q, q, q).shape
         torch.Size([2, 16, 8, 64])
     """
     with torch.no_grad():

@@ -19,9 +19,10 @@ from torch.library import Library
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.inputs.features import features_of
 from flashgen.inputs.packed import from_bounds
-from flashgen.runtime import flash_attn, flash_attn_3, torch_modes
+from flashgen.runtime import torch_modes
+from flashgen.runtime.adapters import flash_attn, flash_attn_3
+from flashgen.runtime.adapters.torch import as_given, backward_of, heads_first_of
 from flashgen.runtime.call import Call, Saved
-from flashgen.runtime.torch import as_given, backward_of, heads_first_of
 
 _WINDOW = "int window_size_left = -1, int window_size_right = -1"
 _SPLITS = "int num_splits = 0, bool? pack_gqa = None, int sm_margin = 0"

@@ -1,7 +1,7 @@
 """Drop-in for flash_attn_interface (FlashAttention 3): the same functions, arguments, order,
 defaults, layouts and return values.
 
-    import flashgen.runtime.flash_attn_3 as flash_attn_interface
+    from flashgen.runtime import flash_attn_3 as flash_attn_interface
 
     o = flash_attn_interface.flash_attn_func(q, k, v, causal=True)
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import flash_attn, fp8, torch_modes
+from flashgen.runtime import fp8, torch_modes
+from flashgen.runtime.adapters import flash_attn
 from flashgen.runtime.merge import merge
 
 __all__ = [

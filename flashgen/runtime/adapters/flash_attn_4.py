@@ -1,7 +1,7 @@
 """Drop-in for flash_attn.cute (FlashAttention 4): the same functions, arguments, order, defaults,
 layouts and return values.
 
-    import flashgen.runtime.flash_attn_4 as cute
+    from flashgen.runtime import flash_attn_4 as cute
 
     o, lse = cute.flash_attn_func(q, k, v, causal=True)
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import flash_attn
+from flashgen.runtime.adapters import flash_attn
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
