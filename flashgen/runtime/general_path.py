@@ -12,12 +12,10 @@ from torch import Tensor
 from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import (
-    PLAIN,
     TENSOR_ARGUMENTS,
     WITHOUT_GRADIENT,
     Features,
     all_parts_of,
-    check_features,
     check_invariant,
     features_of,
     named_tensors,
@@ -27,7 +25,6 @@ from flashgen.runtime import autograd, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
     Call,
-    Tensors,
     agree,
     check_is_block_mask,
     check_plain,
@@ -91,7 +88,7 @@ class GeneralPath:
         packed = call.features.sequences
         if packed is not None and packed.paged and differentiates(call, q, k, v):
             return self._without_backward(call, q, k, v)
-        launcher = self.found(call, q, k, v)
+        launcher = self._resolver.find_checked(call, q, k, v)
         return self._launched(launcher, call, q, k, v, key, return_lse)
 
     def _launched(
@@ -136,24 +133,6 @@ class GeneralPath:
             o, lse = self.serve_plain(call, q, k, v)
         assert lse is not None  # return_lse
         return autograd.without_backward(o, lse, q, k, v, call.features.sinks)
-
-    def found(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
-    ) -> Launcher | None:
-        """The launcher of a call whose spec was resolved before, and whose arguments certainly fit
-        together; None where that is not so. Raises InvalidArgument for features that do not fit.
-        """
-        if not agree(q, k, v):
-            return None
-        launcher = self._resolver.find(call, q, v)
-        if launcher is not None and call.features is not PLAIN:
-            check_features(call.features_with(tensors), q, k)
-        return launcher
-
-    def check(self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
-        if self.found(call, q, k, v, tensors) is None:
-            spec_of_call(call, q, k, v, tensors)
 
     def _refuse_lost_derivatives(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise for derivatives that no path of torch can take."""
