@@ -1,10 +1,9 @@
 """Machine code for Hopper beside FlashAttention-3's own binaries. CPU only; runs no kernel.
 
-    python benchmarks/machine_code.py             fetch, compile, write results/machine_code.*
-    python benchmarks/machine_code.py --check     whether these results name what ships
-    python benchmarks/machine_code.py --keep-peer only ours anew: no download
+    python benchmarks/machine_code.py            compile ours, write results/machine_code.*
+    python benchmarks/machine_code.py --check    whether these results name what ships
 
-FlashAttention-3's kernels come from wheels (peer_kernels.py). Ours are compiled here for sm_90:
+FlashAttention-3's kernels are of the wheels that the results name. Ours are compiled for sm_90:
 those that duel.py takes from the H100's table, and of decode the defaults. All figures are of the
 steady main loop:
 
@@ -26,7 +25,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import duel
 from benchmarks.duel import Cell, Kernels, Row, row_of
-from benchmarks.peer_kernels import DECODE, PEERS, listing_of
 from flashgen.compile.loops import Body, facts, main_bodies
 from flashgen.compile.sass import WARP, Instruction, Listing
 from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF
@@ -42,6 +40,7 @@ from flashgen.schedules.defaults import default_configs
 from flashgen.spec.gpu import TARGETS
 
 H100 = TARGETS["nvidia_h100_80gb_hbm3"]
+DECODE = "decode"
 MOST_OF_DECODE = 1.2
 
 
@@ -65,13 +64,6 @@ def part_of(listing: Listing, *, tile: tuple[int, int], warps: int, shared_bytes
         body=min(bodies, key=len),
         warps=warps,
     )
-
-
-def last_mbarrier(listing: Listing) -> int:
-    """Where the last mbarrier ends, whose addresses are in the code."""
-    at = [i.operands for i in listing.instructions if i.base == "SYNCS"]
-    offsets = [int(text.split("+0x")[1].split("]")[0], 16) for text in at if "+0x" in text]
-    return max(offsets, default=0) + 8
 
 
 def figures(parts: Sequence[Part], cell: Cell) -> Row:
@@ -114,18 +106,6 @@ def unit(part: Part, cell: Cell) -> float:
     if direction == DECODE:
         return part.tile[1] * 2 * head_dim * 2 / 1024 / part.warps
     return part.tile[0] * part.tile[1] / (WARP * part.warps)
-
-
-def theirs(cell: Cell, folder: Path) -> Row:
-    """The peer's row of a cell."""
-    size, listing = listing_of(cell, folder)
-    part = part_of(
-        listing,
-        tile=(size["br"], size["bc"]),
-        warps=size["threads"] // WARP,
-        shared_bytes=last_mbarrier(listing),
-    )
-    return row_of(cell, PEERS[cell[0]].label, [part], figures([part], cell))
 
 
 def ours(cell: Cell, folder: Path) -> Iterator[Row]:
@@ -196,20 +176,12 @@ def markdown(record: Row) -> str:
         "",
         f"Ours: Triton {record['triton']}. Wheels:",
         "",
-        *(f"- {peer.label}, sha256 {peer.sha256}" for peer in dict.fromkeys(PEERS.values())),
+        *("- {package}=={version}, sha256 {sha256}".format(**peer) for peer in record["peers"]),
     ]
     return duel.page(head, record["rows"], cells, summary(record["rows"]))
 
 
-DUEL = duel.Duel(
-    result=duel.RESULTS / "machine_code",
-    gpu=H100,
-    cells=duel.cells_of(*PEERS),
-    about={"peers": [asdict(peer) for peer in dict.fromkeys(PEERS.values())]},
-    theirs=theirs,
-    ours=ours,
-    markdown=markdown,
-)
+DUEL = duel.Duel(result=duel.RESULTS / "machine_code", gpu=H100, ours=ours, markdown=markdown)
 
 if __name__ == "__main__":
     sys.exit(duel.main(DUEL, __doc__, sys.argv[1:]))

@@ -29,7 +29,7 @@ LOOP = (
     "BAR.SYNC 0x1, 0x80",
     "LDL R1, [R2]",
 )
-CODE = loop("SYNCS.PHASECHK P0, [UR4+0x34850], R3", *LOOP)
+CODE = loop("SYNCS.PHASECHK P0, [UR4], R3", *LOOP)
 
 
 def part(tile: tuple[int, int] = (128, 128)) -> Part:
@@ -72,11 +72,6 @@ def test_registers_that_are_handed_over() -> None:
     assert duel.handed_over(listing("NOP")) == {}
 
 
-def test_shared_memory_ends_after_the_last_mbarrier() -> None:
-    assert machine_code.last_mbarrier(CODE) == 0x34858
-    assert machine_code.last_mbarrier(loop("NOP")) == 8
-
-
 PEER = row(whose="peer==1", per_score=7.0)
 
 
@@ -116,7 +111,6 @@ DUELS = [machine_code.DUEL, machine_code_sm100.DUEL]
 def test_the_committed_results_name_what_ships(of: Duel) -> None:
     record = json.loads(of.result.with_suffix(".json").read_text())
     assert duel.outdated(record, of.gpu) == [], "make -f tests/sessions.mk duel"
-    assert {**record, **of.about, "rows": []} == {**record, "rows": []}
     assert of.markdown(record) == of.result.with_suffix(".md").read_text()
     served = next(each for each in record["rows"] if each["ships"])
     served["configs"] = "another"
@@ -142,15 +136,17 @@ def test_what_ships_depends_on_the_version_of_triton(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_the_peers_rows_may_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And new ones of ours are written beside them."""
+def test_new_rows_of_ours_are_written_beside_the_peers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     new = row(per_score=6.0, ships=True)
     made = Duel(
-        result=tmp_path / "made", gpu=machine_code.H100, cells=[CELL], about={"of": "a test"},
-        theirs=lambda *_: PEER, ours=lambda *_: [new], markdown=lambda record: str(len(record)),
+        result=tmp_path / "made", gpu=machine_code.H100,
+        ours=lambda cell, _: [new] * (cell == CELL), markdown=lambda record: str(len(record)),
     )  # fmt: skip
+    held = {"triton": "3.0", "peers": [], "rows": [PEER, row(per_score=9.0)]}
+    (tmp_path / "made.json").write_text(json.dumps(held))
     assert duel.main(made, "Compare.", []) == 0
-    kept = replace(made, theirs=lambda *_: pytest.fail("theirs were kept"))
-    assert duel.main(kept, "Compare.", ["--keep-peer"]) == 0
-    assert json.loads((tmp_path / "made.json").read_text())["rows"] == [PEER, new]
-    assert (tmp_path / "made.md").read_text() == capsys.readouterr().out[1:] == "3"
+    record = json.loads((tmp_path / "made.json").read_text())
+    assert record == {"triton": duel.triton.__version__, "peers": [], "rows": [PEER, new]}
+    assert (tmp_path / "made.md").read_text() == capsys.readouterr().out == "3"

@@ -88,10 +88,6 @@ def test_products_of_two_blocks_or_two_tiles_count_once(
     assert program.warps_of("products", body, SHAPE) == warps
 
 
-def test_products_in_inner_loops_are_left_out() -> None:
-    assert "products" not in steady(kernel(), Shape(tile=(256, 128), softmax=8))
-
-
 def test_a_backward_reads_s_and_dp() -> None:
     half = Shape(tile=(128, 128), softmax=8, products=2)
     assert half.scores == 64
@@ -117,13 +113,6 @@ def test_reading_without_writing_is_a_reduction() -> None:
     code = listing("top:", "LDTM.x32 R4, tmem[UR4]", "UTMAREDG.3D [UR4], [UR6]", "@P0 BRA {top}")
     assert program.task(code.instructions) == "reduction"
     assert program.task(listing("FADD R1, R2, R3").instructions) == ""
-
-
-def test_tensor_memory_is_read_off_the_ptx() -> None:
-    text = "mov.b32 \t%r527, 512;\ntcgen05.alloc.cta_group::1.sync.b32 \t[%r393+280], %r527;\n"
-    assert program.tensor_columns(text) == 512
-    assert program.tensor_columns("tcgen05.alloc.cta_group::2.b32 [%r1], 256;") == 256
-    assert program.tensor_columns("ret;") == 0
 
 
 def part(**loops: int) -> Part:
