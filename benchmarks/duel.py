@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,17 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Duel:
-    """A comparison on one GPU. result: the path of its JSON and page, without a suffix; ours: makes
-    our rows of a cell, in a folder for what is compiled; markdown: makes the page of the JSON.
+    """A comparison on one GPU. title: of the page; result: the path of JSON and page, without a
+    suffix; ours: makes our rows of a cell, in a folder for what is compiled; cells: what a row has
+    after its registers, by column, among the rows of its direction; figure: instructions a score.
     """
 
+    title: str
     result: Path
     gpu: Gpu
     ours: Callable[[Cell, Path], Iterable[Row]]
-    markdown: Callable[[Row], str]
+    cells: Callable[[Row, Sequence[Row]], Mapping[str, object]]
+    figure: str
 
 
 def by_cell(rows: Iterable[Row]) -> dict[Cell, list[Row]]:
@@ -173,30 +176,51 @@ def outdated(record: Row, gpu: Gpu) -> list[str]:
     return found
 
 
-def page(
-    head: Sequence[str],
-    rows: Sequence[Row],
-    cells: Callable[[Row, Sequence[Row]], Mapping[str, object]],
-    last: str,
-) -> str:
-    """A page with a table for each direction. cells: what a row of these rows shows after its
-    registers, by column.
-    """
-    lines = [*head]
+def page(duel: Duel, record: Row) -> str:
+    """A page with a table for each direction."""
+    rows = record["rows"]
+    lines = [
+        f"# {duel.title}",
+        "",
+        f"Written by `benchmarks/{duel.result.name}.py`, which says what the columns mean.",
+        "Compiled, run on nothing.",
+        "",
+        f"Ours: Triton {record['triton']}, {duel.gpu.arch}. Theirs:",
+        "",
+        *(f"- {peer}" for peer in record["peers"]),
+    ]
     for direction in dict.fromkeys(row["direction"] for row in rows):
         those = [row for row in rows if row["direction"] == direction]
         shown = [
             {
                 "head dim": row["head_dim"], "mask": row["mask"], "kernel": row["whose"],
                 "ships": "yes" if row["ships"] else "", "tile": row["tile"],
-                "registers": row["registers"], **cells(row, those),
+                "registers": row["registers"], **duel.cells(row, those),
             }
             for row in those
         ]  # fmt: skip
         lines += ["", f"## {direction.capitalize()}", ""]
         lines += [f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|"]
         lines += [f"| {' | '.join(map(str, each.values()))} |" for each in shown]
-    return "\n".join([*lines, "", last, ""])
+    return "\n".join([*lines, "", *summary(rows, duel.figure), ""])
+
+
+def summary(rows: Sequence[Row], figure: str) -> Iterator[str]:
+    """The last lines: in how many cells what ships takes no more instructions a score, and each
+    cell's share of theirs.
+    """
+    shares = {
+        cell: row[figure] / theirs[figure]
+        for cell, (theirs, *mine) in by_cell(rows).items()
+        for row in mine
+        if row["ships"]
+    }
+    held = sum(share <= 1 for share in shares.values())
+    yield f"What ships takes no more instructions a score in {held} of {len(shares)} cells."
+    yield "Ours over theirs:"
+    yield ""
+    for (direction, head_dim, mask), share in shares.items():
+        yield f"- {direction} d{head_dim} {mask}: {share:.2f}"
 
 
 def main(duel: Duel, doc: str, arguments: Sequence[str]) -> int:
@@ -215,7 +239,7 @@ def main(duel: Duel, doc: str, arguments: Sequence[str]) -> int:
         for cell, (theirs, *_) in by_cell(held["rows"]).items():
             rows += [theirs, *duel.ours(cell, folder)]
     record = held | {"triton": triton.__version__, "rows": rows}
-    text = duel.markdown(record)
+    text = page(duel, record)
     print(text, end="")
     write_whole(json_file, json.dumps(record, indent=1) + "\n")
     write_whole(duel.result.with_suffix(".md"), text)

@@ -16,9 +16,7 @@ steady main loop:
     under           share of exp2 that is issued while a wgmma of the same warpgroup runs
 
 The shared memory of a peer is read off the addresses of its mbarriers, and so a little less than
-all of it. A cell holds where one of our kernels without spills takes no more instructions a score
-than the peer's; for decode, at most MOST_OF_DECODE times as many. The last line counts them, and
-those that hold by what ships.
+all of it.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from flashgen.spec.gpu import TARGETS
 
 H100 = TARGETS["nvidia_h100_80gb_hbm3"]
 DECODE = "decode"
-MOST_OF_DECODE = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,31 +123,6 @@ def ours(cell: Cell, folder: Path) -> Iterator[Row]:
         yield row_of(cell, f"flashgen, {name}", parts, counts, kernels=kernels, ships=ships)
 
 
-def shortfall(rows: Sequence[Row]) -> str | None:
-    """Why a cell does not hold; None if it does. rows: the peer's, then ours."""
-    peer, mine = rows[0], [row for row in rows[1:] if not row["spills"]]
-    if not mine:
-        return "no kernel of ours without spills"
-    least = min(row["per_score"] for row in mine)
-    if least <= peer["per_score"] * (MOST_OF_DECODE if peer["direction"] == DECODE else 1.0):
-        return None
-    return f"{least:.2f} beside {peer['per_score']:.2f}"
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """The last line."""
-    cells = duel.by_cell(rows)
-    short = [
-        f"{direction} d{head_dim} {mask} ({why})"
-        for (direction, head_dim, mask), mine in cells.items()
-        if (why := shortfall(mine))
-    ]
-    shipped = ([mine[0], *(row for row in mine[1:] if row["ships"])] for mine in cells.values())
-    ships = sum(shortfall(mine) is None for mine in shipped)
-    held = f"cells: {len(cells) - len(short)} of {len(cells)} hold, {ships} of them by what ships"
-    return f"{held}; short: {'; '.join(short)}" if short else held
-
-
 def cells(row: Row, _: Sequence[Row]) -> dict[str, object]:
     """A row in columns, as above."""
     return {
@@ -166,22 +138,10 @@ def cells(row: Row, _: Sequence[Row]) -> dict[str, object]:
     }
 
 
-def markdown(record: Row) -> str:
-    """The whole page."""
-    head = [
-        "# Machine code beside FlashAttention-3's",
-        "",
-        "Written by `benchmarks/machine_code.py`, which says what the columns mean.",
-        "Compiled for an H100, run on nothing.",
-        "",
-        f"Ours: Triton {record['triton']}. Wheels:",
-        "",
-        *("- {package}=={version}, sha256 {sha256}".format(**peer) for peer in record["peers"]),
-    ]
-    return duel.page(head, record["rows"], cells, summary(record["rows"]))
-
-
-DUEL = duel.Duel(result=duel.RESULTS / "machine_code", gpu=H100, ours=ours, markdown=markdown)
+DUEL = duel.Duel(
+    title="Machine code beside FlashAttention-3's", result=duel.RESULTS / "machine_code", gpu=H100,
+    ours=ours, cells=cells, figure="per_score",
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(duel.main(DUEL, __doc__, sys.argv[1:]))

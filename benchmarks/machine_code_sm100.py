@@ -265,43 +265,10 @@ def cells(row: Row, rows: Sequence[Row]) -> dict[str, object]:
     }
 
 
-def markdown(record: Row) -> str:
-    """The whole page."""
-    head = [
-        "# Machine code for sm_100 beside FlashAttention-4's",
-        "",
-        "Written by `benchmarks/machine_code_sm100.py`, which says what the columns mean.",
-        "Compiled, run on nothing.",
-        "",
-        f"Ours: Triton {record['triton']}, sm_100. Theirs, sm_100a: "
-        f"{', '.join(record['packages'][:2])}.",
-    ]
-    return duel.page(head, record["rows"], cells, summary(record["rows"]))
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """The last lines: in how many cells what ships takes no more instructions a score, and each
-    cell's share of theirs.
-    """
-    found = duel.by_cell(rows)
-    shares = {
-        cell: row["all"] / mine[0]["all"]
-        for cell, mine in found.items()
-        for row in mine
-        if row["ships"]
-    }
-    text = "\n".join(
-        f"- {direction} d{head_dim} {mask}: {share:.2f}"
-        for (direction, head_dim, mask), share in shares.items()
-    )
-    held = sum(share <= 1 for share in shares.values())
-    return (
-        f"What ships takes no more instructions a score in {held} of {len(found)} cells. Ours over "
-        f"theirs:\n\n{text}"
-    )
-
-
-DUEL = duel.Duel(result=duel.RESULTS / "machine_code_sm100", gpu=B200, ours=ours, markdown=markdown)
+DUEL = duel.Duel(
+    title="Machine code for sm_100 beside FlashAttention-4's",
+    result=duel.RESULTS / "machine_code_sm100", gpu=B200, ours=ours, cells=cells, figure="all",
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(duel.main(DUEL, __doc__, sys.argv[1:]))

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import duel
 from benchmarks import machine_code_sm100 as program
 from benchmarks.duel import Cell, Row
-from benchmarks.machine_code_sm100 import Part, Shape, figures, part_of, steady, summary
+from benchmarks.machine_code_sm100 import Part, Shape, figures, part_of, steady
 from flashgen.compile.sass import Listing
 from flashgen.errors import ToolchainError
 from tests.listings import listing
@@ -170,14 +170,6 @@ def test_two_kernels_of_a_backward_are_added() -> None:
     assert found["loops"] == {"softmax": "64 + 64", "loads": "32"}
     assert found["per_score"] == {"softmax": 2.0, "loads": 0.5}
     assert (found["all"], found["mufu"], found["spills"]) == (2.5, 2.0, 2)
-
-
-def test_the_last_line_compares_what_ships() -> None:
-    rows = [row(64), row(48, configs="a", ships=True), row(32, configs="b")]
-    assert summary(rows).endswith("1 of 1 cells. Ours over theirs:\n\n- forward d64 none: 0.75")
-    assert summary([row(64), row(32, configs="b")]).startswith(
-        "What ships takes no more instructions a score in 0 of 1 cells"
-    )
 
 
 @pytest.mark.parametrize(
