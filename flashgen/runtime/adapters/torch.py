@@ -28,7 +28,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import PLAIN, Window, check_invariant, features_of
 from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import folders, torch_modes
-from flashgen.runtime.adapters.flash_attn import in_steps, window_within
+from flashgen.runtime.adapters.seq_first import in_steps, window_within
 from flashgen.runtime.call import Call, Saved, WantedGradients
 
 NAME = "flashgen"
