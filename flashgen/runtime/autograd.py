@@ -298,9 +298,9 @@ class Passes:
             return convention.gradients(*found)
 
         taken = convention.saved(*given)
-        near = self._addressed(taken)
-        found = self._launches(call, wanted, Launcher.__call__, *near)
-        copied = any(x is not y for x, y in zip(near, taken, strict=True))
+        addressed = self._addressed(taken)
+        found = self._launches(call, wanted, Launcher.__call__, *addressed)
+        copied = any(x is not y for x, y in zip(addressed, taken, strict=True))
         if self._calls is not None and key is not None and not copied:
             named = convention.named("o", "lse", "do", "dlse")
             self._calls.keep(key, KeptCall(launches, named))

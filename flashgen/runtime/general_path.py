@@ -70,9 +70,9 @@ class GeneralPath:
             self._refuse_lost_derivatives(call, q, k, v)
             return self._traced(call, *torch_modes.autocast_all(q, k, v))
         check_plain(k=k, v=v, **named_tensors(tensors_of(call.features)))
-        return self.serve_plain(call, q, k, v, key=key, return_lse=return_lse)
+        return self.serve_eager(call, q, k, v, key=key, return_lse=return_lse)
 
-    def serve_plain(
+    def serve_eager(
         self,
         call: Call,
         q: Tensor,
@@ -109,15 +109,15 @@ class GeneralPath:
 
                 return cpu.attention_by_torch(call, q, k, v, return_lse=return_lse)
             launcher = self._resolver.launcher("forward", call, q, k, v)
-        near = self._resolver.all_addressed(q, k, v)
-        forward = forward_of(call, *near)
+        addressed = self._resolver.all_addressed(q, k, v)
+        forward = forward_of(call, *addressed)
         if differentiates(call, q, k, v) or torch_modes.transformed():
             bare, tensors = call.parts
             passes = self._passes.forward, self._passes.backward
-            o, lse = autograd.differentiable(passes, bare, *near, tensors)
+            o, lse = autograd.differentiable(passes, bare, *addressed, tensors)
         else:
             o, lse = launcher(forward)
-        copied = near[0] is not q or near[1] is not k or near[2] is not v
+        copied = addressed[0] is not q or addressed[1] is not k or addressed[2] is not v
         if key is not None and not copied and holds(call.causal, call.scale):
             bare, _ = call.parts
             resolved = Resolved(launcher, self._passes, bare, forward)
@@ -130,7 +130,7 @@ class GeneralPath:
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE over pages, of which the backward is refused when it runs."""
         with torch.no_grad():
-            o, lse = self.serve_plain(call, q, k, v)
+            o, lse = self.serve_eager(call, q, k, v)
         assert lse is not None  # return_lse
         return autograd.without_backward(o, lse, q, k, v, call.features.sinks)
 

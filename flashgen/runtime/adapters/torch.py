@@ -236,7 +236,7 @@ def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
             q, k, v, causal=call.causal, scale=call.scale, return_lse=True
         )
     else:
-        o, lse = dispatcher.general.serve_plain(call, q, k, v)
+        o, lse = dispatcher.general.serve_eager(call, q, k, v)
     assert lse is not None  # return_lse
     return _laid_out_as(query, o), lse
 

@@ -357,7 +357,7 @@ def test_what_cannot_be_replayed_is_launched_without_being_resolved_again(
         call(lambda x: x)
     for path, name in (
         (own.general, "serve"),
-        (own.general, "serve_plain"),
+        (own.general, "serve_eager"),
         (own.decoder, "decode"),
     ):
         monkeypatch.setattr(path, name, None)
