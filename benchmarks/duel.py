@@ -3,15 +3,16 @@ share.
 
 A cell is a direction, a head dim and a mask, in bfloat16. Its rows are the peer's kernel, then
 ours: those that the GPU's table serves at the greatest lengths, its entries ("plain") and its list
-`executed`. A row of the JSON is a line of the page, with the same figures.
+`executed`. A row of the JSON is a line of the page, with the same figures. The peers' rows are data
+of the JSON: the programs that took those releases apart, peer_kernels.py and compile_fa4.py, are in
+the history of this folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from flashgen import paths
 from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
 from flashgen.compile.loops import Body
 from flashgen.compile.sass import Listing, disassemble
-from flashgen.files import write_whole
+from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
@@ -52,24 +53,17 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Duel:
-    """A comparison on one GPU. result: the path of its JSON and page, without a suffix; about: what
-    the JSON says of the peer; theirs and ours: make the rows of a cell, in a folder for what is
-    fetched and compiled; markdown: makes the page of the JSON.
+    """A comparison on one GPU. title: of the page; result: the path of JSON and page, without a
+    suffix; ours: makes our rows of a cell, in a folder for what is compiled; cells: what a row has
+    after its registers, by column, among the rows of its direction; figure: instructions a score.
     """
 
+    title: str
     result: Path
     gpu: Gpu
-    cells: Sequence[Cell]
-    about: Mapping[str, Any]
-    theirs: Callable[[Cell, Path], Row]
     ours: Callable[[Cell, Path], Iterable[Row]]
-    markdown: Callable[[Row], str]
-
-
-def cells_of(*directions: str) -> list[Cell]:
-    """The cells of these directions."""
-    masks: tuple[Mask, ...] = ("none", "causal")
-    return list(itertools.product(directions, (64, 128, 256), masks))
+    cells: Callable[[Row, Sequence[Row]], Mapping[str, object]]
+    figure: str
 
 
 def by_cell(rows: Iterable[Row]) -> dict[Cell, list[Row]]:
@@ -126,8 +120,8 @@ def our_code(
     spec: AttentionSpec, config: KernelConfig, arch: str, folder: Path
 ) -> tuple[Compiled, Listing]:
     """A kernel of ours, compiled in `folder`."""
-    built = compile_kernel(render(spec, config), spec, config, arch, cache=folder / "compiled")
-    file = cache_file(built.digest, arch, built.triton, folder / "compiled", "cubin")
+    built = compile_kernel(render(spec, config), spec, config, arch, cache=folder)
+    file = cache_file(built.digest, arch, built.triton, folder, "cubin")
     return built, disassemble(file.read_bytes())
 
 
@@ -182,53 +176,71 @@ def outdated(record: Row, gpu: Gpu) -> list[str]:
     return found
 
 
-def page(
-    head: Sequence[str],
-    rows: Sequence[Row],
-    cells: Callable[[Row, Sequence[Row]], Mapping[str, object]],
-    last: str,
-) -> str:
-    """A page with a table for each direction. cells: what a row of these rows shows after its
-    registers, by column.
-    """
-    lines = [*head]
+def page(duel: Duel, record: Row) -> str:
+    """A page with a table for each direction."""
+    rows = record["rows"]
+    lines = [
+        f"# {duel.title}",
+        "",
+        f"Written by `benchmarks/{duel.result.name}.py`, which says what the columns mean.",
+        "Compiled, run on nothing.",
+        "",
+        f"Ours: Triton {record['triton']}, {duel.gpu.arch}. Theirs:",
+        "",
+        *(f"- {peer}" for peer in record["peers"]),
+    ]
     for direction in dict.fromkeys(row["direction"] for row in rows):
         those = [row for row in rows if row["direction"] == direction]
         shown = [
             {
                 "head dim": row["head_dim"], "mask": row["mask"], "kernel": row["whose"],
                 "ships": "yes" if row["ships"] else "", "tile": row["tile"],
-                "registers": row["registers"], **cells(row, those),
+                "registers": row["registers"], **duel.cells(row, those),
             }
             for row in those
         ]  # fmt: skip
         lines += ["", f"## {direction.capitalize()}", ""]
         lines += [f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|"]
         lines += [f"| {' | '.join(map(str, each.values()))} |" for each in shown]
-    return "\n".join([*lines, "", last, ""])
+    return "\n".join([*lines, "", *summary(rows, duel.figure), ""])
+
+
+def summary(rows: Sequence[Row], figure: str) -> Iterator[str]:
+    """The last lines: in how many cells what ships takes no more instructions a score, and each
+    cell's share of theirs.
+    """
+    shares = {
+        cell: row[figure] / theirs[figure]
+        for cell, (theirs, *mine) in by_cell(rows).items()
+        for row in mine
+        if row["ships"]
+    }
+    held = sum(share <= 1 for share in shares.values())
+    yield f"What ships takes no more instructions a score in {held} of {len(shares)} cells."
+    yield "Ours over theirs:"
+    yield ""
+    for (direction, head_dim, mask), share in shares.items():
+        yield f"- {direction} d{head_dim} {mask}: {share:.2f}"
 
 
 def main(duel: Duel, doc: str, arguments: Sequence[str]) -> int:
-    """Compare, print and write, or check what is committed."""
+    """Compile ours, print and write, or check what is committed."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare the committed results")
-    parser.add_argument("--keep-peer", action="store_true", help="take theirs of the results")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".peers", help="of wheels and cubins")
-    parser.add_argument("--out", type=Path, default=duel.result)
     asked = parser.parse_args(arguments)
-    json_file = asked.out.with_suffix(".json")
-    held = json.loads(json_file.read_text()) if asked.check or asked.keep_peer else {"rows": []}
+    json_file = duel.result.with_suffix(".json")
+    held = json.loads(json_file.read_text())
     if asked.check:
         old = outdated(held, duel.gpu)
         print("\n".join([*old, "run this again"]) if old else "the results name what ships")
         return int(bool(old))
-    kept, rows = by_cell(held["rows"]), []
-    for cell in duel.cells:
-        theirs = kept[cell][0] if cell in kept else duel.theirs(cell, asked.folder)
-        rows += [theirs, *duel.ours(cell, asked.folder)]
-    record = {"triton": triton.__version__, **duel.about, "rows": rows}
-    text = duel.markdown(record)
+    rows = []
+    with temporary_folder("duel") as folder:
+        for cell, (theirs, *_) in by_cell(held["rows"]).items():
+            rows += [theirs, *duel.ours(cell, folder)]
+    record = held | {"triton": triton.__version__, "rows": rows}
+    text = page(duel, record)
     print(text, end="")
     write_whole(json_file, json.dumps(record, indent=1) + "\n")
-    write_whole(asked.out.with_suffix(".md"), text)
+    write_whole(duel.result.with_suffix(".md"), text)
     return 0

@@ -1,10 +1,9 @@
 """Machine code for Hopper beside FlashAttention-3's own binaries. CPU only; runs no kernel.
 
-    python benchmarks/machine_code.py             fetch, compile, write results/machine_code.*
-    python benchmarks/machine_code.py --check     whether these results name what ships
-    python benchmarks/machine_code.py --keep-peer only ours anew: no download
+    python benchmarks/machine_code.py            compile ours, write results/machine_code.*
+    python benchmarks/machine_code.py --check    whether these results name what ships
 
-FlashAttention-3's kernels come from wheels (peer_kernels.py). Ours are compiled here for sm_90:
+FlashAttention-3's kernels are of the wheels that the results name. Ours are compiled for sm_90:
 those that duel.py takes from the H100's table, and of decode the defaults. All figures are of the
 steady main loop:
 
@@ -17,16 +16,14 @@ steady main loop:
     under           share of exp2 that is issued while a wgmma of the same warpgroup runs
 
 The shared memory of a peer is read off the addresses of its mbarriers, and so a little less than
-all of it. A cell holds where one of our kernels without spills takes no more instructions a score
-than the peer's; for decode, at most MOST_OF_DECODE times as many. The last line counts them, and
-those that hold by what ships.
+all of it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import duel
 from benchmarks.duel import Cell, Kernels, Row, row_of
-from benchmarks.peer_kernels import DECODE, PEERS, listing_of
 from flashgen.compile.loops import Body, facts, main_bodies
 from flashgen.compile.sass import WARP, Instruction, Listing
 from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF
@@ -42,7 +38,7 @@ from flashgen.schedules.defaults import default_configs
 from flashgen.spec.gpu import TARGETS
 
 H100 = TARGETS["nvidia_h100_80gb_hbm3"]
-MOST_OF_DECODE = 1.2
+DECODE = "decode"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +61,6 @@ def part_of(listing: Listing, *, tile: tuple[int, int], warps: int, shared_bytes
         body=min(bodies, key=len),
         warps=warps,
     )
-
-
-def last_mbarrier(listing: Listing) -> int:
-    """Where the last mbarrier ends, whose addresses are in the code."""
-    at = [i.operands for i in listing.instructions if i.base == "SYNCS"]
-    offsets = [int(text.split("+0x")[1].split("]")[0], 16) for text in at if "+0x" in text]
-    return max(offsets, default=0) + 8
 
 
 def figures(parts: Sequence[Part], cell: Cell) -> Row:
@@ -116,18 +105,6 @@ def unit(part: Part, cell: Cell) -> float:
     return part.tile[0] * part.tile[1] / (WARP * part.warps)
 
 
-def theirs(cell: Cell, folder: Path) -> Row:
-    """The peer's row of a cell."""
-    size, listing = listing_of(cell, folder)
-    part = part_of(
-        listing,
-        tile=(size["br"], size["bc"]),
-        warps=size["threads"] // WARP,
-        shared_bytes=last_mbarrier(listing),
-    )
-    return row_of(cell, PEERS[cell[0]].label, [part], figures([part], cell))
-
-
 def ours(cell: Cell, folder: Path) -> Iterator[Row]:
     """Our rows of a cell."""
     found = duel.served(cell, H100)
@@ -146,31 +123,6 @@ def ours(cell: Cell, folder: Path) -> Iterator[Row]:
         yield row_of(cell, f"flashgen, {name}", parts, counts, kernels=kernels, ships=ships)
 
 
-def shortfall(rows: Sequence[Row]) -> str | None:
-    """Why a cell does not hold; None if it does. rows: the peer's, then ours."""
-    peer, mine = rows[0], [row for row in rows[1:] if not row["spills"]]
-    if not mine:
-        return "no kernel of ours without spills"
-    least = min(row["per_score"] for row in mine)
-    if least <= peer["per_score"] * (MOST_OF_DECODE if peer["direction"] == DECODE else 1.0):
-        return None
-    return f"{least:.2f} beside {peer['per_score']:.2f}"
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """The last line."""
-    cells = duel.by_cell(rows)
-    short = [
-        f"{direction} d{head_dim} {mask} ({why})"
-        for (direction, head_dim, mask), mine in cells.items()
-        if (why := shortfall(mine))
-    ]
-    shipped = ([mine[0], *(row for row in mine[1:] if row["ships"])] for mine in cells.values())
-    ships = sum(shortfall(mine) is None for mine in shipped)
-    held = f"cells: {len(cells) - len(short)} of {len(cells)} hold, {ships} of them by what ships"
-    return f"{held}; short: {'; '.join(short)}" if short else held
-
-
 def cells(row: Row, _: Sequence[Row]) -> dict[str, object]:
     """A row in columns, as above."""
     return {
@@ -186,30 +138,10 @@ def cells(row: Row, _: Sequence[Row]) -> dict[str, object]:
     }
 
 
-def markdown(record: Row) -> str:
-    """The whole page."""
-    head = [
-        "# Machine code beside FlashAttention-3's",
-        "",
-        "Written by `benchmarks/machine_code.py`, which says what the columns mean.",
-        "Compiled for an H100, run on nothing.",
-        "",
-        f"Ours: Triton {record['triton']}. Wheels:",
-        "",
-        *(f"- {peer.label}, sha256 {peer.sha256}" for peer in dict.fromkeys(PEERS.values())),
-    ]
-    return duel.page(head, record["rows"], cells, summary(record["rows"]))
-
-
 DUEL = duel.Duel(
-    result=duel.RESULTS / "machine_code",
-    gpu=H100,
-    cells=duel.cells_of(*PEERS),
-    about={"peers": [asdict(peer) for peer in dict.fromkeys(PEERS.values())]},
-    theirs=theirs,
-    ours=ours,
-    markdown=markdown,
-)
+    title="Machine code beside FlashAttention-3's", result=duel.RESULTS / "machine_code", gpu=H100,
+    ours=ours, cells=cells, figure="per_score",
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(duel.main(DUEL, __doc__, sys.argv[1:]))

@@ -1,19 +1,17 @@
 """Machine code for a B200 beside FlashAttention-4's. CPU only; runs no kernel.
 
-    python benchmarks/machine_code_sm100.py                 fetch, compile, write results
-    python benchmarks/machine_code_sm100.py --check         whether they name what ships now
-    python benchmarks/machine_code_sm100.py --keep-peer     only ours anew: no download
+    python benchmarks/machine_code_sm100.py            compile ours, write results
+    python benchmarks/machine_code_sm100.py --check    whether they name what ships now
 
-pip fetches FlashAttention-4 into a folder that git ignores, and compile_fa4.py compiles it there.
-Ours are the kernels that duel.py takes from the B200's table, and the fused backward of schedule
-blackwell, which no table has.
+FlashAttention-4 was compiled from the packages that the results name. Ours are the kernels that
+duel.py takes from the B200's table, and the fused backward of schedule blackwell, which no table
+has.
 All figures are of the steady loops:
 
     registers, loops    of each role in the order of ROLES; a kernel without roles has one loop
     a score             instructions of all warps of a role, in warps of 32, for one element of
-                        Q K^T; `all` adds the roles. A block's softmax warps and a tile are given in
-                        SHAPES; correction has four warps, products and loads one each. Two blocks
-                        that multiply together share one warp for products
+                        Q K^T; `all` adds the roles. Correction has four warps, products and loads
+                        one each. Two blocks that multiply together share one warp for products
     masked              the softmax loop of masked tiles, where it is another
     mufu                exp2 of MUFU a score; the others are computed by multiply-add
     tensor              columns of tensor memory
@@ -26,11 +24,7 @@ their own and the kernels before and after a backward are left out.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +35,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import duel
 from benchmarks.duel import Cell, Kernels, Row, row_of
-from benchmarks.peer_kernels import entry_points, installed, listing_in
 from flashgen.compile.loops import Body, loops, main_bodies
 from flashgen.compile.sass import WARP, Listing
 from flashgen.errors import ToolchainError
@@ -52,24 +45,6 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 
 B200 = TARGETS["nvidia_b200"]
-PEER = "flash-attn-4==4.0.0b36"
-PACKAGES = (
-    PEER,
-    "nvidia-cutlass-dsl==4.8.1",
-    "nvidia-cutlass-dsl-libs-base==4.8.1",
-    "nvidia-cutlass-dsl-libs-core==4.8.1",
-    "nvidia-cutlass-dsl-libs-cu12==4.8.1",
-    "quack-kernels==0.6.5",
-    "apache-tvm-ffi==0.1.15.post2",
-    "torch-c-dlpack-ext==0.1.5",
-    "cuda-bindings==13.3.1",
-    "cuda-pathfinder==1.9.1",
-    "einops==0.8.2",
-    "protobuf==7.36.2",
-)
-"""All that FlashAttention-4 imports besides torch, which is this environment's."""
-COMPILE_SECONDS = 600
-
 FUSED = "blackwell, fused"
 ROLES = ("softmax", "correction", "reduction", "products", "loads", "one loop")
 WARPS = {"correction": 4, "reduction": 4, "products": 1, "loads": 1}
@@ -79,13 +54,12 @@ WARPS = {"correction": 4, "reduction": 4, "products": 1, "loads": 1}
 class Shape:
     """What the machine code of a kernel with roles does not tell.
 
-    name: a part of its name. tile: rows and keys of a block. softmax: its warps. products: matrix
-    instructions for one tile, 0 where loops inside loops issue them. blocks: those that compute the
-    scores of a tile; where they take different branches of a loop, each counts for the whole loop.
-    roles: whether its warps have any; without, all are softmax warps with one loop.
+    tile: rows and keys of a block. softmax: its warps. products: matrix instructions for one tile.
+    blocks: those that compute the scores of a tile; where they take different branches of a loop,
+    each counts for the whole loop. roles: whether its warps have any; without, all are softmax
+    warps with one loop.
     """
 
-    name: str = ""
     tile: tuple[int, int]
     softmax: int
     products: int = 0
@@ -96,21 +70,6 @@ class Shape:
     def scores(self) -> int:
         """Of a thread of the softmax warps."""
         return self.tile[0] * self.tile[1] // (WARP * self.softmax)
-
-
-SHAPES = {
-    ("forward", 64): (Shape(name="ForwardSm100", tile=(256, 128), softmax=8, products=24),),
-    ("forward", 128): (Shape(name="ForwardSm100", tile=(256, 128), softmax=8, products=32),),
-    ("forward", 256): (Shape(name="ForwardSm100", tile=(128, 128), softmax=4, products=24),),
-    ("backward", 64): (Shape(name="BackwardSm100", tile=(128, 128), softmax=8, products=32),),
-    ("backward", 128): (Shape(name="BackwardSm100", tile=(128, 128), softmax=8, products=40),),
-    ("backward", 256): (
-        Shape(name="dkdvkernel", tile=(64, 128), softmax=8, products=48),
-        Shape(name="dqkernel", tile=(128, 128), softmax=4),
-    ),
-}
-"""FlashAttention-4's, from flash_fwd_sm100.py, flash_bwd_sm100.py and sm100_hd256_*.py of its
-package: the ids of a kernel's warps, and its tiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +110,7 @@ def steady(listing: Listing, shape: Shape) -> dict[str, Body]:
         role = task(body)
         enough = {
             "softmax": columns_read(body) in columns,
-            "products": shape.products and matrices(body) >= shape.products,
+            "products": matrices(body) >= shape.products,
         }.get(role, bool(role))
         if enough:
             found.setdefault(role, body)
@@ -187,14 +146,12 @@ def matrices(body: Body) -> int:
 def warps_of(role: str, body: Body, shape: Shape) -> float:
     """The warps of a block that run a loop once for each tile.
 
-    A loop that has the products n times counts for 1 / n, be they of n tiles, or copies of which
-    one runs (FlashAttention-4 at head dim 256).
+    A loop that has the products of n tiles counts for 1 / n.
     """
     if role != "products":
         return WARPS.get(role, shape.softmax)
     blocks = 2 if any("2CTA" in i.opcode for i in body) else 1
-    tiles = matrices(body) / shape.products if shape.products else 1
-    return WARPS[role] / blocks / tiles
+    return WARPS[role] / blocks / (matrices(body) / shape.products)
 
 
 def part_of(listing: Listing, shape: Shape, *, shared_bytes: int, tensor_columns: int) -> Part:
@@ -271,68 +228,12 @@ def figures(parts: Sequence[Part]) -> Row:
     }
 
 
-def compiled(cell: Cell, folder: Path) -> Path:
-    """The folder with the cubins and PTX of FlashAttention-4's kernels of a cell."""
-    home = installed(folder / PEER.replace("==", "-"), PACKAGES)
-    direction, head_dim, mask = cell
-    out = home / "compiled" / f"{direction}_{head_dim}_{mask}"
-    if (out / "shared.json").exists():
-        return out
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    places = (home, home / "nvidia_cutlass_dsl" / "dsl_packages")
-    script = ROOT / "benchmarks" / "compile_fa4.py"
-    done = subprocess.run(
-        [sys.executable, str(script), direction, str(head_dim), mask, str(out.resolve())],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(each.resolve()) for each in places)},
-        capture_output=True,
-        text=True,
-        timeout=COMPILE_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0 or not (out / "shared.json").exists():
-        raise ToolchainError(f"{PEER} did not compile {cell}: {done.stderr.strip()[-300:]}")
-    return out
-
-
-def peer_parts(cell: Cell, folder: Path) -> list[Part]:
-    """FlashAttention-4's kernels of a cell, taken apart."""
-    home = compiled(cell, folder)
-    shared = max(json.loads((home / "shared.json").read_text()))
-    columns = max(tensor_columns(file.read_text()) for file in home.glob("*.ptx"))
-    kernels = [(file, name) for file in sorted(home.glob("*.cubin")) for name in entry_points(file)]
-    parts = []
-    for shape in SHAPES[cell[:2]]:
-        file, name = next(each for each in kernels if shape.name in each[1])
-        listing = listing_in(file, name)
-        parts.append(part_of(listing, shape, shared_bytes=shared, tensor_columns=columns))
-    return parts
-
-
-_ALLOC = re.compile(r"tcgen05\.alloc\.\S+\s+\[[^\]]*\],\s*(%?\w+);")
-
-
-def tensor_columns(ptx: str) -> int:
-    """The most columns of tensor memory that a kernel of a module allocates at once."""
-    found = []
-    for count in _ALLOC.findall(ptx):
-        moved = re.search(rf"mov\.b32\s+{re.escape(count)},\s*(\d+);", ptx)
-        found.append(int(moved[1] if moved else count))
-    return max(found, default=0)
-
-
 def fused(cell: Cell) -> Kernels:
     """The fused backward of schedule blackwell that a search tries first; [] where it has none."""
     direction, *sizes = cell
     spec = duel.spec_of("backward_fused", *sizes)  # type: ignore[arg-type]  # head dim and mask
     tried = legal_configs(spec, B200, on_gpu=True) if direction == "backward" else ()
     return [(spec, config) for config in tried if config.schedule == "blackwell"][:1]
-
-
-def theirs(cell: Cell, folder: Path) -> Row:
-    """The peer's row of a cell."""
-    parts = peer_parts(cell, folder)
-    return row_of(cell, "FlashAttention-4", parts, figures(parts))
 
 
 def ours(cell: Cell, folder: Path) -> Iterator[Row]:
@@ -364,50 +265,10 @@ def cells(row: Row, rows: Sequence[Row]) -> dict[str, object]:
     }
 
 
-def markdown(record: Row) -> str:
-    """The whole page."""
-    head = [
-        "# Machine code for sm_100 beside FlashAttention-4's",
-        "",
-        "Written by `benchmarks/machine_code_sm100.py`, which says what the columns mean.",
-        "Compiled, run on nothing.",
-        "",
-        f"Ours: Triton {record['triton']}, sm_100. Theirs, sm_100a: {', '.join(PACKAGES[:2])}.",
-    ]
-    return duel.page(head, record["rows"], cells, summary(record["rows"]))
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """The last lines: in how many cells what ships takes no more instructions a score, and each
-    cell's share of theirs.
-    """
-    found = duel.by_cell(rows)
-    shares = {
-        cell: row["all"] / mine[0]["all"]
-        for cell, mine in found.items()
-        for row in mine
-        if row["ships"]
-    }
-    text = "\n".join(
-        f"- {direction} d{head_dim} {mask}: {share:.2f}"
-        for (direction, head_dim, mask), share in shares.items()
-    )
-    held = sum(share <= 1 for share in shares.values())
-    return (
-        f"What ships takes no more instructions a score in {held} of {len(found)} cells. Ours over "
-        f"theirs:\n\n{text}"
-    )
-
-
 DUEL = duel.Duel(
-    result=duel.RESULTS / "machine_code_sm100",
-    gpu=B200,
-    cells=duel.cells_of("forward", "backward"),
-    about={"packages": list(PACKAGES)},
-    theirs=theirs,
-    ours=ours,
-    markdown=markdown,
-)
+    title="Machine code for sm_100 beside FlashAttention-4's",
+    result=duel.RESULTS / "machine_code_sm100", gpu=B200, ours=ours, cells=cells, figure="all",
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(duel.main(DUEL, __doc__, sys.argv[1:]))

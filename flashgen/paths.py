@@ -121,6 +121,10 @@ def shipped_generated_dir() -> Path:
     return _shipped("generated")
 
 
+SHIPPED_PACKAGE = "flashgen._generated"
+"""The name of that folder as a package. In a graph, it stands for whichever folder serves."""
+
+
 def shipped_table(slug: str) -> Path:
     """The shipped table of a GPU; the file need not exist."""
     return shipped_configs_dir() / f"{slug}.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher, autograd
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
@@ -32,5 +32,5 @@ def make_dispatcher(
             file.write_text(render(choice.spec, config).source)
     sys.path.insert(0, str(folder))
     dispatcher = Dispatcher(package=name, archs={slug: arch}, choices={slug: by_spec(choices)})
-    registry.add(name, dispatcher)
+    autograd.served[name] = dispatcher.passes
     return dispatcher

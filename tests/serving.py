@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgen import paths
 from flashgen.kernels.plan import Plan
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher, autograd, folders
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.generated_tables import served_from
 
@@ -31,8 +31,14 @@ def serve(monkeypatch: pytest.MonkeyPatch, *more: Choice) -> Dispatcher:
     own |= {spec: (*own.get(spec, ()), *others) for spec, others in by_spec(more).items()}
     choices = dict(SHIPPED.choices) | {SLUG: own}
     dispatcher = Dispatcher(package="generated", archs=SHIPPED.archs, choices=choices)
-    monkeypatch.setattr(registry, "_current", dispatcher)
+    make_current(monkeypatch, dispatcher)
     return dispatcher
+
+
+def make_current(monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher) -> None:
+    """As folders.serve_by(), for a test."""
+    monkeypatch.setattr(folders, "_current", dispatcher)
+    monkeypatch.setitem(autograd.served, paths.SHIPPED_PACKAGE, dispatcher.passes)
 
 
 def timed(choice: Choice, median_us: float) -> Choice:

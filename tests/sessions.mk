@@ -16,7 +16,7 @@ sessions:
 	@echo 'test-flash-attn FlashAttention'\''s own tests of its functions, on ours; its source is 8 MB'
 	@echo 'facts           what the compiler makes of the kernels that ship; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
-	@echo 'duel            our machine code beside that of FlashAttention-3 and FlashAttention-4; 250 MB'
+	@echo 'duel            our machine code beside that of FlashAttention-3 and FlashAttention-4'
 	@echo 'docs-output     run the commands whose output README and docs show, and rewrite it'
 	@echo 'clients         run the tests that docs/clients.md names, which shows those that passed'
 	@echo 'clean           remove the environment and what was built'
@@ -123,7 +123,6 @@ test-gpu: $(FOR_ALL)
 facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
 	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py $(FACTS)
 
-# Packages and cubins go to .peers, which git ignores.
 duel: $(FOR_ALL)
 	$(BIN)/python benchmarks/machine_code.py
 	$(BIN)/python benchmarks/machine_code_sm100.py

@@ -111,7 +111,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         vars(module).update({k: v for k, v in vars(here).items() if not k.startswith("__")})
         module.__path__ = []
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "flashgen.runtime.vllm_backend", raising=False)
+    monkeypatch.delitem(sys.modules, "flashgen.runtime.adapters.vllm_backend", raising=False)
 
 
 class Layer:

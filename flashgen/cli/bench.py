@@ -13,7 +13,7 @@ from flashgen import paths
 from flashgen.bench import GROUPS
 from flashgen.cli.options import CASES_BUDGET, COMMAND_LINE, CausalOption, check_least, check_word
 from flashgen.errors import InvalidArgument, printable
-from flashgen.runtime import registry
+from flashgen.runtime import folders
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
 
 DIRECTIONS = ("forward", "backward", "both", "decode")
@@ -107,11 +107,9 @@ def serve_from(folder: Path | None) -> None:
     """Serve by the tables of a folder in place of the shipped ones."""
     if folder is None:
         return
-    problem = registry.why_not_generated(paths.generated_dir(folder))
+    problem = folders.why_not_generated(paths.generated_dir(folder))
     if problem is not None:
         raise InvalidArgument(f"--tuned must name a folder that tune --out wrote: {problem}")
-    from flashgen.runtime import folders  # imports torch, without which other commands must work
-
     folders.use(folder)
 
 

@@ -22,7 +22,7 @@ from flashgen.cli.options import (
     with_cache,
 )
 from flashgen.errors import GeneratedError, InvalidArgument, NoGpuError
-from flashgen.runtime import registry
+from flashgen.runtime import folders
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu, known_target
 from flashgen.spec.problem import workload
 
@@ -66,7 +66,7 @@ def explain(
     spec = with_cache(spec, cache_fields(paged, kv))
     gpu, here = _gpu_to_explain(target, out)
     folder = _package_folder(out)
-    if (problem := registry.why_not_generated(folder)) is not None:
+    if (problem := folders.why_not_generated(folder)) is not None:
         raise GeneratedError(problem)
     served = served_from(folder)
     found = ladder(served, gpu.slug, gpu, spec, seq)
@@ -115,7 +115,7 @@ def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
 def _package_folder(out: Path) -> Path:
     """generated/ of `out` if flashgen wrote it, or the folder that serves this process."""
     own = paths.generated_dir(out)
-    return own if registry.is_generated(own) else registry.default_folder()
+    return own if folders.is_generated(own) else folders.default_folder()
 
 
 def doctor(

@@ -109,8 +109,8 @@ class _Writer:
         for place, argument in enumerate(launched.arguments):
             if argument is None or type(argument) in (int, float):
                 continue
-            twin = getattr(argument, "twin", None)
-            x = argument if twin is None else argument.base
+            make = getattr(argument, "maker", None)
+            x = argument if make is None else argument.base
             if not isinstance(x, Tensor):
                 continue
             address, memory = x.data_ptr(), x.untyped_storage().data_ptr()
@@ -126,23 +126,23 @@ class _Writer:
             elif given is not None and own == memory:
                 offset = address - given.data_ptr()
                 must = direct.specializes[place]
-                if (must and (address | offset) & ALIGNED) or (offset and twin is not None):
+                if (must and (address | offset) & ALIGNED) or (offset and make is not None):
                     return None
                 self._read[number] = self._read.get(number, False) or must
                 tensor, at = f"x{number}", f"p{number}"
             elif (shared := shared_at(memory)) is not None:
                 self._stream, self._shared[shared] = shared.stream, None
-                if twin is None:  # a tensor map of it stays as it is
+                if make is None:  # a tensor map of it stays as it is
                     line[inner.places[place]] = (address,)
                 continue
             else:
                 return None
             source = f"{at} + {offset}" if offset else at
-            if twin is not None:
+            if make is not None:
                 if (encode := inner.encoders.get(place)) is None:
-                    source = f"{self._hold(twin)[0]}({tensor})"
+                    source = f"{self._hold(make)[0]}({tensor})"
                 else:  # a tensor map is encoded once for an address
-                    maps = _Maps(twin, encode)
+                    maps = _Maps(make, encode)
                     maps.known[address] = relaunch.flat[inner.places[place]]
                     get, new = self._hold(maps.known.get, maps)
                     source = f"({get}({at}) or {new}({tensor}))"
@@ -230,16 +230,16 @@ class _Maps:
     of a tensor, so it serves any tensor at its address.
     """
 
-    __slots__ = ("_encode", "_twin", "known")
+    __slots__ = ("_encode", "_make", "known")
 
-    def __init__(self, twin: Callable[[Tensor], Any], encode: Callable[[Any], Any]) -> None:
-        self._twin = twin
+    def __init__(self, make: Callable[[Tensor], Any], encode: Callable[[Any], Any]) -> None:
+        self._make = make
         self._encode = encode
         self.known: dict[int, Any] = {}
 
     def __call__(self, tensor: Tensor) -> Any:
         """The map of a tensor, which is kept."""
-        made, *_ = self._encode(self._twin(tensor))
+        made, *_ = self._encode(self._make(tensor))
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
         self.known[tensor.data_ptr()] = made

@@ -78,30 +78,30 @@ def descriptor_of(
     if packed:  # of any number of places, because its last row is not the descriptor's
         shape, strides = (shape[1], min(shape[2], 2), shape[3]), strides[1:]
     layout = (gluon, packed, shape, strides, tensor.dtype, rows, dim)
-    twin = _DESCRIBED.get(layout)
-    if twin is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
+    maker = _DESCRIBED.get(layout)
+    if maker is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
         made = _made(tensor, rows, dim, gluon, packed)
         block, of_block = tuple(made.block_shape), getattr(made, "layout", None)
         made.compiled_for = (type(made), tensor.dtype, block, of_block)  # for direct_launch.py
-        made.twin = _twin_maker(made)  # for bound_call.py
+        made.maker = _maker(made)  # for bound_call.py
         if len(_DESCRIBED) >= _MOST_DESCRIBED:
             _DESCRIBED.clear()
-        _DESCRIBED[layout] = made.twin
+        _DESCRIBED[layout] = made.maker
         return made
-    return twin(tensor)
+    return maker(tensor)
 
 
-def _twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
+def _maker(descriptor: Any) -> Callable[[Tensor], Any]:
     """Makes descriptors like this one of tensors like its own. It keeps no tensor alive."""
     kind, new = type(descriptor), object.__new__
     fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
 
-    def twin(tensor: Tensor) -> Any:
+    def make(tensor: Tensor) -> Any:
         made = new(kind)
-        made.__dict__ = {**fields, "base": tensor, "twin": twin}
+        made.__dict__ = {**fields, "base": tensor, "maker": make}
         return made
 
-    return twin
+    return make
 
 
 def _made(tensor: Tensor, rows: int, dim: int, gluon: bool, packed: bool) -> Any:

@@ -21,7 +21,7 @@ from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig, rows_of_eight
 from flashgen.spec.attention import AttentionSpec
 
-Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
+Kernel = Any  # a triton.runtime.JITFunction, or its interpreted form
 Result = TypeVar("Result", covariant=True)
 NOTHING = "None"
 """The name of the argument None."""

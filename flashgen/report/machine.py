@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import flashgen
 from flashgen import paths, settings
-from flashgen.runtime import registry
+from flashgen.runtime.folders import why_not_generated
 from flashgen.runtime.selection import relatives
 from flashgen.spec.gpu import NAMED, TARGETS, Gpu, product_of
 
@@ -144,7 +144,7 @@ def tables(gpu: Gpu | None) -> Iterator[Fact]:
     slug = settings.served_gpu() or (gpu.slug if gpu else None)
     yield Fact("table", _serving(found, slug, gpu))
     folder = settings.generated_override() or paths.shipped_generated_dir()
-    problem = registry.why_not_generated(folder)
+    problem = why_not_generated(folder)
     remedy = "run flashgen generate" if problem else ""
     yield Fact("serves", problem or str(folder), remedy)
     command = "flashgen tune --gpu" if gpu else f"flashgen tune --target {slug or 'SLUG'}"

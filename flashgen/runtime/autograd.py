@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from flashgen.kernels.launch_backward import Backward
 
 
+served: dict[str, Passes] = {}
+"""By package, for operators; those of paths.SHIPPED_PACKAGE are of whichever folder is current."""
+
+
 def differentiable(
     passes: TwoPasses, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
 ) -> tuple[Tensor, Tensor]:
@@ -224,19 +228,19 @@ class Passes:
     """
 
     def __init__(self, resolver: Resolver, calls: CallCache | None = None) -> None:
-        self._resolver = resolver
+        self.resolver = resolver
         self._calls = calls
 
     def forward(
         self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
     ) -> tuple[Tensor, Tensor]:
         """O (B, H, Sq, d_v), laid out in memory as q is, and LSE (B, H, Sq)."""
-        if self._resolver.left_to_torch(q.device):
+        if self.resolver.left_to_torch(q.device):
             from flashgen.runtime import cpu
 
             return cpu.forward_by_torch(call, q, k, v, tensors)
-        launcher = self._resolver.launcher("forward", call, q, k, v, tensors)
-        return launcher(forward_of(call, *self._resolver.all_addressed(q, k, v), tensors))
+        launcher = self.resolver.launcher("forward", call, q, k, v, tensors)
+        return launcher(forward_of(call, *self.resolver.all_addressed(q, k, v), tensors))
 
     def backward(
         self,
@@ -259,7 +263,7 @@ class Passes:
             kept, key = self._calls.find(options, *given)
         if kept is not None:
             found = kept.without_graph(*given)
-        elif self._resolver.left_to_torch(q.device):
+        elif self.resolver.left_to_torch(q.device):
             from flashgen.runtime import cpu
 
             q, k, v, o, lse, do, dlse, *others = convention.saved(*given)
@@ -294,9 +298,9 @@ class Passes:
             return convention.gradients(*found)
 
         taken = convention.saved(*given)
-        near = self._addressed(taken)
-        found = self._launches(call, wanted, Launcher.__call__, *near)
-        copied = any(x is not y for x, y in zip(near, taken, strict=True))
+        addressed = self._addressed(taken)
+        found = self._launches(call, wanted, Launcher.__call__, *addressed)
+        copied = any(x is not y for x, y in zip(addressed, taken, strict=True))
         if self._calls is not None and key is not None and not copied:
             named = convention.named("o", "lse", "do", "dlse")
             self._calls.keep(key, KeptCall(launches, named))
@@ -307,8 +311,8 @@ class Passes:
         from flashgen.kernels.launch_backward import contiguous_rows
 
         q, k, v, o, lse, do, dlse, *tensors = given
-        q, k, v = self._resolver.all_addressed(q, k, v)
-        do = self._resolver.addressed(contiguous_rows(do), "the gradient of O")
+        q, k, v = self.resolver.all_addressed(q, k, v)
+        do = self.resolver.addressed(contiguous_rows(do), "the gradient of O")
         return q, k, v, o, lse, do, None if dlse is None else dlse.resolve_neg(), *tensors
 
     def _launches(
@@ -329,7 +333,7 @@ class Passes:
         from flashgen.kernels.launch_backward import Backward, Delta
 
         def kernel(direction: Direction) -> Launcher:
-            return self._resolver.launcher(direction, call, q, k, v, tensors)
+            return self.resolver.launcher(direction, call, q, k, v, tensors)
 
         delta = run(kernel("backward_delta"), Delta(o=o, do=do, dlse=dlse))
         backward = Backward(
@@ -339,7 +343,7 @@ class Passes:
         dq = dk = dv = dbias = way = plan = None
         if wanted.q and (wanted.k or wanted.v):
             certain = _is_deterministic(call)
-            way, plan = self._resolver.way(call, backward, tensors, deterministic=certain)
+            way, plan = self.resolver.way(call, backward, tensors, deterministic=certain)
         if plan is not None:
             kernels = [functools.partial(run, kernel(each)) for each in OF_DS]
             dq, dk, dv = _by_ds(backward, plan, *kernels)

@@ -2,8 +2,8 @@
 torch.func see of it.
 
 Eager calls do not come here: see autograd.py. An operator belongs to the process, so an argument
-names the package that serves it; runtime/registry.py resolves the name. O has the memory layout of
-q (kernels/arguments.py, empty_like_layout), gradients that of their tensors; the gradient of a bias
+names the package that serves it; autograd.served has its passes. O has the memory layout of q
+(kernels/arguments.py, empty_like_layout), gradients that of their tensors; the gradient of a bias
 is contiguous, and a gradient that is not wanted is a tensor of no element.
 """
 
@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen import paths
+from flashgen.errors import GeneratedError
 from flashgen.inputs.features import ALL_NUMBERS, ALL_TENSORS, BIAS, SINKS, from_parts
 from flashgen.kernels.arguments import empty_like_layout
-from flashgen.runtime import registry, torch_modes
-from flashgen.runtime.autograd import refuse_backward_of_pages, refuse_second_derivative
+from flashgen.runtime import autograd, torch_modes
+from flashgen.runtime.autograd import Passes, refuse_backward_of_pages, refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Tensors, WantedGradients
+from flashgen.runtime.resolver import spec_of_call
 
 _ARGUMENTS = ", ".join(
     (
@@ -48,10 +51,10 @@ def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     are packed, q, k and v are as kernels take them (inputs/packed.py).
     """
     q, k, v, call, tensors, package = _read(arguments)
-    dispatcher = registry.dispatcher_of(package)
-    dispatcher.general.check(call, q, k, v, tensors)
-    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(call, q, k, v, tensors)
-    return found
+    passes = _passes_of(package)
+    if passes.resolver.find_checked(call, q, k, v, tensors) is None:
+        spec_of_call(call, q, k, v, tensors)  # raises for what does not fit
+    return passes.forward(call, q, k, v, tensors)
 
 
 @attention_forward.register_fake
@@ -75,7 +78,7 @@ def attention_backward(
     q, k, v, call, tensors, package = _read(arguments)
     if call.features.sequences is not None and tensors[-1] is not None:  # the block table
         refuse_backward_of_pages()
-    passes, saved = registry.dispatcher_of(package).passes, Saved(q, k, v, o, lse, tensors)
+    passes, saved = _passes_of(package), Saved(q, k, v, o, lse, tensors)
     found = passes.backward(call, saved, do, dlse, WantedGradients(*wanted))
     dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
     return dq, dk, dv, dbias, dsinks
@@ -145,6 +148,16 @@ def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Te
     for place, x, needed in zip(places, found, wanted, strict=True):
         gradients[place] = x if needed else None
     return tuple(gradients)
+
+
+def _passes_of(package: str) -> Passes:
+    """The passes that a graph names; the current ones where this process has none of that name,
+    as after torch.export elsewhere. Raises GeneratedError where nothing serves yet.
+    """
+    found = autograd.served.get(package) or autograd.served.get(paths.SHIPPED_PACKAGE)
+    if found is None:
+        raise GeneratedError(f"nothing serves {package} yet: import flashgen.runtime.operators")
+    return found
 
 
 def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Tensors, str]:

@@ -46,7 +46,7 @@ def rows_together(rows: int) -> int:
     return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
 
 
-def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
+def by_rows(selection: Selection, rows: int) -> tuple[int, ...]:
     """Sort key for the defaults of one precision: the smallest br that holds all rows of a head;
     if none does, the largest; native widening first.
     """
@@ -168,7 +168,7 @@ class Decoder:
         """The kernels that may serve a call, best first."""
         rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
         found = self._resolver.ladder(spec, cache.capacity, q.device)
-        rungs = sorted(found.rungs, key=lambda rung: by_room(rung, rows))
+        rungs = sorted(found.rungs, key=lambda rung: by_rows(rung, rows))
         return replace(found, rungs=tuple(rungs))
 
     def _launchers(
@@ -309,15 +309,15 @@ def check_call(
     for name, x in (("cache_batch_idx", rows), ("cache_leftpad", called.cache_leftpad)):
         if x is not None:
             _check_indices(name, x, q, (batch,))
-    leftpad = None if called.cache_leftpad is None else _told(called.cache_leftpad)
-    rows = None if rows is None else _told(rows)
-    lengths = _told(lengths)
+    leftpad = None if called.cache_leftpad is None else _contiguous(called.cache_leftpad)
+    rows = None if rows is None else _contiguous(rows)
+    lengths = _contiguous(lengths)
     cache = Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
     check_lengths(**{names[0]: q.shape[2], names[1]: cache.capacity})
     return replace(cache, k_scale=scales[0], v_scale=scales[1]) if scales else cache
 
 
-def _told(x: Tensor) -> Tensor:
+def _contiguous(x: Tensor) -> Tensor:
     """The tensor made contiguous, with a lazy negation resolved."""
     return x.resolve_neg().contiguous()
 

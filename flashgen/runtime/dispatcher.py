@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
@@ -40,6 +41,7 @@ class Dispatcher:
         package: the name of the package whose `kernels` are loaded.
         archs: the architecture of each GPU that has a table, by slug.
         choices: what its table chose, by slug.
+        folder: where that package is, for explain() and digest().
 
     Examples:
         >>> from flashgen.runtime import Dispatcher
@@ -56,9 +58,10 @@ class Dispatcher:
         package: str,
         archs: Mapping[str, str],
         choices: Mapping[str, Choices],
+        folder: Path | None = None,
     ) -> None:
         self.served = Served(archs=archs, choices=choices)
-        self.resolver = Resolver(package, self.served)
+        self.resolver = Resolver(package, self.served, folder)
         self.calls = CallCache()
         self.passes = Passes(self.resolver, self.calls)
         self.general = GeneralPath(package, self.resolver, self.passes, self.calls)
@@ -400,7 +403,7 @@ class Dispatcher:
         """
         from flashgen.runtime.explanation import digest_of_choices
 
-        return digest_of_choices(self.resolver.package, self.served)
+        return digest_of_choices(self.resolver.folder, self.served)
 
 
 def _asked(q: Tensor, options: dict[str, Any], *, draws: bool = True) -> Call:

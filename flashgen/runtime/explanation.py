@@ -12,7 +12,7 @@ from flashgen import paths, settings
 from flashgen.inputs.features import named_tensors, tensors_of
 from flashgen.inputs.from_call import check_scale
 from flashgen.kernels.ds_runs import DsSizes
-from flashgen.runtime import registry, torch_modes
+from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
 from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, decode_spec
 from flashgen.runtime.launcher import Launcher
@@ -102,9 +102,13 @@ def explain_call(
         skipped=found.skipped,
         hint=None if first.rung == "exact" else command,
         twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
-        tables=registry.named_folder(resolver.package),
+        tables=_named_folder(resolver),
         way=_way(resolver, call, q, k, spec, problem) if direction in OF_WAYS else None,
     )
+
+
+def _named_folder(resolver: Resolver) -> Path | None:
+    return None if resolver.package == paths.SHIPPED_PACKAGE else resolver.folder
 
 
 def _way(
@@ -138,13 +142,13 @@ def explain_cached(
     hint = None if first.rung == "exact" else command
     return Explanation(
         spec=spec, selection=first, skipped=found.skipped, hint=hint,
-        tables=registry.named_folder(resolver.package),
+        tables=_named_folder(resolver),
     )  # fmt: skip
 
 
-def digest_of_choices(package: str, served: Served) -> str:
+def digest_of_choices(folder: Path | None, served: Served) -> str:
     """sha256 of all that decides which kernel runs and what its text is, as Dispatcher.digest: the
-    version, the tables, the kernels of the package, every template, and the modules that hold the
+    version, the tables, the kernels of the folder, every template, and the modules that hold the
     rules of the ladder.
     """
     tables = [
@@ -160,7 +164,6 @@ def digest_of_choices(package: str, served: Served) -> str:
         served.plain,
     ))  # fmt: skip
     found = hashlib.sha256(text.encode())
-    folder = registry.folder_of(package)
     kernels = sorted((folder / "kernels").glob("*.py")) if folder else []
     for path in (*kernels, *sorted(paths.templates_dir().glob("*.jinja")), *_rules()):
         content = path.read_bytes()

@@ -12,12 +12,10 @@ from torch import Tensor
 from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import (
-    PLAIN,
     TENSOR_ARGUMENTS,
     WITHOUT_GRADIENT,
     Features,
     all_parts_of,
-    check_features,
     check_invariant,
     features_of,
     named_tensors,
@@ -27,7 +25,6 @@ from flashgen.runtime import autograd, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
     Call,
-    Tensors,
     agree,
     check_is_block_mask,
     check_plain,
@@ -73,9 +70,9 @@ class GeneralPath:
             self._refuse_lost_derivatives(call, q, k, v)
             return self._traced(call, *torch_modes.autocast_all(q, k, v))
         check_plain(k=k, v=v, **named_tensors(tensors_of(call.features)))
-        return self.serve_plain(call, q, k, v, key=key, return_lse=return_lse)
+        return self.serve_eager(call, q, k, v, key=key, return_lse=return_lse)
 
-    def serve_plain(
+    def serve_eager(
         self,
         call: Call,
         q: Tensor,
@@ -91,7 +88,7 @@ class GeneralPath:
         packed = call.features.sequences
         if packed is not None and packed.paged and differentiates(call, q, k, v):
             return self._without_backward(call, q, k, v)
-        launcher = self.found(call, q, k, v)
+        launcher = self._resolver.find_checked(call, q, k, v)
         return self._launched(launcher, call, q, k, v, key, return_lse)
 
     def _launched(
@@ -112,15 +109,15 @@ class GeneralPath:
 
                 return cpu.attention_by_torch(call, q, k, v, return_lse=return_lse)
             launcher = self._resolver.launcher("forward", call, q, k, v)
-        near = self._resolver.all_addressed(q, k, v)
-        forward = forward_of(call, *near)
+        addressed = self._resolver.all_addressed(q, k, v)
+        forward = forward_of(call, *addressed)
         if differentiates(call, q, k, v) or torch_modes.transformed():
             bare, tensors = call.parts
             passes = self._passes.forward, self._passes.backward
-            o, lse = autograd.differentiable(passes, bare, *near, tensors)
+            o, lse = autograd.differentiable(passes, bare, *addressed, tensors)
         else:
             o, lse = launcher(forward)
-        copied = near[0] is not q or near[1] is not k or near[2] is not v
+        copied = addressed[0] is not q or addressed[1] is not k or addressed[2] is not v
         if key is not None and not copied and holds(call.causal, call.scale):
             bare, _ = call.parts
             resolved = Resolved(launcher, self._passes, bare, forward)
@@ -133,27 +130,9 @@ class GeneralPath:
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE over pages, of which the backward is refused when it runs."""
         with torch.no_grad():
-            o, lse = self.serve_plain(call, q, k, v)
+            o, lse = self.serve_eager(call, q, k, v)
         assert lse is not None  # return_lse
         return autograd.without_backward(o, lse, q, k, v, call.features.sinks)
-
-    def found(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
-    ) -> Launcher | None:
-        """The launcher of a call whose spec was resolved before, and whose arguments certainly fit
-        together; None where that is not so. Raises InvalidArgument for features that do not fit.
-        """
-        if not agree(q, k, v):
-            return None
-        launcher = self._resolver.find(call, q, v)
-        if launcher is not None and call.features is not PLAIN:
-            check_features(call.features_with(tensors), q, k)
-        return launcher
-
-    def check(self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
-        if self.found(call, q, k, v, tensors) is None:
-            spec_of_call(call, q, k, v, tensors)
 
     def _refuse_lost_derivatives(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise for derivatives that no path of torch can take."""

@@ -177,11 +177,11 @@ def recording(path: str | Path, name: str = "recorded") -> Iterator[Recorder]:
         1
     """
     recorder = Recorder()
-    serve, plain, decoded = GeneralPath.serve, GeneralPath.serve_plain, decode.decode_spec
+    serve, plain, decoded = GeneralPath.serve, GeneralPath.serve_eager, decode.decode_spec
 
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(self: GeneralPath, call: Call, q: Tensor, k: Tensor, v: Tensor, **o: Any) -> Any:
-            if recorder.serving:  # serve() calls serve_plain(), and on a CPU SDPA may serve
+            if recorder.serving:  # serve() calls serve_eager(), and on a CPU SDPA may serve
                 return function(self, call, q, k, v, **o)
             recorder.serving = True
             try:
@@ -202,7 +202,7 @@ def recording(path: str | Path, name: str = "recorded") -> Iterator[Recorder]:
         for owner, attribute, new in (
             (CallCache, "find", lambda *_: (None, None)),  # or a kept call would not be seen
             (GeneralPath, "serve", noting(serve)),
-            (GeneralPath, "serve_plain", noting(plain)),
+            (GeneralPath, "serve_eager", noting(plain)),
             (decode, "decode_spec", of_decode),
         ):
             stack.enter_context(_replaced(owner, attribute, new))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.inputs.features import PLAIN
+from flashgen.inputs.features import PLAIN, check_features
 from flashgen.inputs.from_call import from_tensors
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.arguments import FAR_STRIDE, empty_like_layout
 from flashgen.kernels.launch_forward import Forward
-from flashgen.runtime.call import Call, Tensors
+from flashgen.runtime.call import Call, Tensors, agree
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import (
     Ladder,
@@ -49,10 +50,11 @@ ResolverKey = tuple[object, ...]
 
 
 class Resolver:
-    """Finds launchers for the kernels of one generated package."""
+    """Finds launchers for the kernels of one generated package, which lies in a folder."""
 
-    def __init__(self, package: str, served: Served) -> None:
+    def __init__(self, package: str, served: Served, folder: Path | None = None) -> None:
         self.package = package
+        self.folder = folder
         self.served = served
         self.launchers: dict[ResolverKey, Launcher] = {}
         """The cache of launchers by device, spec and bucket."""
@@ -67,6 +69,19 @@ class Resolver:
         if not isinstance(call.precision, str):
             return None  # it fits no key
         return self.launchers.get(key(call, q, v))
+
+    def find_checked(
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors = ()
+    ) -> Launcher | None:
+        """find() of arguments that certainly fit together; None where that is not so. Raises
+        InvalidArgument for features that do not fit.
+        """
+        if not agree(q, k, v):
+            return None
+        launcher = self.find(call, q, v)
+        if launcher is not None and call.features is not PLAIN:
+            check_features(call.features_with(tensors), q, k)
+        return launcher
 
     def launcher(
         self,

@@ -1,9 +1,9 @@
 """Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
 
 The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
-entry of a relative, by alias or by architecture; the config of its twin, the same spec of the other
-16-bit type; the tile of the entry of a plainer spec, without its features or of the next head dim
-that is tuned, in the textbook schedule; the spec's default kernel.
+entry of a relative, by alias or by architecture; the config of its sibling, the same spec of the
+other 16-bit type; the tile of the entry of a plainer spec, without its features or of the next head
+dim that is tuned, in the textbook schedule; the spec's default kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashgen.spec.vocabulary import OF_DS, SHORT_DTYPE, Direction
 BY_TIME: tuple[Direction, ...] = ("backward_fused", *OF_DS)
 """Directions that serve where the table of the GPU has them faster than others."""
 
-Rung = Literal["exact", "nearest_bucket", "relative", "twin", "plain_tile", "default"]
+Rung = Literal["exact", "nearest_bucket", "relative", "sibling", "plain_tile", "default"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     add(_own(served, slug, spec, seq_k))
     if not rungs:  # or no other table need be read
         add(_of_relatives(served, slug, gpu, spec, seq_k))
-    add(_twins(served, slug, gpu, spec, seq_k))
+    add(_siblings(served, slug, gpu, spec, seq_k))
     add(_plain_tiles(served, slug, gpu, spec, seq_k))
     add(_defaults(slug, gpu, spec))
     if not rungs:
@@ -169,23 +169,23 @@ def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
-def _twins(
+def _siblings(
     served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
 ) -> Iterator[Selection]:
     """The configs of the entries of the same spec in the other 16-bit type, which takes the same
     registers and bytes.
     """
-    twin = other_half(spec)
+    sibling = other_half(spec)
     # These are chosen by their times alone, which are not known here.
-    if twin is None or spec.direction in BY_TIME:
+    if sibling is None or spec.direction in BY_TIME:
         return
-    for choice in _nearest_tables(served, slug, gpu, twin, seq_k):
+    for choice in _nearest_tables(served, slug, gpu, sibling, seq_k):
         reason = (
-            f"no entry for {spec.name} on {slug} or a GPU like it; the config of {twin.name} for "
-            f"seq_k in {choice.bucket} serves, untimed"
+            f"no entry for {spec.name} on {slug} or a GPU like it; the config of {sibling.name} "
+            f"for seq_k in {choice.bucket} serves, untimed"
         )
         mine = Choice(spec=spec, config=choice.config)
-        yield Selection(choice=mine, rung="twin", slug=None, reason=reason)
+        yield Selection(choice=mine, rung="sibling", slug=None, reason=reason)
 
 
 def _plain_tiles(
@@ -194,7 +194,7 @@ def _plain_tiles(
     """The tiles of the entries of plainer specs, nearest bucket first: on this GPU, or, where it
     has no table, on the nearest relative.
     """
-    # The gradient of a bias has no plain spec. Others as in _twins.
+    # The gradient of a bias has no plain spec. Others as in _siblings.
     if spec.direction in ("backward_dbias", *BY_TIME):
         return
     configs: dict[KernelConfig, Choice] = {}

@@ -189,7 +189,7 @@ def attention_varlen(
     if traced:
         o, lse = general.serve(call, q, k, v)
     else:
-        o, lse = general.serve_plain(call, q, k, v, key=kind)
+        o, lse = general.serve_eager(call, q, k, v, key=kind)
     assert lse is not None  # return_lse
     o, lse = packed_again(o, lse)
     return (o, lse) if return_lse else o

@@ -19,7 +19,7 @@ from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render, render_text
 from flashgen.kernels.resolve import variant
-from flashgen.runtime.registry import MARK, SCHEMA, is_generated
+from flashgen.runtime.folders import MARK, SCHEMA, is_generated
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_configs, specs_with_default
 from flashgen.schedules.outcome import STRENGTH, Source

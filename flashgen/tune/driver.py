@@ -55,10 +55,10 @@ class Stop:
             self._say()
 
     @contextlib.contextmanager
-    def heeded(self) -> Iterator[None]:
+    def catching_interrupts(self) -> Iterator[None]:
         """Context in which the first Ctrl-C interrupts the run, and a second one is raised."""
 
-        def heed(*_: object) -> None:
+        def interrupt(*_: object) -> None:
             if self.asked:
                 raise KeyboardInterrupt
             self.ask()
@@ -67,7 +67,7 @@ class Stop:
         if before is not signal.default_int_handler:  # an embedding program's own, or ignored
             yield
             return
-        signal.signal(signal.SIGINT, heed)
+        signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         finally:
@@ -133,7 +133,7 @@ def drive(lines: Sequence[JobQueue], stop: Stop) -> None:
     a second one, KeyboardInterrupt is raised. Also raises whatever a job raises, at once: others
     that are under way are lost.
     """
-    with stop.heeded():
+    with stop.catching_interrupts():
         while any(line.running or (line.waiting and not stop.asked) for line in lines):
             for line in lines:
                 if line.waiting and line.has_room and not stop.asked:

@@ -52,9 +52,9 @@ def candidates(
     first where causal: no estimate tells the other orders. float16 takes what bfloat16 took.
     """
     if spec.dtype == "float16":
-        twin = in_bfloat16(spec)
+        sibling = in_bfloat16(spec)
         held = (*chosen, *table.executed)
-        return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == twin))
+        return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == sibling))
     order = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
     found = [
         config

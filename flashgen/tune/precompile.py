@@ -25,7 +25,7 @@ from flashgen.evaluate.workers.answers import Done
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
 from flashgen.runtime.choice import Choice, by_spec
-from flashgen.runtime.decode import by_room
+from flashgen.runtime.decode import by_rows
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
 from flashgen.runtime.selection import Served, first_kernels, ladder
 from flashgen.schedules.config import KernelConfig, kernel_name
@@ -115,7 +115,7 @@ def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[SpecConfi
         except (GeneratedError, InvalidArgument):  # not even a default kernel is legal there
             return
         for rows in (1, WIDEST_DECODE):
-            rungs = sorted(found.rungs, key=lambda rung: by_room(rung, rows))
+            rungs = sorted(found.rungs, key=lambda rung: by_rows(rung, rows))
             yield from first_kernels(replace(found, rungs=tuple(rungs)))
 
 

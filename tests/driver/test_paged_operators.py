@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashgen.runtime.paged import paged_decode, paged_prefill
+from flashgen.runtime.adapters.paged import paged_decode, paged_prefill
 from tests.driver.cases import tensors
 from tests.driver.events import Launch, Recording
 

@@ -63,7 +63,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_plugin_registers_a_name() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert points["sglang.srt.plugins"] == {"flashgen": "flashgen.runtime.sglang:register"}
+    assert points["sglang.srt.plugins"] == {"flashgen": "flashgen.runtime.adapters.sglang:register"}
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES
 

@@ -54,7 +54,9 @@ def test_a_spawned_process_knows_the_name() -> None:
     content = pickle.dumps(AttentionBackendEnum["FLASHGEN"])
     program = f"import pickle; print(pickle.loads({content!r}).get_path())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "flashgen.runtime.vllm_backend.FlashgenBackend", done.stderr
+    assert done.stdout.strip() == "flashgen.runtime.adapters.vllm_backend.FlashgenBackend", (
+        done.stderr
+    )
 
 
 def test_vllm_chooses_it_for_a_layer(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_vllm_chooses_it_for_a_layer(tmp_path: Path) -> None:
 def test_what_vllm_is_told_of_what_it_lacks(changes: dict[str, Any], reason: str | None) -> None:
     from vllm.platforms.interface import DeviceCapability
 
-    from flashgen.runtime.vllm_backend import FlashgenBackend
+    from flashgen.runtime.adapters.vllm_backend import FlashgenBackend
 
     given = {
         "head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16,

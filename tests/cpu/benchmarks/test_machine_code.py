@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import duel, machine_code, machine_code_sm100
 from benchmarks.duel import Cell, Duel, Row
-from benchmarks.machine_code import Part, figures, part_of, shortfall, summary
+from benchmarks.machine_code import Part, figures, part_of
 from flashgen.schedules.config import config_of
 from flashgen.spec.problem import BUCKETS
 from tests.listings import listing, loop
@@ -29,7 +29,7 @@ LOOP = (
     "BAR.SYNC 0x1, 0x80",
     "LDL R1, [R2]",
 )
-CODE = loop("SYNCS.PHASECHK P0, [UR4+0x34850], R3", *LOOP)
+CODE = loop("SYNCS.PHASECHK P0, [UR4], R3", *LOOP)
 
 
 def part(tile: tuple[int, int] = (128, 128)) -> Part:
@@ -72,41 +72,21 @@ def test_registers_that_are_handed_over() -> None:
     assert duel.handed_over(listing("NOP")) == {}
 
 
-def test_shared_memory_ends_after_the_last_mbarrier() -> None:
-    assert machine_code.last_mbarrier(CODE) == 0x34858
-    assert machine_code.last_mbarrier(loop("NOP")) == 8
-
-
 PEER = row(whose="peer==1", per_score=7.0)
 
 
-@pytest.mark.parametrize(
-    ("mine", "why"),
-    [
-        ([row(per_score=7.0)], None),
-        ([row(per_score=7.01)], "7.01 beside 7.00"),
-        ([row(per_score=8.0), row(per_score=6.0)], None),
-        ([row(per_score=1.0, spills=1)], "no kernel of ours without spills"),
-        ([], "no kernel of ours without spills"),
-    ],
-)
-def test_which_cells_hold(mine: list[Row], why: str | None) -> None:
-    assert shortfall([PEER, *mine]) == why
-
-
-def test_decode_may_take_a_fifth_more() -> None:
-    peer, mine = (PEER | {"direction": "decode", "per_score": us} for us in (10.0, 12.0))
-    assert shortfall([peer, mine]) is None
-    assert shortfall([peer, mine | {"per_score": 13.0}]) == "13.00 beside 10.00"
-
-
-def test_the_last_line_counts_cells_and_names_those_that_fall_short() -> None:
-    good = [PEER, row(per_score=7.0)]
-    bad = [PEER | {"head_dim": 64}, row(head_dim=64, per_score=8.0)]
-    ships = [each | {"mask": "causal"} for each in (PEER, row(per_score=7.0, ships=True))]
-    assert summary([*good, *ships]) == "cells: 2 of 2 hold, 1 of them by what ships"
-    start = "cells: 1 of 2 hold, 0 of them by what ships; short: forward d64 none (8.00"
-    assert summary([*good, *bad]).startswith(start)
+def test_the_last_lines_compare_what_ships() -> None:
+    """In each cell that has some."""
+    rows = [PEER, row(per_score=9.0), row(per_score=6.3, ships=True)]
+    rows += [each | {"head_dim": 64} for each in (PEER, row(per_score=7.7, ships=True))]
+    rows += [each | {"head_dim": 256} for each in (PEER, row(per_score=7.7))]
+    assert list(duel.summary(rows, "per_score")) == [
+        "What ships takes no more instructions a score in 1 of 2 cells.",
+        "Ours over theirs:",
+        "",
+        "- forward d128 none: 0.90",
+        "- forward d64 none: 1.10",
+    ]
 
 
 DUELS = [machine_code.DUEL, machine_code_sm100.DUEL]
@@ -116,8 +96,7 @@ DUELS = [machine_code.DUEL, machine_code_sm100.DUEL]
 def test_the_committed_results_name_what_ships(of: Duel) -> None:
     record = json.loads(of.result.with_suffix(".json").read_text())
     assert duel.outdated(record, of.gpu) == [], "make -f tests/sessions.mk duel"
-    assert {**record, **of.about, "rows": []} == {**record, "rows": []}
-    assert of.markdown(record) == of.result.with_suffix(".md").read_text()
+    assert duel.page(of, record) == of.result.with_suffix(".md").read_text()
     served = next(each for each in record["rows"] if each["ships"])
     served["configs"] = "another"
     (line,) = duel.outdated(record, of.gpu)
@@ -142,15 +121,20 @@ def test_what_ships_depends_on_the_version_of_triton(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_the_peers_rows_may_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And new ones of ours are written beside them."""
+def test_new_rows_of_ours_are_written_beside_the_peers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     new = row(per_score=6.0, ships=True)
     made = Duel(
-        result=tmp_path / "made", gpu=machine_code.H100, cells=[CELL], about={"of": "a test"},
-        theirs=lambda *_: PEER, ours=lambda *_: [new], markdown=lambda record: str(len(record)),
+        title="Made", result=tmp_path / "made", gpu=machine_code.H100,
+        ours=lambda cell, _: [new] * (cell == CELL), cells=lambda *_: {}, figure="per_score",
     )  # fmt: skip
+    held = {"triton": "3.0", "peers": ["peer==1"], "rows": [PEER, row(per_score=9.0)]}
+    (tmp_path / "made.json").write_text(json.dumps(held))
     assert duel.main(made, "Compare.", []) == 0
-    kept = replace(made, theirs=lambda *_: pytest.fail("theirs were kept"))
-    assert duel.main(kept, "Compare.", ["--keep-peer"]) == 0
-    assert json.loads((tmp_path / "made.json").read_text())["rows"] == [PEER, new]
-    assert (tmp_path / "made.md").read_text() == capsys.readouterr().out[1:] == "3"
+    record = json.loads((tmp_path / "made.json").read_text())
+    assert record == {"triton": duel.triton.__version__, "peers": ["peer==1"], "rows": [PEER, new]}
+    text = (tmp_path / "made.md").read_text()
+    assert text == capsys.readouterr().out
+    assert "\n- peer==1\n" in text
+    assert text.endswith("\n- forward d128 none: 0.86\n")

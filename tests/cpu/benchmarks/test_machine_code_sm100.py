@@ -11,7 +11,7 @@ import pytest
 from benchmarks import duel
 from benchmarks import machine_code_sm100 as program
 from benchmarks.duel import Cell, Row
-from benchmarks.machine_code_sm100 import Part, Shape, figures, part_of, steady, summary
+from benchmarks.machine_code_sm100 import Part, Shape, figures, part_of, steady
 from flashgen.compile.sass import Listing
 from flashgen.errors import ToolchainError
 from tests.listings import listing
@@ -88,10 +88,6 @@ def test_products_of_two_blocks_or_two_tiles_count_once(
     assert program.warps_of("products", body, SHAPE) == warps
 
 
-def test_products_in_inner_loops_are_left_out() -> None:
-    assert "products" not in steady(kernel(), Shape(tile=(256, 128), softmax=8))
-
-
 def test_a_backward_reads_s_and_dp() -> None:
     half = Shape(tile=(128, 128), softmax=8, products=2)
     assert half.scores == 64
@@ -117,13 +113,6 @@ def test_reading_without_writing_is_a_reduction() -> None:
     code = listing("top:", "LDTM.x32 R4, tmem[UR4]", "UTMAREDG.3D [UR4], [UR6]", "@P0 BRA {top}")
     assert program.task(code.instructions) == "reduction"
     assert program.task(listing("FADD R1, R2, R3").instructions) == ""
-
-
-def test_tensor_memory_is_read_off_the_ptx() -> None:
-    text = "mov.b32 \t%r527, 512;\ntcgen05.alloc.cta_group::1.sync.b32 \t[%r393+280], %r527;\n"
-    assert program.tensor_columns(text) == 512
-    assert program.tensor_columns("tcgen05.alloc.cta_group::2.b32 [%r1], 256;") == 256
-    assert program.tensor_columns("ret;") == 0
 
 
 def part(**loops: int) -> Part:
@@ -181,14 +170,6 @@ def test_two_kernels_of_a_backward_are_added() -> None:
     assert found["loops"] == {"softmax": "64 + 64", "loads": "32"}
     assert found["per_score"] == {"softmax": 2.0, "loads": 0.5}
     assert (found["all"], found["mufu"], found["spills"]) == (2.5, 2.0, 2)
-
-
-def test_the_last_line_compares_what_ships() -> None:
-    rows = [row(64), row(48, configs="a", ships=True), row(32, configs="b")]
-    assert summary(rows).endswith("1 of 1 cells. Ours over theirs:\n\n- forward d64 none: 0.75")
-    assert summary([row(64), row(32, configs="b")]).startswith(
-        "What ships takes no more instructions a score in 0 of 1 cells"
-    )
 
 
 @pytest.mark.parametrize(

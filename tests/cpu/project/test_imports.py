@@ -50,12 +50,22 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lazy.py": (
         "public names of a package, by the table that it gives: of its own modules; for flashgen, of "
-        "flashgen.runtime; for spec, of schedules, which became a package above it",
+        "flashgen.runtime; for spec, of schedules, which became a package above it; for runtime, of its adapters",
         (
             "sys.modules[package]",
             "importlib.import_module(f'{package}.{name}')",
             "importlib.import_module(names[name])",
+            "importlib.abc.MetaPathFinder",
+            "importlib.abc.Loader",
+            "importlib.machinery.ModuleSpec(fullname, self)",
+            "importlib.machinery.ModuleSpec | None",
+            "importlib.machinery.ModuleSpec",
+            "importlib.import_module(self._homes[spec.name])",
         ),
+    ),
+    "runtime/__init__.py": (
+        "modules of adapters/, by their public names",
+        ("sys.meta_path.append(Aliases(__name__, f'{__name__}.adapters', _ADAPTERS))",),
     ),
     "search/study.py": (
         "a sampler that the user names",
@@ -84,7 +94,7 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
         "a kernel of a generated package",
         ("importlib.import_module(wanted)",),
     ),
-    "runtime/transformers_models.py": (
+    "runtime/adapters/transformers_models.py": (
         "the modules of others in which models are defined",
         (
             "sys.modules[model.__module__]",

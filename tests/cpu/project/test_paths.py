@@ -23,10 +23,10 @@ PROGRAM = """
 import sys
 import flashgen
 from flashgen import paths
-from flashgen.runtime import registry
-for path in (flashgen.__file__, paths.templates_dir(), paths.shipped_configs_dir(), registry.default_folder()):
+from flashgen.runtime import folders
+for path in (flashgen.__file__, paths.templates_dir(), paths.shipped_configs_dir(), folders.default_folder()):
     print(path)
-assert registry.why_not_generated(registry.default_folder()) is None
+assert folders.why_not_generated(folders.default_folder()) is None
 assert not any(name.split(".")[0] in ("generated", "torch") for name in sys.modules)
 """
 

@@ -157,7 +157,7 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
         "import torch\n"
         "from flashgen import attention, digest, paths\n"
-        "from flashgen.runtime import folders, registry, sdpa\n"
+        "from flashgen.runtime import folders, sdpa\n"
         "from flashgen.table import table\n"
         "from flashgen.kernels.render import render\n"
         "from flashgen.report.html import environment\n"
@@ -171,7 +171,7 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         "assert sdpa.scaled_dot_product_attention(q, q, q).shape == q.shape\n"
         "assert digest().startswith('sha256:')\n"
         "served = sys.modules['flashgen._generated'].__file__\n"
-        "print(flashgen.__file__, served, registry.default_folder(), paths.templates_dir(), sep='\\n')"
+        "print(flashgen.__file__, served, folders.default_folder(), paths.templates_dir(), sep='\\n')"
     )
     for line in run("-c", program, cwd=tmp_path, PYTHONPATH=str(site)).splitlines():
         assert Path(line).is_relative_to(site), f"{line} is not of the wheel"

@@ -20,6 +20,7 @@ from flashgen.runtime.call_cache import CallCache
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.resolver import key
 from tests.launches import Written, dispatcher, served
+from tests.serving import make_current
 
 BF16 = torch.bfloat16
 
@@ -303,7 +304,7 @@ def test_modes_are_asked_first(
     q, k, v = met
     with torch.autocast("cpu", torch.float16):
         assert own.attention(q, k, v, causal=True).dtype is torch.float16
-    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda package: own)
+    monkeypatch.setattr("flashgen.runtime.custom_ops._passes_of", lambda package: own.passes)
     with Passing():
         own.attention(q, k, v, causal=True)
     own.attention(q.as_subclass(Tagged), k.as_subclass(Tagged), v.as_subclass(Tagged), causal=True)
@@ -515,7 +516,7 @@ def test_flash_attn_func_is_kept(
     window: tuple[int, int], driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its defaults, and with a window that is as wide as the keys."""
-    monkeypatch.setattr("flashgen.runtime.registry._current", own)
+    make_current(monkeypatch, own)
     q, k, v = (x.transpose(1, 2).contiguous() for x in tensors())
 
     def call(_: Dispatcher) -> Any:

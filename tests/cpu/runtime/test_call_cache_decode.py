@@ -17,6 +17,7 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime.launcher import _Steps
 from tests.cpu.runtime.test_call_cache import last, moved, seq_first
 from tests.launches import Written, dispatcher, served
+from tests.serving import make_current
 
 BF16 = torch.bfloat16
 
@@ -223,7 +224,7 @@ def test_flash_attn_with_kvcache_is_kept(
     name: str, driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And launches what decode() does. Where another number of splits is asked for, it is not."""
-    monkeypatch.setattr("flashgen.runtime.registry._current", own)
+    make_current(monkeypatch, own)
     call = CALLS[name]
     turned = {x: call[x].transpose(1, 2) for x in ("q", "k", "v")}
     if name == "paged":

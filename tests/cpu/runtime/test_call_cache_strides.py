@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher
 from flashgen.runtime.kv_cache import append
 from flashgen.runtime.varlen import attention_varlen
 from tests.launches import Written, dispatcher, served
+from tests.serving import make_current
 
 READ = 16
 """Bytes that are compared where a kernel is handed an address: two copies lie at two addresses."""
@@ -151,7 +152,7 @@ def check(make: Callable[[Dispatcher], tuple[Tensor, ...]]) -> None:
     """Four calls launch the same, on the same elements."""
     with pytest.MonkeyPatch.context() as patch, served(patch, Reading()) as driver:
         own, made = dispatcher(patch), []
-        patch.setattr(registry, "_current", own)
+        make_current(patch, own)
         for _ in range(4):
             before = len(driver.launches)
             outputs = make(own)

@@ -13,12 +13,13 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels import stream_memory
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher
 from flashgen.runtime.call_cache import KeptCall
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.varlen import attention_varlen
 from tests.cpu.runtime.test_call_cache import attention, by_launch, moved, tensors
 from tests.launches import Written, dispatcher, served
+from tests.serving import make_current
 
 BF16 = torch.bfloat16
 
@@ -32,7 +33,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
 @pytest.fixture
 def own(driver: Written, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     made = dispatcher(monkeypatch)
-    monkeypatch.setattr(registry, "_current", made)
+    make_current(monkeypatch, made)
     return made
 
 
@@ -105,7 +106,7 @@ def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
     for name, call in CALLS.items():
         (met,), repeated = by_launch(driver, own, calling(call), 1)
         with monkeypatch.context() as patch:
-            patch.setattr(registry, "_current", dispatcher(monkeypatch))
+            make_current(patch, dispatcher(monkeypatch))
             (fresh,), _ = by_launch(driver, own, calling(call), 1)
         assert (met, repeated) == (fresh, 1), name
 
@@ -356,7 +357,7 @@ def test_what_cannot_be_replayed_is_launched_without_being_resolved_again(
         call(lambda x: x)
     for path, name in (
         (own.general, "serve"),
-        (own.general, "serve_plain"),
+        (own.general, "serve_eager"),
         (own.decoder, "decode"),
     ):
         monkeypatch.setattr(path, name, None)

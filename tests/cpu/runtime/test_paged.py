@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.runtime.paged import warmups
+from flashgen.runtime.adapters.paged import warmups
 
 PAGE, DIM, HEADS, KV_HEADS = 16, 32, 4, 2
 

@@ -136,7 +136,7 @@ class TestTheTwin:
         )
         found = ladder(table, H200, TARGETS[H200], half, 5000)
         assert [(s.rung, s.choice.config) for s in found.rungs] == [
-            ("twin", BIG),
+            ("sibling", BIG),
             ("plain_tile", SMALL),
             ("default", default_config(half)),
         ]

@@ -17,6 +17,7 @@ from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeAttention
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
+from flashgen.runtime.adapters.transformers_attention import IGNORED
 from tests.language_models import CONFIGS, batch, generated, make_model, trained, transformers
 from tests.serving import serve
 
@@ -71,7 +72,7 @@ def test_an_argument_that_is_not_understood_is_refused_by_name(name: str, instea
 
 def test_arguments_that_change_no_score_are_ignored() -> None:
     wanted = attend()
-    for name in backend.IGNORED:
+    for name in IGNORED:
         assert torch.equal(attend(**{name: 1}), wanted)
 
 

@@ -14,8 +14,15 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers import masking_utils as theirs
 
 from flashgen.errors import InvalidArgument
+from flashgen.runtime import folders
 from flashgen.runtime import transformers as backend
-from flashgen.runtime.transformers_packing import SequenceMask, in_graph, sequence_mask, traced_mask
+from flashgen.runtime.adapters.transformers_attention import BOUNDS
+from flashgen.runtime.adapters.transformers_packing import (
+    SequenceMask,
+    in_graph,
+    sequence_mask,
+    traced_mask,
+)
 from tests.language_models import CONFIGS, LLAMA, make_model, transformers
 from tests.serving import serve
 
@@ -110,7 +117,7 @@ def test_no_layer_is_handed_a_mask_of_all_tokens(name: str, masks: list[Tensor])
 def test_a_window_is_one_of_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a batch without padding, whose mask says so or is not given; gradients of sinks too."""
     windows = []
-    dispatcher = backend.folders.current()
+    dispatcher = folders.current()
     attention = dispatcher.attention
 
     def noted(*tensors: Tensor, **options: Any) -> Any:
@@ -292,7 +299,7 @@ def attend(given: Tensor, q: Tensor = X, **others: Any) -> Tensor:
 
 def bounds(*cu: int) -> dict[str, Any]:
     of_both = torch.tensor(cu, dtype=torch.int32)
-    return dict(zip(backend.BOUNDS, (of_both, of_both, 4, 4), strict=True))
+    return dict(zip(BOUNDS, (of_both, of_both, 4, 4), strict=True))
 
 
 def test_bounds_that_say_the_same_are_taken_and_others_refused(masks: list[Tensor]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flashgen.runtime import transformers as backend
-from flashgen.runtime import transformers_models
+from flashgen.runtime.adapters import transformers_models
 from tests import transformers_sweep as sweep
 from tests.transformers_sweep import Result
 

@@ -171,7 +171,7 @@ def test_no_more_is_launched_than_there_are_places(monkeypatch: pytest.MonkeyPat
         seen.append((packed.max_q, packed.max_k))
         return q, q[..., 0]
 
-    monkeypatch.setattr(GeneralPath, "serve_plain", launched)
+    monkeypatch.setattr(GeneralPath, "serve_eager", launched)
     q, k, v = draw()
     bounds = (cumulative(OF_Q), cumulative(OF_K))
     attention_varlen(q, k, v, *bounds, 2**40, 2**40)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import paged
 from flashgen.runtime import vllm as plugin
+from flashgen.runtime.adapters import paged
 from tests import vllm_fakes as fakes
 from tests.paged_steps import expected
 
@@ -24,14 +24,14 @@ PAGE, DIM, HEADS, KV_HEADS = 16, 32, 4, 2
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     fakes.install(monkeypatch)
-    import flashgen.runtime.vllm_backend as module
+    import flashgen.runtime.adapters.vllm_backend as module
 
     return module
 
 
 def test_the_plugin_has_a_name_of_its_own(backend: ModuleType) -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert points["vllm.general_plugins"] == {"flashgen": "flashgen.runtime.vllm:register"}
+    assert points["vllm.general_plugins"] == {"flashgen": "flashgen.runtime.adapters.vllm:register"}
     for _ in range(2):  # vLLM loads plugins in every process, and again in the same one
         plugin.register()
     member = fakes.AttentionBackendEnum["FLASHGEN"]

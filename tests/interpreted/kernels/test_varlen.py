@@ -373,9 +373,9 @@ def test_steps_of_other_lengths_are_one_kept_call(
 ) -> None:
     """As a serving program packs them: other places, sequences and longest lengths at each step."""
     monkeypatch.setattr("flashgen.runtime.folders.current", lambda: dispatcher)
-    resolved, serve = [], dispatcher.general.serve_plain
+    resolved, serve = [], dispatcher.general.serve_eager
     monkeypatch.setattr(
-        dispatcher.general, "serve_plain", lambda *a, **o: (resolved.append(a), serve(*a, **o))[1]
+        dispatcher.general, "serve_eager", lambda *a, **o: (resolved.append(a), serve(*a, **o))[1]
     )
     slopes = torch.tensor([0.5, 0.25])
     for lengths in ([5, 9], [12], [1, 1, 30], [0, 7, 3, 3], [40, 2]):

@@ -24,7 +24,7 @@ from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher, autograd
 from flashgen.runtime.call import Call
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.eager import attention as eager
@@ -306,7 +306,7 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
         archs={"nvidia_h200": "sm_90"},
         choices={"nvidia_h200": by_spec(choices)},
     )
-    registry.add(tmp_path.name, dispatcher)
+    autograd.served[tmp_path.name] = dispatcher.passes
     launched = record_directions(monkeypatch)
     spec = make_spec("bfloat16", 64)
     inputs = gradients.make_inputs(spec, case(20, 70), 3, "cpu")

@@ -14,7 +14,7 @@ from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher, autograd
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.schedules.defaults import default_config
 from flashgen.spec.problem import BUCKETS, Problem
@@ -54,7 +54,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
         archs={"nvidia_h200": "sm_90"},
         choices={"nvidia_h200": by_spec(choices)},
     )
-    registry.add(tmp_path.name, found)
+    autograd.served[tmp_path.name] = found.passes
     return found
 
 

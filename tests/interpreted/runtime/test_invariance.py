@@ -11,13 +11,14 @@ import torch
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import constants, launch_cache, render
-from flashgen.runtime import Dispatcher, registry, selection
+from flashgen.runtime import Dispatcher, selection
 from flashgen.runtime.api import attention, decode, explain, explain_decode
 from flashgen.schedules import numeric_class
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
 from tests import invariance
 from tests.invariance import differing, drawn_of, free_choices, pairs_of
+from tests.serving import make_current
 
 Seeded = Callable[..., None]
 GPUS = "nvidia_h200", "nvidia_a100_sxm4_80gb"
@@ -35,7 +36,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Seeded:
         monkeypatch.setattr(selection, "default_configs", free_choices(seed))
         dispatcher = Dispatcher(package=package, archs={}, choices={})
         dispatcher.resolver.advises = False
-        monkeypatch.setattr(registry, "_current", dispatcher)
+        make_current(monkeypatch, dispatcher)
 
     return seeded
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
+from flashgen.runtime.adapters.transformers_attention import BOUNDS
 from flashgen.runtime.sdpa import scaled_dot_product_attention
 from tests.language_models import CONFIGS, batch, generated, make_model, trained
 from tests.serving import record_directions, serve
@@ -161,7 +162,7 @@ def test_a_packed_batch_is_each_sequence_alone(
     wanted = torch.cat([model(input_ids=text).logits for text in texts], 1)
     launched.clear()
     cu = torch.tensor([0, 7, 8, 20], dtype=torch.int32)
-    bounds = dict(zip(backend.BOUNDS, (cu, cu, 12, 12), strict=True)) if bounded else {}
+    bounds = dict(zip(BOUNDS, (cu, cu, 12, 12), strict=True)) if bounded else {}
     positions = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
     packed = torch.cat(texts, 1)
     found = model(input_ids=packed, position_ids=positions, use_cache=False, **bounds).logits

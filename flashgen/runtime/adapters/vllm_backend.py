@@ -1,4 +1,4 @@
-"""vLLM's attention backend: what vLLM asks of one, on runtime/paged.py.
+"""vLLM's attention backend: what vLLM asks of one, on adapters/paged.py.
 
 Imports vLLM, whose base classes these are: only vLLM loads this module. The methods, arguments and
 fields are those of vLLM 0.33; tests/cpu/runtime/test_vllm.py compares them with its source, and
@@ -27,8 +27,8 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import vllm as plugin
-from flashgen.runtime.paged import (
+from flashgen.runtime.adapters import vllm as plugin
+from flashgen.runtime.adapters.paged import (
     PagedBatch,
     PagedLayer,
     Prompt,

@@ -22,6 +22,12 @@ package flash-attn: its vision models then pack their batches, and some models (
 need the second name.
 """
 
+NEEDS_MASK = (
+    "Aimv2TextConfig", "PegasusXConfig", "Phi4MultimodalVisionConfig", "VideoPrismTextConfig",
+)  # fmt: skip
+"""Configurations of models whose layers have the wrong is_causal: False in a decoder, and True in
+an encoder of images."""
+
 DECLARATIONS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
 """A class that declares none of them was written for eager's masks alone."""
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import flashgen
 from flashgen import paths
 from flashgen.errors import GeneratedError
-from flashgen.runtime import Dispatcher, api, folders, registry, sdpa
+from flashgen.runtime import Dispatcher, api, autograd, custom_ops, folders, sdpa
 from flashgen.table import emit
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,8 +26,9 @@ Q = torch.zeros(1, 1, 4, 32)
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_current", None)
-    monkeypatch.setattr(registry, "_dispatchers", dict(registry._dispatchers))
+    monkeypatch.setattr(folders, "_current", None)
+    monkeypatch.setattr(folders, "_loaded", dict(folders._loaded))
+    monkeypatch.setattr(autograd, "served", dict(autograd.served))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_the_shipped_folder_has_one_dispatcher() -> None:
     shipped = folders.current()
     assert shipped is folders.dispatcher_in(ROOT / "generated")
     assert shipped is generated.dispatcher._dispatcher
-    assert shipped is registry.dispatcher_of("flashgen._generated")
+    assert shipped.passes is custom_ops._passes_of("flashgen._generated")
     assert flashgen.digest() == generated.dispatcher.digest()
     assert str(flashgen.explain(Q, Q, Q)).count("tables:") == 0
 
@@ -85,11 +86,11 @@ def test_graphs_name_their_folder(other: Path) -> None:
     flashgen.use(other)
     used = folders.current()
     assert isinstance(used, Dispatcher)
-    assert registry.dispatcher_of(used.resolver.package) is used
+    assert custom_ops._passes_of(used.resolver.package) is used.passes
     assert folders.current() is used  # a graph of the shipped tables follows use()
     flashgen.use(None)
-    assert registry.dispatcher_of(used.resolver.package) is used
-    assert registry.dispatcher_of("flashgen._generated_of_another_process") is shipped
+    assert custom_ops._passes_of(used.resolver.package) is used.passes
+    assert custom_ops._passes_of("flashgen._generated_of_another_process") is shipped.passes
 
 
 def test_compiled_code_follows_use(other: Path) -> None:
@@ -106,14 +107,14 @@ def test_compiled_code_follows_use(other: Path) -> None:
     compiled(Q)
     used = folders.current()
     assert isinstance(used, Dispatcher)
-    assert packages == [registry.SHIPPED, used.resolver.package]
+    assert packages == [paths.SHIPPED_PACKAGE, used.resolver.package]
 
 
 def test_the_variable_names_a_folder(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_GENERATED", str(other))
     assert folders.current() is folders.dispatcher_in(other / "generated")
     monkeypatch.setenv("FLASHGEN_GENERATED", str(other / "nowhere"))
-    monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(folders, "_current", None)
     with pytest.raises(GeneratedError, match="nowhere must be a folder that flashgen generated"):
         folders.current()
 
@@ -147,13 +148,13 @@ def test_a_folder_on_the_path_serves_by_its_own_dispatcher(
 
 
 def test_the_emitted_schema_is_the_one_that_is_read() -> None:
-    assert emit.plan({})[Path("__init__.py")].endswith(f"\nSCHEMA = {registry.SCHEMA}\n")
+    assert emit.plan({})[Path("__init__.py")].endswith(f"\nSCHEMA = {folders.SCHEMA}\n")
 
 
 FORKS = """
 import os, signal, threading, time
 from flashgen.kernels import interpreter, loader
-from flashgen.runtime import folders, kernel_files, registry
+from flashgen.runtime import folders, kernel_files
 
 inside, load = threading.Event(), folders._load
 

@@ -1,4 +1,4 @@
-"""flashgen in SGLang: the plugin that registers runtime/sglang_backend.py.
+"""flashgen in SGLang: the plugin that registers adapters/sglang_backend.py.
 
 SGLang calls register() in each of its processes, by the entry point in pyproject.toml. This module
 loads nothing of SGLang before that.
@@ -26,7 +26,7 @@ def register() -> None:
         Nothing: what SGLang raises is logged as one warning, without a traceback.
 
     Examples:
-        >>> import flashgen.runtime.sglang
+        >>> import flashgen.runtime
         >>> flashgen.runtime.sglang.register()  # doctest: +SKIP
     """
     try:
@@ -46,6 +46,6 @@ def register() -> None:
 
 def _backend(runner: Any) -> Any:
     """The backend of a model runner."""
-    from flashgen.runtime.sglang_backend import FlashgenAttnBackend
+    from flashgen.runtime.adapters.sglang_backend import FlashgenAttnBackend
 
     return FlashgenAttnBackend(runner)

@@ -1,4 +1,4 @@
-"""SGLang's attention backend: what SGLang asks of one, on runtime/paged.py.
+"""SGLang's attention backend: what SGLang asks of one, on adapters/paged.py.
 
 Imports SGLang, whose base class this is: only SGLang loads this module. The methods and fields are
 those of SGLang 0.5.23; tests/engines/test_sglang.py runs them with its classes.
@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime.paged import PagedBatch, PagedLayer, prompts_of
+from flashgen.runtime.adapters.paged import PagedBatch, PagedLayer, prompts_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,9 +19,10 @@ from torch.library import Library
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.inputs.features import features_of
 from flashgen.inputs.packed import from_bounds
-from flashgen.runtime import flash_attn, flash_attn_3, torch_modes
+from flashgen.runtime import torch_modes
+from flashgen.runtime.adapters import flash_attn_3, seq_first
+from flashgen.runtime.adapters.torch import as_given, backward_of, heads_first_of
 from flashgen.runtime.call import Call, Saved
-from flashgen.runtime.torch import as_given, backward_of, heads_first_of
 
 _WINDOW = "int window_size_left = -1, int window_size_right = -1"
 _SPLITS = "int num_splits = 0, bool? pack_gqa = None, int sm_margin = 0"
@@ -167,11 +168,11 @@ def bwd(
     elif not (cu_seqlens_k is seqused_q is seqused_k is None):
         raise InvalidArgument("cu_seqlens_q must be given with cu_seqlens_k and seqused")
     keys = k.shape[0] if sequences is not None else k.shape[1]
-    window = flash_attn.window_within((window_size_left, window_size_right), keys)
+    window = seq_first.window_within((window_size_left, window_size_right), keys)
     call = Call(
         causal=is_causal, scale=softmax_scale, deterministic=deterministic,
         features=features_of(
-            causal=is_causal, window=window, softcap=flash_attn.cap_of(softcap), sequences=sequences
+            causal=is_causal, window=window, softcap=seq_first.cap_of(softcap), sequences=sequences
         ),
     )  # fmt: skip
     first, second, third, o, do = map(heads_first_of, (q, k, v, out, dout))

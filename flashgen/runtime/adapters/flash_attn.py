@@ -1,7 +1,7 @@
 """Drop-in for the package flash_attn (FlashAttention 2): the same functions, arguments, order,
 defaults, layouts and meaning.
 
-    import flashgen.runtime.flash_attn as flash_attn
+    from flashgen.runtime import flash_attn
 
     o = flash_attn.flash_attn_func(q, k, v, causal=True)
 
@@ -13,52 +13,98 @@ of FlashAttention 3; and invariant, as of attention().
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flashgen.errors import InvalidArgument, shown
-from flashgen.inputs.features import NO_LIMITS, UNBOUNDED, Window, heads_given, limits_of, window_of
+from flashgen.inputs.features import NO_LIMITS, heads_given, limits_of
 from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import folders, kv_cache, torch_modes
-from flashgen.runtime.call import Call, check_tensors
+from flashgen.runtime.adapters.seq_first import (
+    attend_dense,
+    attend_packed,
+    cap_of,
+    check_dimensions,
+    sinks_of,
+    unpacked,
+    window_within,
+)
+from flashgen.runtime.call import Call
 from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.derived import hands_on
 from flashgen.runtime.general_path import asked_features
-from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.grid_rules import MOST_SPLITS
-from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
-
-folders.current()  # torch.compile cannot trace its first call, which takes a lock
 
 Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
 
-_OF_BOTH = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-"""What queries, keys and values in one tensor leave out."""
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
 
 
-def check_dimensions(count: str, size: int, **named: Tensor) -> None:
-    """Raise InvalidArgument, naming the argument, unless each is a tensor of so many dimensions;
-    count: their number in words.
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    invariant: bool = False,
+) -> Results:
+    """Attention of (batch, seq, heads, d) tensors, as of the package flash_attn.
+
+    Differentiable with respect to q, k and v.
+
+    Args:
+        q: (batch, seq_q, heads, d).
+        k: (batch, seq_k, kv_heads, d).
+        v: (batch, seq_k, kv_heads, d).
+        dropout_p: the probability with which an element of P is dropped.
+        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
+        causal: whether the last query sees the last key, and each one before it a key less.
+        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
+        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
+        deterministic: False admits a backward that adds dQ up in any order.
+        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
+        s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
+        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
+
+    Returns:
+        O (batch, seq_q, heads, d); with return_attn_probs also LSE (batch, heads, seq_q) and None.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q = torch.randn(2, 16, 8, 64)
+        >>> flash_attn.flash_attn_func(q, q, q, causal=True).shape
+        torch.Size([2, 16, 8, 64])
     """
-    check_tensors(**named)
-    for name, x in named.items():
-        if x.ndim != size:
-            raise InvalidArgument(f"{name} must have {count} dimensions: got {tuple(x.shape)}")
-
-
-def unpacked(name: str, x: Tensor, places: str, parts: int) -> tuple[Tensor, ...]:
-    """The parts of qkv or kv, (places, parts, heads, head_dim). Raises InvalidArgument."""
-    check_tensors(**{name: x})
-    at = places.count(",") + 1
-    if x.ndim != at + 3 or x.shape[at] != parts:
-        raise InvalidArgument(
-            f"{name} must have shape ({places}, {parts}, heads, head_dim): got {tuple(x.shape)}"
-        )
-    return x.unbind(at)
+    check_probabilities(return_attn_probs, dropout_p)
+    o, lse = attend_dense(
+        q, k, v, causal=bool(causal), scale=softmax_scale, window_size=window_size,
+        softcap=softcap, dropout_p=dropout_p, alibi_slopes=alibi_slopes, sinks=s_aux,
+        deterministic=deterministic, invariant=invariant,
+    )  # fmt: skip
+    return (o, lse, None) if return_attn_probs else o
 
 
 def check_probabilities(requested: bool, dropout_p: float) -> None:
@@ -69,74 +115,54 @@ def check_probabilities(requested: bool, dropout_p: float) -> None:
         )
 
 
-def sides_of(window_size: Window | None) -> Window | None:
-    """window_size as attention() takes a window. As FlashAttention 2 has it, a side is anything
-    that is an integer, an element of numpy or a tensor too, and a negative one has no end.
+@hands_on(flash_attn_func, "q", "k", "v", "s_aux")
+def flash_attn_qkvpacked_func(qkv: Tensor, **rest: Any) -> Results:
+    """flash_attn_func of queries, keys and values in one tensor.
+
+    Args:
+        qkv: (batch, seq, 3, heads, d).
+        **rest: as of flash_attn_func.
+
+    Returns:
+        As flash_attn_func.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> flash_attn.flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 8, 64)).shape
+        torch.Size([2, 16, 8, 64])
     """
-    if window_size is None:
-        return None
-    try:
-        left, right = map(_side, window_size)
-    except (TypeError, ValueError, RuntimeError):  # of torch: a tensor of several elements
-        return window_size  # window_of() says what is wrong
-    return left, right
+    q, k, v = unpacked("qkv", qkv, "batch, seq", 3)
+    return flash_attn_func(q, k, v, **rest)
 
 
-def _side(side: int | None) -> int | None:
-    if side is None or isinstance(side, bool):
-        return side
-    return max(UNBOUNDED, operator.index(side))
+@hands_on(flash_attn_func, "q", "k", "v", "s_aux")
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, **rest: Any) -> Results:
+    """flash_attn_func of keys and values in one tensor.
 
+    Args:
+        q: (batch, seq_q, heads, d).
+        kv: (batch, seq_k, 2, kv_heads, d).
+        **rest: as of flash_attn_func.
 
-def window_within(window_size: Window | None, keys: int) -> Window | None:
-    """A window over so many keys: a side that reaches as far has no end, as FlashAttention 2 has
-    it, and None is a window without any. Raises InvalidArgument.
+    Returns:
+        As flash_attn_func.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn
+        >>> q = torch.randn(2, 16, 8, 64)
+        >>> flash_attn.flash_attn_kvpacked_func(q, torch.randn(2, 16, 2, 8, 64)).shape
+        torch.Size([2, 16, 8, 64])
     """
-    if type(window_size) is tuple and window_size == (-1, -1):
-        return None
-    sides = window_of(sides_of(window_size))
-    if sides is None:
-        return None
-    left, right = (UNBOUNDED if side >= keys else side for side in sides)
-    return None if left == right == UNBOUNDED else (left, right)
-
-
-def cap_of(softcap: float | None) -> float | None:
-    """None for the default, which is no cap; attention() judges all others."""
-    return None if type(softcap) is float and softcap == 0.0 else softcap
-
-
-def _sinks_of(sinks: Tensor | None, q: Tensor) -> Tensor | None:
-    """Sinks as attention() takes them: float32 where they have neither that dtype nor q's, which
-    changes no value.
-    """
-    if not isinstance(sinks, Tensor) or sinks.dtype == getattr(q, "dtype", None):
-        return sinks
-    return sinks.float() if sinks.dtype in (torch.float16, torch.bfloat16) else sinks
-
-
-def in_steps(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor, float | None]:
-    """q, k and v (..., head dim) with zeros behind their elements up to a head dim that kernels
-    have, as FlashAttention 2 pads them: a product with zeros adds nothing, and O's last elements
-    are zeros, to be cut off. With the scale, which is of the head dim that was given.
-    """
-    dim, dim_v = q.shape[-1], v.shape[-1]
-    if dim != k.shape[-1] or (_fits(dim) and _fits(dim_v)):
-        return q, k, v, scale
-    return _padded(q), _padded(k), _padded(v), check_scale(scale, dim) if scale is None else scale
-
-
-def _fits(dim: int) -> bool:
-    """Whether it needs no padding; of no element it is another's to say."""
-    return dim % HEAD_DIM_STEP == 0 and (dim >= MIN_HEAD_DIM or dim == 0)
-
-
-def _padded(x: Tensor) -> Tensor:
-    dim = x.shape[-1]
-    wanted = max(MIN_HEAD_DIM, -(-dim // HEAD_DIM_STEP) * HEAD_DIM_STEP)
-    return x if _fits(dim) else pad(x, (0, wanted - dim))
+    k, v = unpacked("kv", kv, "batch, seq", 2)
+    return flash_attn_func(q, k, v, **rest)
 
 
 def flash_attn_varlen_func(
@@ -208,32 +234,6 @@ def flash_attn_varlen_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-def attend_packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *bounds: Any,
-    scale: float | None,
-    window_size: Window | None,
-    block_table: Tensor | None,
-    sinks: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """O (total_q, heads, head_dim_v) and LSE (heads, total_q), of any head dim but over pages, a
-    copy of which would cost more than it serves; bounds and options: as of attention_varlen().
-    """
-    dim_v = None
-    if block_table is None:
-        check_dimensions("three", 3, q=q, k=k, v=v)
-        dim_v = v.shape[2]
-        q, k, v, scale = in_steps(q, k, v, scale)
-    o, lse = attention_varlen(
-        q, k, v, *bounds, block_table=block_table, scale=scale, window=sides_of(window_size),
-        sinks=_sinks_of(sinks, q), return_lse=True, **options,
-    )  # fmt: skip
-    return (o if dim_v in (None, o.shape[2]) else o[..., :dim_v]), lse
-
-
 @hands_on(flash_attn_varlen_func, "q", "k", "v", "block_table", "s_aux")
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, **rest: Any) -> Results:
     """flash_attn_varlen_func of keys and values in one tensor.
@@ -300,150 +300,6 @@ def flash_attn_varlen_qkvpacked_func(
     q, k, v = unpacked("qkv", qkv, "total", 3)
     bounds = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *bounds, **rest)
-
-
-__all__ = [
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-]
-
-
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    s_aux: Tensor | None = None,
-    invariant: bool = False,
-) -> Results:
-    """Attention of (batch, seq, heads, d) tensors, as of the package flash_attn.
-
-    Differentiable with respect to q, k and v.
-
-    Args:
-        q: (batch, seq_q, heads, d).
-        k: (batch, seq_k, kv_heads, d).
-        v: (batch, seq_k, kv_heads, d).
-        dropout_p: the probability with which an element of P is dropped.
-        softmax_scale: what scores are multiplied by; 1/sqrt(d) unless given.
-        causal: whether the last query sees the last key, and each one before it a key less.
-        window_size: keys that a query sees beside the bottom-right diagonal; -1 is all.
-        softcap: scores become softcap * tanh(score / softcap); 0.0 is none.
-        alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
-        deterministic: False admits a backward that adds dQ up in any order.
-        return_attn_probs: whether LSE, and None, are returned too, for P is never made.
-        s_aux: (heads,), sinks: a score that each row of a head sums besides its keys'.
-        invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
-
-    Returns:
-        O (batch, seq_q, heads, d); with return_attn_probs also LSE (batch, heads, seq_q) and None.
-
-    Raises:
-        InvalidArgument: naming the argument; it is a ValueError.
-
-    Examples:
-        >>> import torch
-        >>> from flashgen.runtime import flash_attn
-        >>> q = torch.randn(2, 16, 8, 64)
-        >>> flash_attn.flash_attn_func(q, q, q, causal=True).shape
-        torch.Size([2, 16, 8, 64])
-    """
-    check_probabilities(return_attn_probs, dropout_p)
-    o, lse = attend_dense(
-        q, k, v, causal=bool(causal), scale=softmax_scale, window_size=window_size,
-        softcap=softcap, dropout_p=dropout_p, alibi_slopes=alibi_slopes, sinks=s_aux,
-        deterministic=deterministic, invariant=invariant,
-    )  # fmt: skip
-    return (o, lse, None) if return_attn_probs else o
-
-
-def attend_dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None,
-    window_size: Window | None,
-    softcap: float | None,
-    sinks: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """O (batch, seq_q, heads, head_dim_v) and LSE (batch, heads, seq_q) of tensors in this
-    package's layout, of any head dim; options: as of attention().
-    """
-    check_dimensions("four", 4, q=q, k=k, v=v)
-    dim_v = v.shape[3]
-    q, k, v, scale = in_steps(q, k, v, scale)
-    o, lse = folders.current().attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scale,
-        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
-        sinks=_sinks_of(sinks, q), return_lse=True, **options,
-    )  # fmt: skip
-    o = o.transpose(1, 2)
-    return (o if o.shape[3] == dim_v else o[..., :dim_v]), lse
-
-
-@hands_on(flash_attn_func, "q", "k", "v", "s_aux")
-def flash_attn_qkvpacked_func(qkv: Tensor, **rest: Any) -> Results:
-    """flash_attn_func of queries, keys and values in one tensor.
-
-    Args:
-        qkv: (batch, seq, 3, heads, d).
-        **rest: as of flash_attn_func.
-
-    Returns:
-        As flash_attn_func.
-
-    Raises:
-        InvalidArgument: naming the argument; it is a ValueError.
-
-    Examples:
-        >>> import torch
-        >>> from flashgen.runtime import flash_attn
-        >>> flash_attn.flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 8, 64)).shape
-        torch.Size([2, 16, 8, 64])
-    """
-    q, k, v = unpacked("qkv", qkv, "batch, seq", 3)
-    return flash_attn_func(q, k, v, **rest)
-
-
-@hands_on(flash_attn_func, "q", "k", "v", "s_aux")
-def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, **rest: Any) -> Results:
-    """flash_attn_func of keys and values in one tensor.
-
-    Args:
-        q: (batch, seq_q, heads, d).
-        kv: (batch, seq_k, 2, kv_heads, d).
-        **rest: as of flash_attn_func.
-
-    Returns:
-        As flash_attn_func.
-
-    Raises:
-        InvalidArgument: naming the argument; it is a ValueError.
-
-    Examples:
-        >>> import torch
-        >>> from flashgen.runtime import flash_attn
-        >>> q = torch.randn(2, 16, 8, 64)
-        >>> flash_attn.flash_attn_kvpacked_func(q, torch.randn(2, 16, 2, 8, 64)).shape
-        torch.Size([2, 16, 8, 64])
-    """
-    k, v = unpacked("kv", kv, "batch, seq", 2)
-    return flash_attn_func(q, k, v, **rest)
 
 
 @torch_modes.without_gradients
@@ -526,7 +382,7 @@ def flash_attn_with_kvcache(
     if isinstance(block_table, Tensor) and block_table.ndim == 2:  # decode() judges the table
         capacity *= block_table.shape[1]
     window = window_within(window_size, capacity)
-    cap, lengths, sinks = cap_of(softcap), _lengths(cache_seqlens, q), _sinks_of(s_aux, q)
+    cap, lengths, sinks = cap_of(softcap), _lengths(cache_seqlens, q), sinks_of(s_aux, q)
     queries = q.transpose(1, 2)
     if k is None or v is None:
         _check_nothing_new(k, v, rotary_cos, rotary_sin)

@@ -1,6 +1,6 @@
 """flashgen as an attention backend of Hugging Face diffusers.
 
-    import flashgen.runtime.diffusers
+    import flashgen.runtime
     from diffusers import attention_backend
 
     with attention_backend(flashgen.runtime.diffusers.register()):
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.runtime import sdpa
+from flashgen.runtime.adapters import sdpa
 
 NAME = "flashgen"
 """What diffusers calls the backend in its messages."""
@@ -37,7 +37,7 @@ def register() -> Any:
         ToolchainError: if diffusers with attention backends is not installed, or fails to import.
 
     Examples:
-        >>> import flashgen.runtime.diffusers
+        >>> import flashgen.runtime
         >>> backend = flashgen.runtime.diffusers.register()  # doctest: +SKIP
     """
     try:

@@ -1,4 +1,4 @@
-"""flashgen in vLLM: the plugin that registers runtime/vllm_backend.py.
+"""flashgen in vLLM: the plugin that registers adapters/vllm_backend.py.
 
 vLLM calls register() in each of its processes, by the entry point in pyproject.toml. This module
 loads nothing of vLLM before that.
@@ -14,7 +14,7 @@ from flashgen.errors import one_line
 logger = logging.getLogger("flashgen.runtime")
 
 NAME = "FLASHGEN"
-BACKEND = "flashgen.runtime.vllm_backend.FlashgenBackend"
+BACKEND = "flashgen.runtime.adapters.vllm_backend.FlashgenBackend"
 
 
 def register() -> None:
@@ -30,7 +30,7 @@ def register() -> None:
         Nothing: what vLLM raises is logged as one warning, without a traceback.
 
     Examples:
-        >>> import flashgen.runtime.vllm
+        >>> import flashgen.runtime
         >>> flashgen.runtime.vllm.register()  # doctest: +SKIP
     """
     try:

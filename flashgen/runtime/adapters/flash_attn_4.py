@@ -1,7 +1,7 @@
 """Drop-in for flash_attn.cute (FlashAttention 4): the same functions, arguments, order, defaults,
 layouts and return values.
 
-    import flashgen.runtime.flash_attn_4 as cute
+    from flashgen.runtime import flash_attn_4 as cute
 
     o, lse = cute.flash_attn_func(q, k, v, causal=True)
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import flash_attn
+from flashgen.runtime.adapters import seq_first
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
@@ -102,7 +102,7 @@ def flash_attn_func(
         aux_scalars=aux_scalars, block_sparse_tensors=block_sparse_tensors,
         block_sparse_tensors_bwd=block_sparse_tensors_bwd,
     )  # fmt: skip
-    o, lse = flash_attn.attend_dense(
+    o, lse = seq_first.attend_dense(
         q, k, v, causal=bool(causal), scale=softmax_scale, window_size=_window(window_size),
         softcap=softcap, sinks=learnable_sink, deterministic=deterministic, invariant=invariant,
     )  # fmt: skip
@@ -215,13 +215,13 @@ def flash_attn_varlen_func(
     else:
         if cu_seqlens_k is not None or seqused_k is None:
             raise InvalidArgument("page_table needs seqused_k, and cu_seqlens_k must be None")
-        flash_attn.check_dimensions("four", 4, k=k, v=v)
-        flash_attn.check_dimensions("two", 2, page_table=page_table)
+        seq_first.check_dimensions("four", 4, k=k, v=v)
+        seq_first.check_dimensions("two", 2, page_table=page_table)
         bounds_k, max_seqlen_k = None, page_table.shape[-1] * k.shape[1]
-    o, lse = flash_attn.attend_packed(
+    o, lse = seq_first.attend_packed(
         q, k, v, cu_seqlens_q, bounds_k, max_seqlen_q, max_seqlen_k, block_table=page_table,
         seqused_q=seqused_q, seqused_k=seqused_k, causal=bool(causal), scale=softmax_scale,
-        window_size=_window(window_size), softcap=flash_attn.cap_of(softcap),
+        window_size=_window(window_size), softcap=seq_first.cap_of(softcap),
         sinks=learnable_sink, deterministic=deterministic, invariant=invariant,
     )  # fmt: skip
     if rows is not None:
@@ -236,13 +236,13 @@ def _packed(
     bounds, and the longest sequence.
     """
     if bounds is not None:
-        flash_attn.check_dimensions("three", 3, **{name: x})
+        seq_first.check_dimensions("three", 3, **{name: x})
         of = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
-        flash_attn.check_dimensions("one", 1, **{of: bounds})
+        seq_first.check_dimensions("one", 1, **{of: bounds})
         if longest is None:
             longest = int(bounds.diff().max()) if bounds.numel() > 1 else 0
         return None, x, bounds, longest
-    flash_attn.check_dimensions("four", 4, **{name: x})
+    seq_first.check_dimensions("four", 4, **{name: x})
     batch, places = x.shape[:2]
     ends = torch.arange(batch + 1, dtype=torch.int32, device=x.device) * places
     return (batch, places), x.flatten(0, 1), ends, places

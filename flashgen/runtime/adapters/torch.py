@@ -1,7 +1,7 @@
 """flashgen as one of torch's implementations of flash attention (torch.nn.attention): the calls of
 scaled_dot_product_attention and varlen_attn that torch gives to flash run on flashgen's kernels.
 
-    import flashgen.runtime.torch
+    import flashgen.runtime
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
     flashgen.runtime.torch.register()
@@ -28,8 +28,8 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import PLAIN, Window, check_invariant, features_of
 from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import folders, torch_modes
+from flashgen.runtime.adapters.seq_first import in_steps, window_within
 from flashgen.runtime.call import Call, Saved, WantedGradients
-from flashgen.runtime.flash_attn import in_steps, window_within
 
 NAME = "flashgen"
 """The name of the implementation."""
@@ -54,7 +54,7 @@ def register(*, invariant: bool = False) -> None:
         RuntimeError: whatever torch raises when it refuses an implementation.
 
     Examples:
-        >>> import flashgen.runtime.torch
+        >>> import flashgen.runtime
         >>> from torch.nn.attention import list_flash_attention_impls
         >>> flashgen.runtime.torch.register()
         >>> "flashgen" in list_flash_attention_impls()
@@ -236,7 +236,7 @@ def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
             q, k, v, causal=call.causal, scale=call.scale, return_lse=True
         )
     else:
-        o, lse = dispatcher.general.serve_plain(call, q, k, v)
+        o, lse = dispatcher.general.serve_eager(call, q, k, v)
     assert lse is not None  # return_lse
     return _laid_out_as(query, o), lse
 

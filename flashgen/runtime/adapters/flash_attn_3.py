@@ -1,7 +1,7 @@
 """Drop-in for flash_attn_interface (FlashAttention 3): the same functions, arguments, order,
 defaults, layouts and return values.
 
-    import flashgen.runtime.flash_attn_3 as flash_attn_interface
+    from flashgen.runtime import flash_attn_3 as flash_attn_interface
 
     o = flash_attn_interface.flash_attn_func(q, k, v, causal=True)
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import flash_attn, fp8, torch_modes
+from flashgen.runtime import fp8, torch_modes
+from flashgen.runtime.adapters import flash_attn, seq_first
 from flashgen.runtime.merge import merge
 
 __all__ = [
@@ -100,16 +101,16 @@ def flash_attn_func(
         if attention_chunk or invariant:
             named = "attention_chunk" if attention_chunk else "invariant"
             raise InvalidArgument(f"{named} must not be given with float8_e4m3fn tensors")
-        flash_attn.check_dimensions("four", 4, q=q, k=k, v=v)
+        seq_first.check_dimensions("four", 4, q=q, k=k, v=v)
         o, lse = fp8.attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), q_descale=q_descale,
-            k_descale=k_descale, v_descale=v_descale, softcap=flash_attn.cap_of(softcap),
-            window=flash_attn.window_within(window_size, k.shape[1]), **options,
+            k_descale=k_descale, v_descale=v_descale, softcap=seq_first.cap_of(softcap),
+            window=seq_first.window_within(window_size, k.shape[1]), **options,
         )  # fmt: skip
         o = o.transpose(1, 2)
     else:
         _refuse_factors(q_descale, k_descale, v_descale)
-        o, lse = flash_attn.attend_dense(
+        o, lse = seq_first.attend_dense(
             q, k, v, window_size=window_size, softcap=softcap, chunk=attention_chunk or None,
             deterministic=deterministic, invariant=invariant, **options,
         )  # fmt: skip
@@ -190,7 +191,7 @@ def flash_attn_varlen_func(
     """
     _refuse_qv(qv)
     _refuse_factors(q_descale, k_descale, v_descale)
-    o, lse = flash_attn.attend_packed(
+    o, lse = seq_first.attend_packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=None,
         seqused_q=seqused_q, seqused_k=seqused_k, causal=bool(causal), scale=softmax_scale,
         window_size=window_size, softcap=softcap, chunk=attention_chunk or None, sinks=s_aux,
@@ -244,9 +245,9 @@ def flash_attn_qkvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     if num_heads_q is None:
-        q, k, v = flash_attn.unpacked("qkv", qkv, "batch, seq", 3)
+        q, k, v = seq_first.unpacked("qkv", qkv, "batch, seq", 3)
     else:
-        flash_attn.check_dimensions("four", 4, qkv=qkv)
+        seq_first.check_dimensions("four", 4, qkv=qkv)
         others = qkv.shape[2] - num_heads_q
         if num_heads_q < 1 or others < 2 or others % 2:
             raise InvalidArgument(
@@ -374,9 +375,9 @@ def flash_attn_with_kvcache(
         raise InvalidArgument(
             "page_table, max_seqlen_q and cache_seqlens, a tensor, must be given with cu_seqlens_q"
         )
-    flash_attn.check_dimensions("four", 4, k_cache=k_cache, v_cache=v_cache)
-    flash_attn.check_dimensions("two", 2, page_table=page_table)
-    o, lse = flash_attn.attend_packed(
+    seq_first.check_dimensions("four", 4, k_cache=k_cache, v_cache=v_cache)
+    seq_first.check_dimensions("two", 2, page_table=page_table)
+    o, lse = seq_first.attend_packed(
         q, k_cache, v_cache, cu_seqlens_q, None, max_seqlen_q,
         page_table.shape[-1] * k_cache.shape[1], block_table=page_table, seqused_k=cache_seqlens,
         causal=bool(causal), scale=softmax_scale, window_size=window_size, softcap=softcap,
@@ -412,8 +413,8 @@ def flash_attn_combine(
         >>> [x.shape for x in flash_attn_3.flash_attn_combine(o, lse)]
         [torch.Size([2, 16, 8, 64]), torch.Size([2, 16, 8])]
     """
-    flash_attn.check_dimensions("five", 5, out_partial=out_partial)
-    flash_attn.check_dimensions("four", 4, lse_partial=lse_partial)
+    seq_first.check_dimensions("five", 5, out_partial=out_partial)
+    seq_first.check_dimensions("four", 4, lse_partial=lse_partial)
     if len(out_partial) != len(lse_partial):
         raise InvalidArgument(
             f"lse_partial must have as many splits as out_partial, {len(out_partial)}: got "

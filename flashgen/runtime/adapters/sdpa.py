@@ -74,9 +74,9 @@ def scaled_dot_product_attention(
 
     Examples:
         >>> import torch
-        >>> from flashgen.runtime.sdpa import scaled_dot_product_attention
+        >>> from flashgen.runtime import sdpa
         >>> q = torch.randn(1, 2, 8, 64)
-        >>> scaled_dot_product_attention(q, q, q, is_causal=True).shape
+        >>> sdpa.scaled_dot_product_attention(q, q, q, is_causal=True).shape
         torch.Size([1, 2, 8, 64])
     """
     return attend(

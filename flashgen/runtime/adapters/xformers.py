@@ -22,8 +22,9 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument, one_line, shown
 from flashgen.inputs.features import Window
+from flashgen.runtime.adapters.seq_first import attend_dense, attend_packed
 from flashgen.runtime.call import PLAIN_TYPES, Causal
-from flashgen.runtime.flash_attn import attend_dense, attend_packed
+from flashgen.runtime.derived import hands_on
 
 Read = TypeVar("Read")
 
@@ -89,9 +90,9 @@ def memory_efficient_attention(
 
     Examples:
         >>> import torch
-        >>> from flashgen.runtime.xformers import memory_efficient_attention
+        >>> from flashgen.runtime import xformers
         >>> q = torch.randn(2, 16, 8, 64)
-        >>> memory_efficient_attention(q, q, q).shape
+        >>> xformers.memory_efficient_attention(q, q, q).shape
         torch.Size([2, 16, 8, 64])
     """
     _check_tensors(query, key, value)
@@ -112,28 +113,13 @@ def memory_efficient_attention(
     return o.reshape(*query.shape[:-1], value.shape[-1])
 
 
-def memory_efficient_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Any = None,
-    p: float = 0.0,
-    scale: float | None = None,
-    *,
-    op: Any = None,
-    output_dtype: torch.dtype | None = None,
-) -> Tensor:
+@hands_on(memory_efficient_attention, "query")
+def memory_efficient_attention_forward(query: Tensor, **rest: Any) -> Tensor:
     """memory_efficient_attention() without gradients, as of xformers.ops.
 
     Args:
-        query: as of memory_efficient_attention, like all others.
-        key: as query.
-        value: as query.
-        attn_bias: None, a bias of xformers, or a floating tensor.
-        p: the probability with which an element of P is dropped.
-        scale: what scores are multiplied by.
-        op: changes nothing.
-        output_dtype: None, or the dtype of query.
+        query: as of memory_efficient_attention.
+        **rest: as of memory_efficient_attention.
 
     Returns:
         O, which requires no gradient.
@@ -143,15 +129,13 @@ def memory_efficient_attention_forward(
 
     Examples:
         >>> import torch
-        >>> from flashgen.runtime.xformers import memory_efficient_attention_forward
+        >>> from flashgen.runtime import xformers
         >>> q = torch.randn(2, 16, 8, 64)
-        >>> memory_efficient_attention_forward(q, q, q).shape
+        >>> xformers.memory_efficient_attention_forward(q, q, q).shape
         torch.Size([2, 16, 8, 64])
     """
     with torch.no_grad():
-        return memory_efficient_attention(
-            query, key, value, attn_bias, p, scale, op=op, output_dtype=output_dtype
-        )
+        return memory_efficient_attention(query, **rest)
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
