@@ -30,7 +30,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import Direction, Mask
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

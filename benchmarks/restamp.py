@@ -60,7 +60,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.emit import is_stale, kernels_of
 from flashgen.table.entry import Entry, short_digest
-from flashgen.table.table import load, load_with_evidence, save
+from flashgen.table.table_file import load, load_with_evidence, save
 
 ATTEMPTS = 4
 """Compilations of a kernel whose code differs from the one that --like names."""

@@ -64,7 +64,7 @@ from flashgen.schedules.config import SCHEDULES, KernelConfig, config_of, kernel
 from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.gpu import TARGETS, Gpu
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from tests.tables import SHIPPED
 
 H200 = TARGETS["nvidia_h200"]

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from flashgen.kernels.resolve import variant
 from flashgen.table import show
 from flashgen.table.emit import kernels_by_name
-from flashgen.table.table import load, load_with_evidence
+from flashgen.table.table_file import load, load_with_evidence
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"

@@ -58,7 +58,8 @@ from flashgen.search.log import Log, outcomes_of
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table import emit
 from flashgen.table.evidence import evidence_file, evidence_text
-from flashgen.table.table import Table, dump, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import dump, load_with_evidence, save
 from flashgen.tune import hf_config, hf_fields, hf_kinds, hf_layers, hf_masks, workloads
 from flashgen.tune.run_files import Session
 from tests import cubins, xformers_biases

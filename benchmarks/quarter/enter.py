@@ -32,7 +32,8 @@ from flashgen.spec.problem import BUCKET_SEQ, bucket_of, workload
 from flashgen.spec.records import record_of
 from flashgen.table import emit
 from flashgen.table.entry import EntryEvidence, Run
-from flashgen.table.table import Table, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import save
 from flashgen.tune.progress import entry_with, runner_up_of
 from flashgen.tune.run_files import held_table, with_conditions
 

@@ -31,7 +31,8 @@ from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, bucket_of, bytes_moved, problem_of, workload
 from flashgen.spec.vocabulary import Mask
-from flashgen.table.table import Table, load_with_evidence
+from flashgen.table.table import Table
+from flashgen.table.table_file import load_with_evidence
 
 Lines = Sequence[dict[str, Any]]
 Direction = Literal["forward", "backward"]

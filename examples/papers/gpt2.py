@@ -178,7 +178,7 @@ def estimates() -> dict[Direction, Timing]:
     """
     from flashgen.estimate.estimate import estimate_streaming
     from flashgen.report.kernel_limits import dissect
-    from flashgen.table.table import load
+    from flashgen.table.table_file import load
 
     table, gpu = load(paths.shipped_table(TABLE)), PAPERS_GPU
     delta = runs.spec_of(D, direction="backward_delta")

@@ -198,7 +198,7 @@ def _at_most_the_rule(larger: list[str], points: int) -> Check:
 
 def block_rule() -> Finding:
     """B_c = ceil(M / 4d) with M the shared memory of a block, and what the shipped tables chose."""
-    from flashgen.table.table import load
+    from flashgen.table.table_file import load
 
     rows, lines, larger = [], [], []
     shown, points, estimated = ("nvidia_a100_sxm4_80gb", "nvidia_l4"), 0, 0

@@ -207,7 +207,7 @@ def demand_folder(out: Path) -> None:
 
 def table_of(slug: str, out: Path, *, evidence: bool = False) -> Table | None:
     """The table of a slug: that of `out`, else the shipped one, else None. No other is read."""
-    from flashgen.table.table import load, load_with_evidence
+    from flashgen.table.table_file import load, load_with_evidence
 
     if slug != slug_of(slug) or len(slug) > LONGEST_NAME:  # a path is no slug
         return None

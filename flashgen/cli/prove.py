@@ -115,7 +115,7 @@ def _enter(table: Table, what: str, out: Path, jobs: int | None) -> None:
     """Write the list `executed` of a table, and generate."""
     from flashgen.evaluate.offline import OfflineEvaluator
     from flashgen.table import emit
-    from flashgen.table.table import save
+    from flashgen.table.table_file import save
     from flashgen.tune.executed import admit, choose
 
     tables = emit.tables_for(out, evidence=True)

@@ -188,7 +188,7 @@ def diff(
 ) -> None:
     """Print what changed between two tables of a GPU, as Markdown for a pull request."""
     from flashgen.table import diff as table_diff
-    from flashgen.table.table import load_with_evidence
+    from flashgen.table.table_file import load_with_evidence
 
     before, after = (load_with_evidence(path, any_name=True) for path in (old, new))
     print(printable(table_diff.markdown(table_diff.diff(before, after))), end="")
@@ -200,7 +200,7 @@ def merge(
 ) -> None:
     """Merge the best entries of several tables of a GPU into one."""
     from flashgen.table import diff as table_diff
-    from flashgen.table.table import load_with_evidence, save
+    from flashgen.table.table_file import load_with_evidence, save
 
     if out.suffix != ".yaml":
         raise InvalidArgument(f"--out must end in .yaml, the suffix of tables: got {out}")

@@ -25,7 +25,7 @@ from flashgen.report.history import SearchHistory
 from flashgen.schedules.base import Loads
 from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.spec.vocabulary import DECODING, Direction
-from flashgen.table.table import figure as rounded
+from flashgen.table.entry import figure as rounded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

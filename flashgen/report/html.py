@@ -27,8 +27,8 @@ from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.importance import fastest_share, importances
 from flashgen.schedules.config import kernel_name
 from flashgen.schedules.outcome import Outcome
-from flashgen.table.entry import Entry, Run
-from flashgen.table.table import Table, figure, sources
+from flashgen.table.entry import Entry, Run, figure
+from flashgen.table.table import Table, sources
 
 MOST_MARKS = 2000
 """Marks of the scatter; of more pairs so many are drawn, evenly taken. Each has its title."""

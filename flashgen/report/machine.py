@@ -138,7 +138,7 @@ def _shared(path: Path) -> str:
 
 def tables(gpu: Gpu | None) -> Iterator[Fact]:
     """Which table serves `gpu`, from where, and the command that makes it better."""
-    from flashgen.table.table import load_folders
+    from flashgen.table.table_file import load_folders
 
     found = load_folders(paths.shipped_configs_dir())
     slug = settings.served_gpu() or (gpu.slug if gpu else None)

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 from flashgen.lazy import attach
 
 if TYPE_CHECKING:
-    from flashgen.table.table import Table, load, save
+    from flashgen.table.table import Table
+    from flashgen.table.table_file import load, save
 
 __all__ = ["Table", "load", "save"]
 
 __getattr__, __dir__ = attach(
     __name__,
-    dict.fromkeys(__all__, "flashgen.table.table"),
+    {
+        "Table": "flashgen.table.table",
+        "load": "flashgen.table.table_file",
+        "save": "flashgen.table.table_file",
+    },
 )

@@ -24,9 +24,9 @@ from flashgen.schedules.outcome import STRENGTH
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Bucket
-from flashgen.table.entry import NO_EVIDENCE, Entry, Run
+from flashgen.table.entry import NO_EVIDENCE, Entry, Run, figure
 from flashgen.table.evidence import missing
-from flashgen.table.table import Table, figure
+from flashgen.table.table import Table
 
 ChangeKind = Literal["config", "weakened", "figures", "added", "removed"]
 """What became of an entry: another config; a weaker source; the same config with other figures."""

@@ -23,9 +23,10 @@ from flashgen.runtime.folders import MARK, SCHEMA, is_generated
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_configs, specs_with_default
 from flashgen.schedules.outcome import STRENGTH, Source
-from flashgen.table.entry import Entry, short_digest
+from flashgen.table.entry import Entry, figure, short_digest
 from flashgen.table.rows import rows_of
-from flashgen.table.table import Table, figure, load_folders
+from flashgen.table.table import Table
+from flashgen.table.table_file import load_folders
 
 
 def tables_for(out: Path, *, evidence: bool = False) -> dict[str, Table]:

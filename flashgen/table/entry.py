@@ -1,7 +1,7 @@
 """Entry: the config chosen for one spec and bucket, its Result, its EntryEvidence, its Run.
 
 A Result is what people review, in a row of configs/<slug>.yaml; the evidence stands beside it.
-Values are checked on construction; table/table.py and table/evidence.py read and write them.
+Values are checked on construction; table/table_file.py and table/evidence.py read and write them.
 """
 
 from __future__ import annotations

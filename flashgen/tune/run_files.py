@@ -26,7 +26,8 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import parsed, record_of
 from flashgen.table.entry import Entry, Run
 from flashgen.table.evidence import evidence_text, with_lines
-from flashgen.table.table import Table, dump, load_with_evidence, parse
+from flashgen.table.table import Table
+from flashgen.table.table_file import dump, load_with_evidence, parse
 from flashgen.tune.options import TuneOptions
 
 

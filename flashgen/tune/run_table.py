@@ -10,7 +10,8 @@ from flashgen.evaluate.evaluator import Evaluator
 from flashgen.schedules.outcome import STRENGTH
 from flashgen.search.goal import Found
 from flashgen.table.entry import Entry, Run
-from flashgen.table.table import Table, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import save
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.run_files import Session, held_table, request_of, run_now, text_of_entry
 from flashgen.tune.transfer import EntryKey

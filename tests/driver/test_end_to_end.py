@@ -19,7 +19,8 @@ import pytest
 
 from flashgen.spec.problem import bucket_of
 from flashgen.table.entry import Entry
-from flashgen.table.table import Table, load, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load, save
 from tests.driver import events
 from tests.driver.events import Fault, Launch, Unmodelled
 from tests.driver.programs import command, run

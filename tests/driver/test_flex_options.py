@@ -12,7 +12,7 @@ from torch._inductor import config
 from torch.nn.attention.flex_attention import flex_attention
 
 from flashgen.table.export_flex import options_of
-from flashgen.table.table import load_with_evidence
+from flashgen.table.table_file import load_with_evidence
 from tests.driver.cases import GPU, tensors
 from tests.driver.events import Launch, Recording
 

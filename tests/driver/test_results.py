@@ -22,7 +22,7 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.spec.problem import bucket_of
 from flashgen.table.entry import Entry
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from tests.driver import cases
 from tests.driver.events import Launch, Recording
 from tests.driver.executing import Executing

@@ -15,7 +15,7 @@ from benchmarks.quarter import enter, experiments, lines
 from flashgen.errors import FlashgenError
 from flashgen.spec.problem import bucket_of, workload
 from flashgen.table.entry import Entry
-from flashgen.table.table import load, load_with_evidence
+from flashgen.table.table_file import load, load_with_evidence
 from tests.fakes import FakeEvaluator
 from tests.makers import make_spec
 from tests.tables import H200

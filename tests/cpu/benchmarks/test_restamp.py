@@ -14,7 +14,8 @@ from flashgen import paths
 from flashgen.kernels.render import render
 from flashgen.spec.gpu import TARGETS
 from flashgen.table.entry import short_digest
-from flashgen.table.table import Table, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load_with_evidence, save
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_run, with_evidence
 

@@ -34,7 +34,8 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit as generating
 from flashgen.table import show as showing
-from flashgen.table.table import Table, load, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load, load_with_evidence, save
 from flashgen.tune import invariance, precompile, workloads
 from flashgen.tune import verify as verifying
 from flashgen.tune.options import TuneOptions

@@ -25,7 +25,7 @@ from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, workload
-from flashgen.table.table import dump, parse
+from flashgen.table.table_file import dump, parse
 from tests.compiled import cache, compile_one
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table

@@ -15,7 +15,7 @@ from flashgen.reference.cases import CheckCase
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from flashgen.table.entry import Entry
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from tests.tables import SHIPPED
 
 SQUARE = ("forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused")

@@ -29,7 +29,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from flashgen.spec.records import record_of
 from flashgen.spec.vocabulary import Direction
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from flashgen.tune import verify as verifying
 from flashgen.tune.verify import execute
 from tests.makers import make_config, make_spec

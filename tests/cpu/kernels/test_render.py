@@ -34,7 +34,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.vocabulary import DECODING, OF_DS, Direction
 from flashgen.table.emit import kernels_of
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from tests.makers import make_config, make_spec
 from tests.pairs import alone, in_pairs
 from tests.tables import SHIPPED

@@ -44,7 +44,7 @@ from flashgen.search.log import Log, outcomes_of
 from flashgen.spec.problem import problem_of
 from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.show import console, wrapped
-from flashgen.table.table import dump, parse
+from flashgen.table.table_file import dump, parse
 from flashgen.tune import hf_config, workloads
 from flashgen.tune.alone import alone_in
 from tests import fuzz

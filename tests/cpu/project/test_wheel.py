@@ -38,11 +38,11 @@ VERIFY = "verify --target nvidia_l4 --out one"
 ONE_ENTRY = """
 import dataclasses, pathlib, sys
 from flashgen import paths
-from flashgen.table import table
-shipped = table.load_with_evidence(paths.shipped_table("nvidia_l4"))
+from flashgen.table import table_file
+shipped = table_file.load_with_evidence(paths.shipped_table("nvidia_l4"))
 entry = next(entry for entry in shipped.entries if entry.spec.name == "fwd_fp16_d64")
-one = table.Table(gpu=shipped.gpu).with_entry(entry, shipped.run_of(entry))
-table.save(one, paths.table_file(pathlib.Path(sys.argv[1]), "nvidia_l4"))
+one = table_file.Table(gpu=shipped.gpu).with_entry(entry, shipped.run_of(entry))
+table_file.save(one, paths.table_file(pathlib.Path(sys.argv[1]), "nvidia_l4"))
 """
 NEEDING = {
     "tune --target nvidia_l4 --head-dim 24 --no-causal --seq 512 --trials 2 --out out": "Written: ",
@@ -158,10 +158,10 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         "import torch\n"
         "from flashgen import attention, digest, paths\n"
         "from flashgen.runtime import folders, sdpa\n"
-        "from flashgen.table import table\n"
+        "from flashgen.table import table_file\n"
         "from flashgen.kernels.render import render\n"
         "from flashgen.report.html import environment\n"
-        "held = table.load(paths.shipped_table('nvidia_l4'))\n"
+        "held = table_file.load(paths.shipped_table('nvidia_l4'))\n"
         "specs = {entry.spec: entry.config for entry in held.entries}\n"
         "assert len({render(*pair).template for pair in specs.items()}) >= 4\n"
         "folder = paths.Path(flashgen.__file__).parent / 'report'\n"

@@ -469,7 +469,7 @@ def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) 
     """No fake: a table of two small kernels, compiled and replayed, and no cache nor log left."""
     from flashgen import __main__
     from flashgen.table import emit as generating
-    from flashgen.table.table import save
+    from flashgen.table.table_file import save
 
     monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path / "shipped")
     spec = make_spec(head_dim=16)

@@ -25,8 +25,8 @@ from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
-from flashgen.table.entry import Entry
-from flashgen.table.table import Table, figure
+from flashgen.table.entry import Entry, figure
+from flashgen.table.table import Table
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table, with_evidence

@@ -21,7 +21,7 @@ from flashgen.runtime.selection import tune_command
 from flashgen.spec.features import KV_WORDS
 from flashgen.spec.problem import bytes_moved, workload
 from flashgen.table.entry import NO_EVIDENCE
-from flashgen.table.table import dump, parse
+from flashgen.table.table_file import dump, parse
 from tests.makers import make_config, make_spec
 from tests.serving import SHIPPED
 from tests.tables import made_entry, made_table

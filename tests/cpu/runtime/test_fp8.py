@@ -22,7 +22,7 @@ from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, bytes_moved, workload
 from flashgen.table.entry import NO_EVIDENCE
-from flashgen.table.table import dump, parse
+from flashgen.table.table_file import dump, parse
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 

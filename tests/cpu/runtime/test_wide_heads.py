@@ -20,7 +20,7 @@ from flashgen.schedules.space import legal_configs, seed_configs
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from flashgen.table.entry import NO_EVIDENCE
-from flashgen.table.table import dump, parse
+from flashgen.table.table_file import dump, parse
 from tests.cpu.compile.test_decode_compiles import ARCHS, Job, assert_all_fit
 from tests.cpu.runtime.test_decode import DISPATCHER
 from tests.makers import make_config, make_spec

@@ -33,7 +33,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
-from flashgen.table import table
+from flashgen.table import table_file
 from flashgen.table.emit import (
     check,
     demand_agreement,
@@ -43,7 +43,8 @@ from flashgen.table.emit import (
     tables_for,
     write,
 )
-from flashgen.table.table import Table, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import save
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.tune import tune
 from tests import programs
@@ -232,7 +233,7 @@ class TestTheEmittedTables:
     @pytest.mark.parametrize("slug", ["nvidia_a100_sxm4_80gb", "nvidia_l4"])
     def test_a_gpu_that_is_added_is_a_small_change(self, slug: str) -> None:
         """A shipped one, taken away and added again: new files alone, its YAML counted."""
-        shipped = table.load_folders(paths.shipped_configs_dir())
+        shipped = table_file.load_folders(paths.shipped_configs_dir())
         files = plan(shipped)
         before = plan({name: each for name, each in shipped.items() if name != slug})
         assert {path: files.get(path) for path in before} == before
@@ -268,7 +269,7 @@ def test_the_figures_are_those_of_the_file(tmp_path: Path) -> None:
     """An entry straight from a search and the same one read back emit one text."""
     fresh = made_table(made_entry(median_us=123.456789))
     save(fresh, tmp_path / "nvidia_h200.yaml")
-    read = table.load(tmp_path / "nvidia_h200.yaml")
+    read = table_file.load(tmp_path / "nvidia_h200.yaml")
     assert plan({"nvidia_h200": fresh}) == plan({"nvidia_h200": read})
 
 

@@ -13,7 +13,8 @@ from flashgen.errors import TableError
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
 from flashgen.table.evidence import evidence_file, evidence_text, missing
-from flashgen.table.table import Table, load, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load, load_with_evidence, save
 from tests.tables import FA2, SPEC, bare, made_entry, made_table, named, with_evidence
 
 MEASURED = with_evidence(

@@ -16,7 +16,8 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
 from flashgen.table.diff import merge
 from flashgen.table.entry import NO_EVIDENCE, Entry
-from flashgen.table.table import Table, dump, load_with_evidence, parse, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import dump, load_with_evidence, parse, save
 from tests.makers import make_config
 from tests.tables import (
     AHEAD,

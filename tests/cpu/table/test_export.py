@@ -12,7 +12,8 @@ from flashgen import paths
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import export_flex, export_json
 from flashgen.table.entry import EntryEvidence, RunnerUp
-from flashgen.table.table import Table, load_with_evidence
+from flashgen.table.table import Table
+from flashgen.table.table_file import load_with_evidence
 from tests.tables import AHEAD, DIGEST, FA2, H200, SHIPPED, SPEC, made_entry, made_run
 
 HOPPER = replace(

@@ -13,7 +13,7 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.table import export_hf_kernel
-from flashgen.table.table import load_with_evidence
+from flashgen.table.table_file import load_with_evidence
 
 LOADS = """
 import os, sys

@@ -20,7 +20,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.vocabulary import Direction
 from flashgen.table.entry import Entry, must_have_run
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from tests.compiled import cache, compile_one
 
 LENDERS = ("nvidia_h100_80gb_hbm3", "nvidia_l4", "nvidia_geforce_rtx_4090")

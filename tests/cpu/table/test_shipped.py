@@ -33,7 +33,8 @@ from flashgen.spec.vocabulary import BACKWARD, OF_DS, Direction
 from flashgen.table import emit
 from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.evidence import evidence_file
-from flashgen.table.table import APART, Table, load_with_evidence
+from flashgen.table.table import APART, Table
+from flashgen.table.table_file import load_with_evidence
 from flashgen.tune.transfer import measured_for, measured_on_chip
 from flashgen.tune.workloads import load
 from tests.compiled import compile_all, compile_one

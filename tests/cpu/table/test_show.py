@@ -13,7 +13,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
 from flashgen.table.show import entries_grid, targets_grid
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, with_evidence
 

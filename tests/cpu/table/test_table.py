@@ -1,4 +1,4 @@
-"""table/table.py: one text for one table, and a sentence with a line for everything else."""
+"""table/table_file.py: one text for one table, and a sentence with a line for everything else."""
 
 from __future__ import annotations
 
@@ -18,17 +18,9 @@ from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.files import MOST_BYTES
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
-from flashgen.table.entry import EntryEvidence, Result, speedup
-from flashgen.table.table import (
-    COLUMNS,
-    Table,
-    dump,
-    figure,
-    load,
-    load_folders,
-    parse,
-    save,
-)
+from flashgen.table.entry import EntryEvidence, Result, figure, speedup
+from flashgen.table.table import Table
+from flashgen.table.table_file import COLUMNS, dump, load, load_folders, parse, save
 from tests.tables import (
     AHEAD,
     FA2,

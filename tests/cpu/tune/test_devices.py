@@ -10,7 +10,7 @@ import pytest
 from flashgen import paths
 from flashgen.errors import InvalidArgument, NoGpuError, ToolchainError
 from flashgen.spec.gpu import OFFLINE_TARGET, TARGETS
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from flashgen.tune import places
 from flashgen.tune.devices import chosen, devices, list_devices
 from flashgen.tune.places import TargetOptions

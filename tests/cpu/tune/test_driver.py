@@ -30,7 +30,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from flashgen.table import emit
 from flashgen.table.diff import merge
-from flashgen.table.table import load_with_evidence
+from flashgen.table.table_file import load_with_evidence
 from flashgen.tune import evaluators, places, tune
 from flashgen.tune.driver import Job, JobQueue, Stop, drive
 from flashgen.tune.options import TuneOptions

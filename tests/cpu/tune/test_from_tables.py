@@ -17,7 +17,8 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table.entry import Entry, Run, short_digest
-from flashgen.table.table import APART, Table, dump, load_with_evidence, parse, save
+from flashgen.table.table import APART, Table
+from flashgen.table.table_file import dump, load_with_evidence, parse, save
 from flashgen.tune import workloads
 from flashgen.tune.donors import DEFAULT, is_derived
 from tests.cpu.tune.test_tune import Served, emitted, no_shipped_tables, run  # noqa: F401

@@ -31,7 +31,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, workload
 from flashgen.table import emit
-from flashgen.table.table import load
+from flashgen.table.table_file import load
 from flashgen.tune import evaluators, goals, places, tune
 from flashgen.tune.options import TuneOptions
 from tests.fakes import FakeEvaluator

@@ -30,7 +30,8 @@ from flashgen.schedules.defaults import default_config, default_spec, plain_spec
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
-from flashgen.table.table import Table, load
+from flashgen.table.table import Table
+from flashgen.table.table_file import load
 from flashgen.tune import precompile
 from tests.cpu.kernels.test_specialization import CompileOnly, CompileOnlyDriver
 from tests.executed import each

@@ -21,7 +21,8 @@ from flashgen.search.log import Log
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import BUCKET_SEQ, BUCKETS, Bucket, Problem
 from flashgen.table.entry import Entry, RunnerUp
-from flashgen.table.table import Table, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load_with_evidence, save
 from flashgen.tune.share_kernels import MAX_REGRET, consolidate, smallest_set
 from tests.fakes import FakeEvaluator
 from tests.tables import DIGEST, H200, SPEC, made_entry, made_run, named, with_evidence

@@ -28,7 +28,8 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
-from flashgen.table.table import Table, load, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load, load_with_evidence, save
 from flashgen.tune import evaluators, gpu_run, places, tune
 from flashgen.tune.options import TuneOptions
 from flashgen.tune.places import TargetOptions
