@@ -41,9 +41,10 @@ from flashgen.bench.race import RaceResult
 from flashgen.bench.record import BenchRecord
 from flashgen.compile.compiler import FACTS, Compiled, cache_file, judge, recall
 from flashgen.errors import MOST_SHOWN, FlashgenError
-from flashgen.estimate import sm
+from flashgen.estimate import replay as replays
 from flashgen.estimate.estimate import estimate_cubin, time_of
-from flashgen.estimate.sm import Replay, Usage
+from flashgen.estimate.replay import Replay
+from flashgen.estimate.sm import Usage
 from flashgen.evaluate.quarantine import Quarantine, _record
 from flashgen.files import write_whole
 from flashgen.ptx.execute import Loaded, execute
@@ -381,13 +382,15 @@ REPLAY = Replay(
 def replay(draw: random.Random, folder: Path) -> None:
     """A cached replay: it is the base of an estimate, or made again."""
     kept = made_compiled(digest=OUTCOME.digest)
-    path = sm._replay_file(kept, H200, folder)
+    path = replays._replay_file(kept, H200, folder)
     if draw.random() < 0.3:
-        content = text_of(draw, {"made_by": sm._made_by(H200), "replay": REPLAY.to_json()})
+        content = text_of(draw, {"made_by": replays._made_by(H200), "replay": REPLAY.to_json()})
     else:
-        content = _json({"made_by": sm._made_by(H200), "replay": changed(draw, REPLAY.to_json())})
+        content = _json(
+            {"made_by": replays._made_by(H200), "replay": changed(draw, REPLAY.to_json())}
+        )
     write_whole(path, content)
-    found = sm.recall_replay(kept, H200, folder)
+    found = replays.recall_replay(kept, H200, folder)
     if found is not None:
         assert Replay.from_json(json.loads(json.dumps(found.to_json()))) == found
         read(lambda: time_of(found, [(3,) * len(found.block_flops)] * 9, H200))

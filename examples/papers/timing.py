@@ -97,7 +97,7 @@ def _estimated(bc: int) -> Timing:
 
     from flashgen.compile.compiler import cache_file, compile_kernel
     from flashgen.estimate.estimate import time_of
-    from flashgen.estimate.sm import replay_cubin
+    from flashgen.estimate.replay import replay_cubin
 
     br = min(ROWS, bc)
     spec, config = runs.spec_of(D), runs.config_of(br, min(bc, 256), schedule="fa1")

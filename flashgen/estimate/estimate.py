@@ -21,7 +21,8 @@ from numbers import Integral, Real
 
 from flashgen.errors import InvalidArgument, NoEstimate, cut
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
-from flashgen.estimate.sm import Replay, clock, numba_missing, replay_cubin
+from flashgen.estimate.replay import Replay, replay_cubin
+from flashgen.estimate.sm import clock, numba_missing
 from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, handed_out, tuned_splits
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.outcome import Timing

@@ -14,7 +14,7 @@ from typing import Any
 
 from flashgen.compile.compiler import Compiled
 from flashgen.errors import InvalidArgument
-from flashgen.estimate.sm import Replay
+from flashgen.estimate.replay import Replay
 from flashgen.evaluate.gpu_state import Conditions
 from flashgen.evaluate.tasks import Check, Compile, Final, Launches, Measure, ceilings
 from flashgen.schedules.outcome import CheckResult, Timing

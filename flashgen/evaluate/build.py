@@ -16,7 +16,7 @@ from flashgen.compile.bounds import cycles_a_score
 from flashgen.compile.compiler import judge, recall, residents, shortcomings
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
-from flashgen.estimate.sm import recall_replay
+from flashgen.estimate.replay import recall_replay
 from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.evaluate.arrivals import Built
 from flashgen.evaluate.evaluator import Request, triton_version

@@ -200,7 +200,7 @@ def compile_one(payload: Payload) -> Payload:
     Raises the errors of compile_kernel.
     """
     from flashgen.compile.compiler import compile_kernel
-    from flashgen.estimate.sm import cached_replay
+    from flashgen.estimate.replay import cached_replay
     from flashgen.kernels.render import render
 
     asked = record_of(Compile, payload, "the task")

@@ -14,7 +14,8 @@ from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.estimate.estimate import LAUNCH_US, estimate, estimate_streaming
 from flashgen.estimate.machines import machine_of
-from flashgen.estimate.sm import Replay, Usage, cached_replay
+from flashgen.estimate.replay import Replay, cached_replay
+from flashgen.estimate.sm import Usage
 from flashgen.kernels.render import render
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig

@@ -389,7 +389,7 @@ def test_compiling_imports_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from flashgen.compile import compiler\n"
-        "from flashgen.estimate import sm\n"
+        "from flashgen.estimate import replay\n"
         "from flashgen.evaluate import tasks\n"
         "from flashgen.kernels import loader, render, signature\n"
         "import triton.compiler\n"

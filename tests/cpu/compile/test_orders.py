@@ -14,7 +14,7 @@ import triton
 from flashgen.compile.compiler import judge
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.estimate import estimate, time_of
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.estimate.trip_counts import dealt_out, grid, handed_out
 from flashgen.kernels.render import render
 from flashgen.schedules import space

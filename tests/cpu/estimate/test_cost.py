@@ -11,7 +11,7 @@ import pytest
 from flashgen.compile.compiler import CompileFailed, compile_kernel
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import estimate
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.space import legal_configs

@@ -19,17 +19,11 @@ from hypothesis import strategies as st
 
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import estimate as module
-from flashgen.estimate import sm
+from flashgen.estimate import replay as replays
 from flashgen.estimate.estimate import BAND, LAUNCH_US, WIDE_BAND, estimate, estimate_cubin, time_of
 from flashgen.estimate.machines import MACHINES
-from flashgen.estimate.sm import (  # fmt: skip
-    OF_THE_CHIP,
-    Replay,
-    Usage,
-    cached_replay,
-    recall_replay,
-    replay_cubin,
-)
+from flashgen.estimate.replay import OF_THE_CHIP, Replay, cached_replay, recall_replay, replay_cubin
+from flashgen.estimate.sm import Usage
 from flashgen.estimate.trip_counts import grid
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import Problem, flops, workload
@@ -496,7 +490,7 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
     _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
     assert recall_replay(compiled, A100, tmp_path) is None
     found = cached_replay(compiled, A100, tmp_path)
-    monkeypatch.setattr(sm, "replay_cubin", None)
+    monkeypatch.setattr(replays, "replay_cubin", None)
     assert (
         cached_replay(compiled, A100, tmp_path) == found == recall_replay(compiled, A100, tmp_path)
     )
@@ -508,7 +502,7 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setitem(MACHINES, "sm_80", replace(MACHINES["sm_80"], exp2=32.0))
         assert recall_replay(compiled, A100, tmp_path) is None
-    monkeypatch.setattr(sm, "REPLAY", sm.REPLAY + 1)
+    monkeypatch.setattr(replays, "REPLAY", replays.REPLAY + 1)
     assert recall_replay(compiled, A100, tmp_path) is None
 
 
@@ -523,7 +517,7 @@ def test_gpus_of_one_sm_share_a_replay(tmp_path: Path) -> None:
     assert recall_replay(compiled, other, tmp_path) == found
     cubin = next(tmp_path.glob("*.cubin")).read_bytes()
     launch = {"num_warps": compiled.num_warps, "shared_bytes": compiled.shared_bytes}
-    assert sm.replay_cubin(cubin, other, **launch) == found
+    assert replays.replay_cubin(cubin, other, **launch) == found
 
 
 def test_a_torn_file_counts_as_none(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import LAUNCH_US, TRIP_CYCLES, estimate, time_of
 from flashgen.estimate.machines import MACHINES, from_memory
-from flashgen.estimate.sm import Replay, Usage, cached_replay, recall_replay
+from flashgen.estimate.replay import Replay, cached_replay, recall_replay
+from flashgen.estimate.sm import Usage
 from flashgen.estimate.trip_counts import grid, tuned_splits
 from flashgen.evaluate.build import BuildResult, Built, estimated
 from flashgen.evaluate.evaluator import Request

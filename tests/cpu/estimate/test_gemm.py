@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from flashgen.compile.sass import disassemble
-from flashgen.estimate import machines, sm
+from flashgen.estimate import machines
 from flashgen.estimate.estimate import BAND, WIDE_BAND, estimate_cubin
 from flashgen.estimate.machines import MACHINES
+from flashgen.estimate.replay import replay_cubin
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS
 from tests import cubins
@@ -88,14 +89,14 @@ class Estimates:
 @pytest.fixture(scope="module")
 def estimates() -> Iterator[Estimates]:
     """No kernel is disassembled a second time, or replayed twice on one machine."""
-    replay = sm.replay_cubin
+    replay = replay_cubin
 
     @functools.cache
     def once(code: bytes, machine: Any, **block: Any) -> Any:
         return replay(code, H100, **block)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sm, "disassemble", functools.cache(disassemble))
+        patch.setattr("flashgen.estimate.replay.disassemble", functools.cache(disassemble))
         patch.setattr(
             "flashgen.estimate.estimate.replay_cubin",
             lambda code, gpu, **block: once(code, MACHINES[gpu.arch], **block),

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from flashgen.compile.sass import disassemble
-from flashgen.estimate import sm
 from flashgen.estimate.estimate import rolled_up, time_of
-from flashgen.estimate.sm import Replay, replay_cubin
+from flashgen.estimate.replay import Replay, replay_cubin
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
 from tests import cubins
@@ -135,7 +134,7 @@ def scores(kind: str, replays: Replays) -> tuple[float, float]:
 @pytest.fixture(scope="module")
 def replays() -> Iterator[Replays]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sm, "disassemble", functools.cache(disassemble))
+        patch.setattr("flashgen.estimate.replay.disassemble", functools.cache(disassemble))
         yield Replays()
 
 

@@ -19,11 +19,12 @@ import pytest
 import yaml
 
 from flashgen.compile.sass import disassemble
-from flashgen.estimate import machines, sm
+from flashgen.estimate import machines
 from flashgen.estimate.estimate import BAND, time_of
 from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import MACHINES
-from flashgen.estimate.sm import Replay, Scoreboard, replay_cubin
+from flashgen.estimate.replay import Replay, replay_cubin
+from flashgen.estimate.sm import Scoreboard
 from flashgen.search import Budget, Method, minimize
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
@@ -142,7 +143,7 @@ class Kernels:
 def kernels() -> Iterator[Kernels]:
     """No kernel is disassembled a second time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sm, "disassemble", functools.cache(disassemble))
+        patch.setattr("flashgen.estimate.replay.disassemble", functools.cache(disassemble))
         yield Kernels()
 
 

@@ -6,7 +6,7 @@ import pytest
 import triton
 
 from flashgen.estimate.mbarriers import BarrierAddress, address_of, families, place_of
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import cache, compile_one
 from tests.listings import listing

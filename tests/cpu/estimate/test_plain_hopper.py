@@ -11,7 +11,7 @@ import triton
 from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.machines import MACHINES
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal
 from flashgen.schedules.outcome import Status
 from flashgen.spec.gpu import TARGETS

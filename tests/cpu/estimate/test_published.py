@@ -20,11 +20,12 @@ import yaml
 
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate
-from flashgen.estimate import estimate, machines, sm
+from flashgen.estimate import estimate, machines
 from flashgen.estimate.estimate import estimate_cubin
 from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import MACHINES, ArchModel
-from flashgen.estimate.sm import Replay, Scoreboard, replay_cubin
+from flashgen.estimate.replay import Replay, replay_cubin
+from flashgen.estimate.sm import Scoreboard
 from flashgen.schedules.legality import why_illegal
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
@@ -84,7 +85,7 @@ def listing() -> Callable[[bytes], Listing]:
 @pytest.fixture
 def quick(listing: Callable[[bytes], Listing], monkeypatch: pytest.MonkeyPatch) -> None:
     """estimate_cubin, but that no kernel is disassembled a second time."""
-    monkeypatch.setattr(sm, "disassemble", listing)
+    monkeypatch.setattr("flashgen.estimate.replay.disassemble", listing)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import estimate
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.estimate.trip_counts import empty_programs, grid
 from flashgen.evaluate.inputs import make_decode, make_features, make_inputs
 from flashgen.kernels.launch import bind

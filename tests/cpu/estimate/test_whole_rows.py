@@ -12,7 +12,7 @@ from flashgen.compile import sass
 from flashgen.compile.compiler import judge
 from flashgen.compile.loops import main_bodies
 from flashgen.estimate.estimate import estimate
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.runtime.selection import Served, ladder
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal

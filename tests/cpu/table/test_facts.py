@@ -12,7 +12,7 @@ from flashgen import paths
 from flashgen.compile.bounds import cycles_a_score
 from flashgen.compile.compiler import CompileFailed, judge, residents, shortcomings
 from flashgen.estimate.estimate import estimate
-from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.replay import cached_replay
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Status
