@@ -19,7 +19,8 @@ from flashgen.schedules.outcome import Timing
 from flashgen.schedules.space import tuned_default
 from flashgen.table import emit
 from flashgen.table.entry import Entry, Run, RunnerUp, speedup
-from flashgen.table.table import Table, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import save
 from flashgen.tune import places
 from flashgen.tune.alone import alone_in
 from flashgen.tune.places import TargetOptions

@@ -18,7 +18,8 @@ from flashgen.schedules.outcome import Source, Status
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry, RunnerUp
-from flashgen.table.table import Table, load_with_evidence, save
+from flashgen.table.table import Table
+from flashgen.table.table_file import load_with_evidence, save
 from flashgen.tune import restate
 from flashgen.tune.places import TargetOptions
 from tests.fakes import FakeEvaluator, Killed
