@@ -50,13 +50,8 @@ sys.path.insert(0, str(ROOT))
 import triton
 
 from flashgen import paths
-from flashgen.compile.compiler import (
-    Compiled,
-    CompileFailed,
-    compile_kernel,
-    overlap,
-    residents,
-)
+from flashgen.compile.compiler import Compiled, CompileFailed, compile_kernel
+from flashgen.compile.verdict import overlap, residents
 from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.schedules.base import TENSOR_COLUMNS, Order

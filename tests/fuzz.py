@@ -39,7 +39,8 @@ from flashgen import cli, paths
 from flashgen.bench.case import BenchCase
 from flashgen.bench.race import RaceResult
 from flashgen.bench.record import BenchRecord
-from flashgen.compile.compiler import FACTS, Compiled, cache_file, judge, recall
+from flashgen.compile.compiler import FACTS, Compiled, cache_file, recall
+from flashgen.compile.verdict import judge
 from flashgen.errors import MOST_SHOWN, FlashgenError
 from flashgen.estimate import replay as replays
 from flashgen.estimate.estimate import estimate_cubin, time_of

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.bounds import cycles_a_score
-from flashgen.compile.compiler import judge, recall, residents, shortcomings
+from flashgen.compile.compiler import recall
+from flashgen.compile.verdict import judge, residents, shortcomings
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.replay import recall_replay

@@ -194,7 +194,7 @@ class Outcome(Record):
     tensor_columns: int | None = None  # of tensor memory, a block
     residents: int | None = None  # blocks on an SM at a time
     cycles: tuple[float, ...] = ()  # bounds.cycles_a_score
-    shortcomings: int | None = None  # compiler.shortcomings
+    shortcomings: int | None = None  # verdict.shortcomings
     sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
     passes_us: tuple[float, ...] = ()  # of a final round: the median of each pass, in their order
     detail: str = ""

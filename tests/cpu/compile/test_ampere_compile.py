@@ -8,8 +8,9 @@ import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import judge, target_of
+from flashgen.compile.compiler import target_of
 from flashgen.compile.loops import main_bodies
+from flashgen.compile.verdict import judge
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature

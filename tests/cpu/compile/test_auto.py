@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flashgen.compile import compiler
-from flashgen.compile.compiler import judge
 from flashgen.compile.loops import hidden_roles, main_bodies, roles
 from flashgen.compile.sass import disassemble
+from flashgen.compile.verdict import judge
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_cubin
 from flashgen.evaluate.offline import OfflineEvaluator

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from flashgen.compile.compiler import cache_file, compile_kernel, judge
+from flashgen.compile.compiler import cache_file, compile_kernel
 from flashgen.compile.loops import Role, main_bodies, roles
 from flashgen.compile.sass import disassemble
+from flashgen.compile.verdict import judge
 from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import shared_bound_bytes

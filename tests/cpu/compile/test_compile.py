@@ -14,16 +14,8 @@ import pytest
 import triton
 
 from flashgen.compile import compiler, sass
-from flashgen.compile.compiler import (
-    Compiled,
-    CompileFailed,
-    cache_file,
-    compile_kernel,
-    judge,
-    recall,
-    residents,
-    shortcomings,
-)
+from flashgen.compile.compiler import Compiled, CompileFailed, cache_file, compile_kernel, recall
+from flashgen.compile.verdict import judge, residents, shortcomings
 from flashgen.errors import InvalidArgument, ToolchainError, ToolKilled
 from flashgen.kernels.render import Rendered, render
 from flashgen.schedules.config import KernelConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.compile.compiler import judge
+from flashgen.compile.verdict import judge
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal

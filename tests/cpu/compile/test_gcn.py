@@ -11,8 +11,9 @@ import pytest
 
 from flashgen.compile import gcn
 from flashgen.compile.bounds import cycles_a_score
-from flashgen.compile.compiler import CompileFailed, judge, warp_size
+from flashgen.compile.compiler import CompileFailed, warp_size
 from flashgen.compile.loops import main_loops
+from flashgen.compile.verdict import judge
 from flashgen.errors import ToolchainError
 from flashgen.kernels.text import text_name
 from flashgen.schedules.config import KernelConfig

@@ -11,8 +11,8 @@ import pytest
 import triton
 
 from flashgen.compile import loops
-from flashgen.compile.compiler import judge, overlap, residents
 from flashgen.compile.sass import Instruction
+from flashgen.compile.verdict import judge, overlap, residents
 from flashgen.schedules.base import BY_KEYS, wide
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.hopper import HOPPER_OVERLAP

@@ -16,13 +16,9 @@ import pytest
 import triton
 
 from flashgen.compile import loops, sass
-from flashgen.compile.compiler import (
-    Compiled,
-    judge,
-    overlap,
-    residents,
-)
+from flashgen.compile.compiler import Compiled
 from flashgen.compile.sass import Instruction, Listing
+from flashgen.compile.verdict import judge, overlap, residents
 from flashgen.estimate import sm
 from flashgen.estimate.machines import MACHINES, ArchModel
 from flashgen.estimate.sm import Scoreboard

@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import judge, shortcomings
+from flashgen.compile.verdict import judge, shortcomings
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config, default_spec, featured_specs
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal

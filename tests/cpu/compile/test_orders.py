@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import triton
 
-from flashgen.compile.compiler import judge
+from flashgen.compile.verdict import judge
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.estimate import estimate, time_of
 from flashgen.estimate.replay import cached_replay

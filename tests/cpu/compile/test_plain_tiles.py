@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.compile.compiler import compile_kernel, judge
+from flashgen.compile.compiler import compile_kernel
+from flashgen.compile.verdict import judge
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import dissect

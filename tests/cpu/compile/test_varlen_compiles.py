@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import triton
 
-from flashgen.compile.compiler import judge
+from flashgen.compile.verdict import judge
 from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Status

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import triton
 
-from flashgen.compile.compiler import judge
+from flashgen.compile.verdict import judge
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.replay import cached_replay

@@ -9,8 +9,8 @@ import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import judge
 from flashgen.compile.loops import main_bodies
+from flashgen.compile.verdict import judge
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.replay import cached_replay
 from flashgen.runtime.selection import Served, ladder

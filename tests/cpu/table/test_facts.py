@@ -10,7 +10,8 @@ import pytest
 
 from flashgen import paths
 from flashgen.compile.bounds import cycles_a_score
-from flashgen.compile.compiler import CompileFailed, judge, residents, shortcomings
+from flashgen.compile.compiler import CompileFailed
+from flashgen.compile.verdict import judge, residents, shortcomings
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.replay import cached_replay
 from flashgen.schedules.config import KernelConfig

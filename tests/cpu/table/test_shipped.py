@@ -15,7 +15,7 @@ import triton
 
 from benchmarks import sass_facts
 from flashgen import paths
-from flashgen.compile.compiler import judge
+from flashgen.compile.verdict import judge
 from flashgen.estimate.estimate import estimable
 from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.runtime.generated_tables import served_from
