@@ -1,27 +1,28 @@
 """The serving half of flashgen: picks a kernel for a call and launches it, with no tuner.
 
 Each name is loaded when first used. None needs optuna, yaml, a GPU or a folder to write to. The
-modules of adapters/ are public here, also to an import statement.
+modules of adapters/ are public under this package's name.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from flashgen.lazy import Aliases, attach
+from flashgen.lazy import attach
 
 if TYPE_CHECKING:
-    from flashgen.runtime import block_mask, fp8, varlen
-    from flashgen.runtime.adapters import (
+    from flashgen.runtime import (
+        block_mask,
         diffusers,
         flash_attn,
         flash_attn_3,
         flash_attn_4,
+        fp8,
         sdpa,
         sglang,
         torch,
         transformers,
+        varlen,
         vllm,
         xformers,
     )
@@ -45,12 +46,6 @@ __all__ = [
     "vllm",
     "xformers",
 ]
-
-_ADAPTERS = (
-    "diffusers", "flash_attn", "flash_attn_3", "flash_attn_3_operators", "flash_attn_4", "sdpa",
-    "sglang", "torch", "transformers", "vllm", "xformers",
-)  # fmt: skip
-sys.meta_path.append(Aliases(__name__, f"{__name__}.adapters", _ADAPTERS))
 
 __getattr__, __dir__ = attach(
     __name__,

@@ -58,14 +58,13 @@ def test_every_name_of_a_face_is_listed() -> None:
 
 
 def test_adapters_are_imported_by_their_public_names() -> None:
-    """In a new process, by either name first; each module is loaded once and keeps its own spec."""
+    """In a new process, by either name first: each module is loaded once."""
     text = """
 import flashgen.runtime.sdpa as public
 from flashgen.runtime.adapters import flash_attn, sdpa
 from flashgen.runtime.flash_attn import flash_attn_func
 import flashgen.runtime.vllm, importlib
 assert public is sdpa and flash_attn_func is flash_attn.flash_attn_func
-assert sdpa.__spec__.name == sdpa.__name__ == "flashgen.runtime.adapters.sdpa"
 assert importlib.import_module("flashgen.runtime.vllm") is flashgen.runtime.vllm
 try:
     import flashgen.runtime.paged

@@ -50,22 +50,12 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lazy.py": (
         "public names of a package, by the table that it gives: of its own modules; for flashgen, of "
-        "flashgen.runtime; for spec, of schedules, which became a package above it; for runtime, of its adapters",
+        "flashgen.runtime; for spec, of schedules, which became a package above it",
         (
             "sys.modules[package]",
             "importlib.import_module(f'{package}.{name}')",
             "importlib.import_module(names[name])",
-            "importlib.abc.MetaPathFinder",
-            "importlib.abc.Loader",
-            "importlib.machinery.ModuleSpec(fullname, self)",
-            "importlib.machinery.ModuleSpec | None",
-            "importlib.machinery.ModuleSpec",
-            "importlib.import_module(self._homes[spec.name])",
         ),
-    ),
-    "runtime/__init__.py": (
-        "modules of adapters/, by their public names",
-        ("sys.meta_path.append(Aliases(__name__, f'{__name__}.adapters', _ADAPTERS))",),
     ),
     "search/study.py": (
         "a sampler that the user names",
@@ -103,6 +93,10 @@ KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
             "sys.modules.items()",
         ),
     ),
+} | {
+    f"runtime/{path.name}": ("itself, for its public name", ("sys.modules[__name__]",))
+    for path in ROOT.glob("flashgen/runtime/adapters/*.py")
+    if (ROOT / "flashgen/runtime" / path.name).exists() and path.stem != "__init__"
 }
 """What a file looks up while it runs, and all expressions of it that do so, from top to bottom."""
 OWN = ("flashgen", "generated")

@@ -1,0 +1,8 @@
+"""adapters/sglang.py, under its public name."""
+
+import sys
+
+from flashgen.runtime import adapters
+from flashgen.runtime.adapters.sglang import *  # noqa: F403 (what type checkers see)
+
+sys.modules[__name__] = adapters.sglang

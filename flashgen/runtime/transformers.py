@@ -1,0 +1,8 @@
+"""adapters/transformers.py, under its public name."""
+
+import sys
+
+from flashgen.runtime import adapters
+from flashgen.runtime.adapters.transformers import *  # noqa: F403 (what type checkers see)
+
+sys.modules[__name__] = adapters.transformers
