@@ -27,7 +27,7 @@ from flashgen.bench.ladder import LadderSteps
 from flashgen.bench.record import provenance
 from flashgen.bench.run import SMOKE_TARGET, copy_gbs, matmul_tflops, place_of
 from flashgen.errors import NoGpuError
-from flashgen.evaluate import inputs, measure, tasks
+from flashgen.evaluate import inputs, measure, payloads, tasks
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import Request
 from flashgen.evaluate.offline import sound
@@ -198,7 +198,7 @@ class Place:
         spec, config = item.spec, item.configs[0]
         if not self.on_gpu and not config.interpretable:
             return {}
-        asked = tasks.Check(
+        asked = payloads.Check(
             spec=spec, config=config, device=self.device, arch=self.gpu.arch, seed=0
         )
         result = CheckResult(**tasks.check_one(asdict(asked)))
@@ -209,14 +209,14 @@ class Place:
         return {"status": status.value, "outcomes": [outcome]}
 
     def _launches(self, item: Item) -> Any:
-        return tasks.Launches(
+        return payloads.Launches(
             spec=item.spec, problem=item.problem, device=self.device, seed=0, cache=str(self.out),
             l2_bytes=self.gpu.l2_bytes, peak_tflops=self.gpu.peak_tflops,
         )  # fmt: skip
 
     def _rough(self, item: Item) -> Line:
         config, frozen = item.configs[0], self.frozen.get(item.key)
-        asked = tasks.Measure(launches=self._launches(item), config=config, effort="rough")
+        asked = payloads.Measure(launches=self._launches(item), config=config, effort="rough")
         found = {"timing": record_of(Timing, tasks.measure_one(asdict(asked)))}
         found |= {"estimate": record_of(Timing, frozen["estimate"])} if frozen else {}
         return {"outcomes": [self.outcome("rough", item, config, **found)]}
@@ -227,7 +227,7 @@ class Place:
         """
         failed: dict[str, str] = {}
         configs = [c for c in item.configs if self._fits(item, c)]
-        final = tasks.Final(launches=self._launches(item), configs=tuple(configs))
+        final = payloads.Final(launches=self._launches(item), configs=tuple(configs))
         try:
             found = tasks.measure_round(asdict(final))
         except Exception as error:  # as in measured()

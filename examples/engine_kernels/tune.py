@@ -44,7 +44,7 @@ from engines import KERNELS, Work
 from launches import choice, installed, patched
 
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.tasks import COMPILE_ENV, INTERPRET_ENV
+from flashgen.evaluate.payloads import COMPILE_ENV, INTERPRET_ENV
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from flashgen.evaluate.tasks import COMPILE_ENV, DEVICE_ENV, INTERPRET_ENV
+from flashgen.evaluate.payloads import COMPILE_ENV, DEVICE_ENV, INTERPRET_ENV
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole

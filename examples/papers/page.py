@@ -17,7 +17,7 @@ from examples.papers.claims import Claim
 from examples.papers.finding import MEANINGS, Figure, Find, Finding
 from flashgen.errors import InvalidArgument
 from flashgen.evaluate.build import cpu_count
-from flashgen.evaluate.tasks import DEVICE_ENV, INTERPRET_ENV
+from flashgen.evaluate.payloads import DEVICE_ENV, INTERPRET_ENV
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole

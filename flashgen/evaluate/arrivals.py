@@ -16,7 +16,8 @@ from flashgen.compile.compiler import Compiled
 from flashgen.errors import InvalidArgument
 from flashgen.estimate.replay import Replay
 from flashgen.evaluate.gpu_state import Conditions
-from flashgen.evaluate.tasks import Check, Compile, Final, Launches, Measure, ceilings
+from flashgen.evaluate.payloads import Check, Compile, Final, Launches, Measure
+from flashgen.evaluate.tasks import ceilings
 from flashgen.schedules.outcome import CheckResult, Timing
 from flashgen.spec.records import record_of, value_of
 

@@ -21,8 +21,8 @@ from flashgen.estimate.replay import recall_replay
 from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.evaluate.arrivals import Built
 from flashgen.evaluate.evaluator import Request, triton_version
+from flashgen.evaluate.payloads import COMPILE_LIMIT_S, Compile, Tasks, task
 from flashgen.evaluate.pools import FutureCache
-from flashgen.evaluate.tasks import COMPILE_LIMIT_S, Compile, Tasks, task
 from flashgen.evaluate.workers.answers import (
     Answer,
     Done,

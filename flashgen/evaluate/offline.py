@@ -26,8 +26,8 @@ from flashgen.evaluate.build import (
     outcome_of,
 )
 from flashgen.evaluate.evaluator import BaseEvaluator, Ranks, Request, triton_version
+from flashgen.evaluate.payloads import CHECK_LIMIT_S, Check, Tasks, task
 from flashgen.evaluate.pools import Children, FutureCache, Pools
-from flashgen.evaluate.tasks import CHECK_LIMIT_S, Check, Tasks, task
 from flashgen.evaluate.workers.answers import (
     Answer,
     Died,

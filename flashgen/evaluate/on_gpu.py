@@ -25,8 +25,7 @@ from flashgen.evaluate.evaluator import SLOW, BaseEvaluator, Ranks, Request
 from flashgen.evaluate.gpu_state import Clock
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import check_failed, check_verdict, sound, unsteady
-from flashgen.evaluate.pools import Children, Device, Pools
-from flashgen.evaluate.tasks import (
+from flashgen.evaluate.payloads import (
     CHECK_LIMIT_S,
     FINAL_LIMIT_PER_CONFIG_S,
     MEASURE_LIMIT_S,
@@ -38,6 +37,7 @@ from flashgen.evaluate.tasks import (
     Tasks,
     task,
 )
+from flashgen.evaluate.pools import Children, Device, Pools
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, Pool, killed
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.schedules.config import KernelConfig

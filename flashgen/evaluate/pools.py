@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from flashgen.evaluate.gpu_state import DeviceLost
-from flashgen.evaluate.tasks import (
+from flashgen.evaluate.payloads import (
     ANSWER_LIMIT_S,
     COMPILE_ENV,
     DEVICE_ENV,

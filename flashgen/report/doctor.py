@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.compile.known_bugs import warnings_here
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.tasks import DEVICE_ENV
+from flashgen.evaluate.payloads import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.paths import install_command

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashgen.errors import InvalidArgument, NoGpuError, ToolchainError
-from flashgen.evaluate.tasks import DEVICE_ENV
+from flashgen.evaluate.payloads import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.spec.gpu import OFFLINE_TARGET, Gpu

@@ -20,7 +20,7 @@ from pathlib import Path
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import triton_version
-from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, ForArch, task
+from flashgen.evaluate.payloads import COMPILE_ENV, COMPILE_LIMIT_S, ForArch, task
 from flashgen.evaluate.workers.answers import Done
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole

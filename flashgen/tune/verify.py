@@ -19,9 +19,9 @@ from flashgen import settings
 from flashgen.compile.ptx import build_ptx
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
+from flashgen.evaluate.payloads import ForArch, task
 from flashgen.evaluate.pools import Children
 from flashgen.evaluate.sanitize import Sanitized
-from flashgen.evaluate.tasks import ForArch, task
 from flashgen.evaluate.workers.answers import Done, TimedOut, killed
 from flashgen.files import content_of
 from flashgen.kernels.render import render

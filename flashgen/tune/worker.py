@@ -12,8 +12,8 @@ import flashgen
 from flashgen import paths
 from flashgen.compile.known_bugs import installed_triton
 from flashgen.errors import ToolchainError
+from flashgen.evaluate.payloads import placed
 from flashgen.evaluate.pools import Children, Device
-from flashgen.evaluate.tasks import placed
 from flashgen.evaluate.workers.answers import Answer, Done, Pool, Task
 from flashgen.files import temporary_folder
 from flashgen.tune.devices import LIST_LIMIT_S

@@ -13,7 +13,7 @@ import torch
 from flashgen.evaluate.inputs import make_inputs
 from flashgen.evaluate.measure import Ceiling, CudaStopwatch, clocks_and_power, measure
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.tasks import DEVICE_ENV
+from flashgen.evaluate.payloads import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Done, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.kernels.launch import device_gpu
@@ -182,7 +182,7 @@ def test_a_kernel_that_never_ends_is_killed(gpu: Gpu) -> None:
 
 def test_compiling_opens_no_context_on_the_device() -> None:
     """A compile child sees no device, so that it cannot disturb the one that measures."""
-    from flashgen.evaluate.tasks import COMPILE_ENV
+    from flashgen.evaluate.payloads import COMPILE_ENV
     from flashgen.evaluate.workers.pool import child_environment
 
     seen = subprocess.run(

@@ -13,7 +13,16 @@ import pytest
 
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.evaluate.arrivals import Built, check_of
-from flashgen.evaluate.tasks import Asked, Check, Compile, Final, Launches, Measure, Payload, task
+from flashgen.evaluate.payloads import (
+    Asked,
+    Check,
+    Compile,
+    Final,
+    Launches,
+    Measure,
+    Payload,
+    task,
+)
 from flashgen.evaluate.workers.answers import (
     Answer,
     Died,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.evaluate import inputs, measure, tasks
+from flashgen.evaluate import inputs, measure, payloads, tasks
 from flashgen.evaluate.inputs import first_sequences, make_decode, make_forward
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, timed_problems
@@ -64,7 +64,7 @@ class Clock:
 
 
 @pytest.fixture
-def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tasks.Launches:
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> payloads.Launches:
     def run_of(kernel: Any, spec: Any, config: Any, call: Any, folder: Path) -> Any:
         assert call.cache.lengths.shape[0] == len(call.q)
         return lambda: len(call.q) * (config.bc // 32)
@@ -82,7 +82,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tasks.Launches:
     monkeypatch.setattr(inputs, "run_of", run_of)
     monkeypatch.setattr(inputs, "kernel_in", lambda *_: None)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", sdpa)
-    return tasks.Launches(
+    return payloads.Launches(
         spec=SPEC,
         problem=PROBLEM,
         device="cpu",
@@ -93,17 +93,17 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tasks.Launches:
     )
 
 
-def test_a_time_is_of_every_batch(launches: tasks.Launches) -> None:
-    asked = tasks.Measure(launches=launches, config=make_config(16, 64), effort="rough")
+def test_a_time_is_of_every_batch(launches: payloads.Launches) -> None:
+    asked = payloads.Measure(launches=launches, config=make_config(16, 64), effort="rough")
     timing = record_of(Timing, tasks.measure_one(asdict(asked)))
     assert timing.batches_us == tuple(2.0 * batch for batch in BATCHES)
     assert timing.median_us == pytest.approx(2 * statistics.geometric_mean(BATCHES))
     assert timing.samples == 3 * len(BATCHES)
 
 
-def test_a_round_is_of_every_batch_pass_by_pass(launches: tasks.Launches) -> None:
+def test_a_round_is_of_every_batch_pass_by_pass(launches: payloads.Launches) -> None:
     configs = (make_config(16, 32), make_config(16, 64))
-    answer = tasks.measure_round(asdict(tasks.Final(launches=launches, configs=configs)))
+    answer = tasks.measure_round(asdict(payloads.Final(launches=launches, configs=configs)))
     mean = statistics.geometric_mean(BATCHES)
     for factor, timing, passes in zip((1, 2), answer["timings"], answer["passes"], strict=True):
         assert timing["batches_us"] == tuple(float(factor * batch) for batch in BATCHES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashgen.evaluate.build import Builder
-from flashgen.evaluate.tasks import Tasks
+from flashgen.evaluate.payloads import Tasks
 from flashgen.evaluate.workers.answers import Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.spec.gpu import TARGETS

@@ -18,13 +18,13 @@ from flashgen.evaluate.evaluator import Evaluator
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.pools import Device
-from flashgen.evaluate.tasks import (
+from flashgen.evaluate.payloads import (
     FINAL_LIMIT_PER_CONFIG_S,
     INTERPRET_ENV,
     MEASURE_LIMIT_S,
     Tasks,
 )
+from flashgen.evaluate.pools import Device
 from flashgen.evaluate.workers.answers import Answer, Task
 from flashgen.schedules.outcome import Outcome, Status, Timing
 from flashgen.spec.gpu import known_target

@@ -16,7 +16,7 @@ import torch
 
 from flashgen.evaluate import gpu_state, inputs, measure
 from flashgen.evaluate.measure import BUDGETS, Ceiling, Conditions, Implausible, Unsteady, jump
-from flashgen.evaluate.tasks import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
+from flashgen.evaluate.payloads import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.problem import Problem, workload
 from tests.makers import make_spec
@@ -348,7 +348,8 @@ def test_inputs_have_the_problem_s_shapes_and_are_never_zeros(dtype: str) -> Non
     ("fields", "tflops"), [({}, 989), ({"fp8": True}, 1979), ({"dtype": "float32", "precision": "tf32"}, 495)]
 )  # fmt: skip
 def test_a_ceiling_is_the_peak_of_the_operands(fields: dict[str, Any], tflops: float) -> None:
-    from flashgen.evaluate.tasks import Launches, ceilings
+    from flashgen.evaluate.payloads import Launches
+    from flashgen.evaluate.tasks import ceilings
     from flashgen.spec.gpu import known_target
 
     spec = make_spec(head_dim=128, **fields)

@@ -14,8 +14,8 @@ import pytest
 
 from flashgen.evaluate.gpu_state import SAME_WITHIN, WAITS_S, Clock, ClockChanged
 from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.evaluate.payloads import Tasks
 from flashgen.evaluate.steadily import steadily
-from flashgen.evaluate.tasks import Tasks
 from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Stage, Status

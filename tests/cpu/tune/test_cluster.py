@@ -25,7 +25,7 @@ from rich.console import Console
 from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.tasks import Check, Tasks
+from flashgen.evaluate.payloads import Check, Tasks
 from flashgen.evaluate.workers.answers import Died, Done, Task, WorkerLost, WorkerUnfit
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.evaluate.workers.pool import TaskLimits

@@ -19,7 +19,7 @@ from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, Toolchai
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.on_gpu import GpuEvaluator
-from flashgen.evaluate.tasks import Tasks
+from flashgen.evaluate.payloads import Tasks
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Source, Stage, Status
 from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
