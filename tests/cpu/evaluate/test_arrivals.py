@@ -37,8 +37,8 @@ from flashgen.evaluate.workers.pool import TaskLimits, Workers
 from flashgen.schedules.outcome import Timing
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
-from flashgen.tune import cluster
-from flashgen.tune.cluster import Seat
+from flashgen.tune import actor_seat
+from flashgen.tune.actor_seat import Seat
 from tests import worker_faults
 from tests.makers import make_config, make_spec
 from tests.ray_fakes import Actor, AtOnce, Ray
@@ -249,7 +249,7 @@ def test_the_driver_s_full_disk_is_no_worker_s_fault(
     def full(path: Path, text: str) -> None:
         raise ToolchainError(f"{path} cannot be written (No space left on device)")
 
-    monkeypatch.setattr(cluster, "write_whole", full)
+    monkeypatch.setattr(actor_seat, "write_whole", full)
     asked = task("any:thing", replace(COMPILE, cache=str(tmp_path)), 60.0)
     said = Died("it ended"), {"a" * 32 + "-sm_90.json": "{}"}
     actor = Actor(lambda future: future.set_result(said))

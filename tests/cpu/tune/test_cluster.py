@@ -32,8 +32,9 @@ from flashgen.evaluate.workers.pool import TaskLimits
 from flashgen.search.goal import Budget
 from flashgen.spec.gpu import TARGETS
 from flashgen.table import emit
-from flashgen.tune import cluster, evaluators, tune, worker
-from flashgen.tune.cluster import Cluster, Seat
+from flashgen.tune import actor_seat, cluster, evaluators, tune, worker
+from flashgen.tune.actor_seat import Seat
+from flashgen.tune.cluster import Cluster
 from flashgen.tune.options import TuneOptions
 from tests import fleet_fakes, programs
 from tests.makers import make_config, make_spec
@@ -371,7 +372,7 @@ def test_an_actor_that_dies_is_lost_and_one_that_cannot_work_is_not_to_blame() -
 
 
 def test_an_actor_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "GRACE_S", 0.0)
+    monkeypatch.setattr(actor_seat, "GRACE_S", 0.0)
     monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 600.0)
     monkeypatch.setattr("flashgen.evaluate.workers.pool.HANGS", 0.5)
     used, actor = Ray(), Actor(lambda _: None)
