@@ -33,7 +33,7 @@ from benchmarks import duel
 from benchmarks.duel import Cell, Kernels, Row, row_of
 from flashgen.compile.loops import Body, facts, main_bodies
 from flashgen.compile.sass import WARP, Instruction, Listing
-from flashgen.estimate.loop_program import ALU, EXP2, PIPE_OF
+from flashgen.estimate.instruction_row import ALU, EXP2, PIPE_OF
 from flashgen.schedules.defaults import default_configs
 from flashgen.spec.gpu import TARGETS
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from flashgen.compile.loops import Body, Role
 from flashgen.compile.sass import WARP, Instruction, Listing
 from flashgen.errors import NoEstimate
-from flashgen.estimate import loop_program
-from flashgen.estimate.loop_program import (
+from flashgen.estimate import instruction_row, loop_program
+from flashgen.estimate.instruction_row import (
     ARRIVE,
     AWAIT,
     BARRIER,
@@ -22,11 +22,10 @@ from flashgen.estimate.loop_program import (
     EXPECT,
     PLAIN,
     TMA,
-    USING,
     InstructionRow,
-    LoopProgram,
     MatrixCycles,
 )
+from flashgen.estimate.loop_program import USING, LoopProgram
 from flashgen.estimate.machines import ArchModel
 from flashgen.estimate.mbarriers import PLACE_BYTES
 
@@ -46,7 +45,7 @@ def link_block(
     """
     made = LoopProgram()
     row_of = {
-        number: loop_program.row(i, machine, matrix, spills_to_l2=spills_to_l2)
+        number: instruction_row.row(i, machine, matrix, spills_to_l2=spills_to_l2)
         for number, i in {id(i): i for _, code in walks for i in code}.items()
     }
     for role, code in walks:

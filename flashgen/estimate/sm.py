@@ -1,10 +1,10 @@
 """Cycles of a kernel's main loops on one SM, replayed from its SASS.
 
 ptxas writes into every instruction how long its warp must wait and for what; the pipes shared by
-warps do the rest. The loops run here on a model of one SM, with as many blocks as fit:
-estimate/machines.py has the SM, estimate/loop_program.py the instructions, estimate/sm_clock.py the
-clock. After Huerta et al., "Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481, who model the
-same control bits. Needs numba, but no GPU.
+warps do the rest. The loops run here on a model of one SM, with as many blocks as fit: machines.py
+has the SM, instruction_row.py the instructions, sm_clock.py the clock. After Huerta et al.,
+"Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481, who model the same control bits. Needs numba,
+but no GPU.
 
 A kernel is validated before it is replayed; one that the model does not cover is refused.
 """
@@ -22,7 +22,7 @@ from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, self_check
 from flashgen.compile.walk import Walker
 from flashgen.errors import NoEstimate, ToolchainError
-from flashgen.estimate import loop_program
+from flashgen.estimate import instruction_row, loop_program
 from flashgen.estimate.block_program import link_block
 from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import (
@@ -40,8 +40,8 @@ from flashgen.spec.gpu import Gpu
 TRIPS, FROM_TRIP = 10, 3
 """Trips of a loop that are replayed, and from which on they count as steady."""
 
-MEMORY = loop_program.HALF + 1
-"""In addition to the pipes of estimate/loop_program.py: the path from L2."""
+MEMORY = instruction_row.HALF + 1
+"""In addition to the pipes of estimate/instruction_row.py: the path from L2."""
 
 BLOCK_TRIPS = 4
 """Trips of each loop of a block that is replayed from its start to its end: as many as stages."""
@@ -207,10 +207,10 @@ class Scoreboard:
         busy = self._busy(self._program(self.phases[phase], residents))
         scale = residents / self.trip_cycles(residents)[phase]
         return Usage(
-            matrix=busy[loop_program.MATRIX] * scale,
-            exp2=busy[loop_program.EXP2] * scale,
-            issue=busy[loop_program.CONTROL] * scale,
-            shared=busy[loop_program.SHARED] * scale,
+            matrix=busy[instruction_row.MATRIX] * scale,
+            exp2=busy[instruction_row.EXP2] * scale,
+            issue=busy[instruction_row.CONTROL] * scale,
+            shared=busy[instruction_row.SHARED] * scale,
             memory=busy[MEMORY] * scale,
         )
 
@@ -220,20 +220,20 @@ class Scoreboard:
         Pipes of the sub-partitions are assumed to be shared evenly. CONTROL stands for issuing
         instructions, MEMORY for the transfers from L2.
         """
-        busy = dict.fromkeys((*range(loop_program.HALF + 1), MEMORY), 0.0)
+        busy = dict.fromkeys((*range(instruction_row.HALF + 1), MEMORY), 0.0)
         for start, end, warps in zip(made.start, made.end, made.warps, strict=True):
             share = warps / SUB_PARTITIONS
             for each in made.rows[start:end]:
-                busy[loop_program.CONTROL] += share
-                if each.kind == loop_program.WGMMA:
+                busy[instruction_row.CONTROL] += share
+                if each.kind == instruction_row.WGMMA:
                     busy[each.pipe] += share * max(each.occupies, SUB_PARTITIONS * each.shared)
-                    busy[loop_program.SHARED] += warps * each.shared
-                elif each.pipe == loop_program.SHARED:
+                    busy[instruction_row.SHARED] += warps * each.shared
+                elif each.pipe == instruction_row.SHARED:
                     busy[each.pipe] += warps * each.shared
-                elif each.pipe != loop_program.CONTROL:
+                elif each.pipe != instruction_row.CONTROL:
                     busy[each.pipe] += share * each.occupies
-                if each.kind in (loop_program.TMA, loop_program.COPY, loop_program.LOAD):
-                    loading = 1 if each.kind == loop_program.TMA else warps
+                if each.kind in (instruction_row.TMA, instruction_row.COPY, instruction_row.LOAD):
+                    loading = 1 if each.kind == instruction_row.TMA else warps
                     busy[MEMORY] += loading * each.amount / self.machine.l2_bytes
         return busy
 
@@ -255,7 +255,9 @@ class Scoreboard:
         phase = next(phase for phase in self.phases if loop in phase)
         busy = self._busy(self._program(phase, self.residents))
         # Loops that run side by side are counted together: each gets its part.
-        return max(busy[pipe] for pipe in (loop_program.MATRIX, loop_program.FMA)) / len(phase)
+        return max(busy[pipe] for pipe in (instruction_row.MATRIX, instruction_row.FMA)) / len(
+            phase
+        )
 
     def loaded_bytes(self, phase: int) -> float:
         """What a block loads from L2 in a trip of a phase."""
@@ -283,13 +285,13 @@ class Scoreboard:
         if reason:
             raise NoEstimate(f"the SASS was not understood: {reason}")
         for body in self.main:
-            unknown = loop_program.unknown_share(body)
-            if unknown >= loop_program.MOST_UNKNOWN:
-                names = sorted({i.base for i in body if i.base not in loop_program.PIPE_OF})
+            unknown = instruction_row.unknown_share(body)
+            if unknown >= instruction_row.MOST_UNKNOWN:
+                names = sorted({i.base for i in body if i.base not in instruction_row.PIPE_OF})
                 raise NoEstimate(
                     f"{unknown:.1%} of a main loop's instructions are unknown: {', '.join(names)}"
                 )
-            spacing = loop_program.hmma_spacing(body)
+            spacing = instruction_row.hmma_spacing(body)
             if spacing is not None and spacing > self.hmma:
                 raise NoEstimate(
                     f"ptxas spaces HMMA {spacing} cycles apart, and the pipe takes {self.hmma:g}"

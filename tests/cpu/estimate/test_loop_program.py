@@ -8,9 +8,9 @@ import pytest
 
 from flashgen.compile.loops import main_bodies, roles
 from flashgen.compile.sass import Listing
+from flashgen.estimate import instruction_row as rows
 from flashgen.estimate import loop_program
-from flashgen.estimate import loop_program as rows
-from flashgen.estimate.loop_program import PIPE_OF, InstructionRow, row, unknown_share
+from flashgen.estimate.instruction_row import PIPE_OF, InstructionRow, row, unknown_share
 from flashgen.estimate.machines import MACHINES, matrix_cycles
 from flashgen.spec.gpu import TARGETS
 from tests.listings import Line, line, listing, loop
@@ -137,7 +137,7 @@ def test_warps_go_to_the_sub_partitions_in_turn() -> None:
     assert places["group"].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3]
     assert places["leads"].tolist() == ([1] + [0] * 5) * 2
     assert set(places["counts"].tolist()) == {1}
-    assert (arrivals.tolist(), credit.tolist()) == ([], [0] * rows.NAMED_BARRIERS)
+    assert (arrivals.tolist(), credit.tolist()) == ([], [0] * loop_program.NAMED_BARRIERS)
 
 
 def test_an_arrival_nobody_waits_for_is_none() -> None:

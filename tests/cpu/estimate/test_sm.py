@@ -12,7 +12,7 @@ import pytest
 from flashgen import paths
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate, ToolchainError
-from flashgen.estimate import loop_program, machines, sm, sm_clock
+from flashgen.estimate import instruction_row, loop_program, machines, sm, sm_clock
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import Scoreboard
 from flashgen.spec.gpu import TARGETS, Gpu
@@ -51,11 +51,12 @@ def test_a_product_that_waits_for_an_earlier_one_says_nothing_of_the_pipe() -> N
 def test_the_numbers_of_both_files_agree() -> None:
     """They are written out twice: numba's cache sees no change in another file."""
     numbers = {name for name, value in vars(sm_clock).items() if isinstance(value, int)}
-    both = sorted(name for name in numbers if hasattr(loop_program, name))
+    others = vars(loop_program) | vars(instruction_row)
+    both = sorted(numbers & others.keys())
     assert len(both) >= 24
-    differing = [name for name in both if getattr(sm_clock, name) != getattr(loop_program, name)]
+    differing = [name for name in both if getattr(sm_clock, name) != others[name]]
     assert differing == ["NO_BARRIER"]  # 7 in the code; from 6 on there is none
-    assert sm_clock.NO_BARRIER < loop_program.NO_BARRIER
+    assert sm_clock.NO_BARRIER < instruction_row.NO_BARRIER
     assert sm_clock.SUB_PARTITIONS == machines.SUB_PARTITIONS
 
 
@@ -511,7 +512,7 @@ def test_ptxas_spaces_hmma_as_the_pipe_of_its_architecture_is_long(cache: Path) 
     for gpu, spacing in ((A100, 8), (H200, 6)):
         cubin, _ = cubins.own(make_spec(), make_config(32, 64), gpu.arch, cache)
         found = of(cubin, gpu)
-        assert {loop_program.hmma_spacing(body) for body in found.main} == {spacing}
+        assert {instruction_row.hmma_spacing(body) for body in found.main} == {spacing}
         assert found.hmma == spacing
 
 
@@ -531,7 +532,8 @@ def test_warps_with_roles_are_told_apart_and_run_together(equal: Scoreboard) -> 
     # One family is completed by TMA, the other by the eight warps that multiply.
     assert sorted(made.arrivals) == [0, 8]
     assert (
-        sum(each.amount for each in made.rows if each.kind == loop_program.TMA) == 2 * 128 * 64 * 2
+        sum(each.amount for each in made.rows if each.kind == instruction_row.TMA)
+        == 2 * 128 * 64 * 2
     )
 
 
