@@ -2,7 +2,7 @@
 
 The space, the renderer, the evaluators, the table and the runtime fallback all call it. It is a
 bound, without a compiler, on the shared memory and registers a config needs: what it rejects cannot
-run, and what it passes may still not fit once compiled, which compile/compiler.py finds out.
+run, and what it passes may still not fit once compiled, which compile/verdict.py finds out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""compile/compiler.py: real compiles for several architectures, the cache, and what judge says of the results."""
+"""compile/compiler.py and verdict.py: real compiles for several architectures, the cache, and what judge says of the results."""
 
 from __future__ import annotations
 

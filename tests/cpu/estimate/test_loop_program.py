@@ -1,4 +1,4 @@
-"""estimate/loop_program.py: what one instruction occupies, and what links those of a loop."""
+"""estimate/instruction_row.py and loop_program.py: what one instruction occupies, and what links those of a loop."""
 
 from __future__ import annotations
 
