@@ -157,6 +157,11 @@ def with_cache(spec: AttentionSpec, fields: Mapping[str, Any]) -> AttentionSpec:
         )
     if "kv_dtype" in fields and not decode:
         raise InvalidArgument(f"--kv needs --direction decode: got {spec.direction}")
+    if decode and spec.varlen:
+        raise InvalidArgument(
+            "--feature varlen needs --direction forward or backward: packed decodes serve forwards "
+            "of few blocks, and are not tuned"
+        )
     return replace(spec, **fields)
 
 

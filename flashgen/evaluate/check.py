@@ -17,7 +17,7 @@ import torch
 
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.check_attention import attention_cases, attention_trial
-from flashgen.evaluate.check_cache import DecodeCase, cache_cases, cache_trial
+from flashgen.evaluate.check_cache import DecodeCase, cache_cases, cache_trial, split_trial
 from flashgen.evaluate.executed import ExecutedKernel
 from flashgen.evaluate.surroundings import Surroundings, tensors_in
 from flashgen.files import temporary_folder
@@ -46,7 +46,8 @@ AGAIN = 1_000_003
 
 def cases_of(spec: AttentionSpec, config: KernelConfig, device: str = "cpu") -> tuple[AnyCase, ...]:
     """The cases every candidate of a direction must pass on a device."""
-    cases = cache_cases if spec.direction in DECODING else attention_cases
+    cached = spec.direction in DECODING and not spec.varlen
+    cases = cache_cases if cached else attention_cases
     return cases(spec, config, device)
 
 
@@ -58,6 +59,8 @@ def trial_of(
     """
     if isinstance(case, DecodeCase):
         trial = cache_trial(spec, case, seed, device)
+    elif spec.direction == "decode":
+        trial = split_trial(spec, case, seed, device)
     else:
         trial = attention_trial(spec, case, seed, device)
     if case.scores == "even":

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check_append import append_trial
-from flashgen.evaluate.check_attention import FAR_PAGES, SPARE_PAGES
+from flashgen.evaluate.check_attention import FAR_PAGES, SPARE_PAGES, attention_trial
 from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import Features
-from flashgen.kernels.launch_cache import Combine, Decode, Parts
+from flashgen.kernels.launch_cache import Combine, Decode, Parts, decode_of
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference.attention import Comparison
@@ -27,6 +27,8 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.numeric_class import SEGMENT
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
+
+SPLITS_OF_A_FORWARD = (3, 2, 7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,17 @@ def cache_trial(
     return Trial(
         call=call, compare=lambda parts: judge(*merged(parts, q.dtype), call=call, spec=spec)
     )
+
+
+def split_trial(
+    spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
+) -> Trial:
+    """A case of a forward whose keys a decode splits, of packed sequences."""
+    case = replace(case, alignment="bottom_right")
+    trial = attention_trial(spec.for_direction("forward"), case, seed, device)
+    call = decode_of(trial.call, sms=1, splits=SPLITS_OF_A_FORWARD[seed % 3])
+    dtype = trial.call.q.dtype
+    return Trial(call=call, compare=lambda parts: trial.compare(merged(parts, dtype)))
 
 
 def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flashgen.inputs.cache import Cache
 from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.arguments import (
     LOG2_E,
@@ -25,14 +26,12 @@ from flashgen.kernels.arguments import (
     positive_scale,
     strided,
 )
-from flashgen.kernels.launch_forward import Launch, lse_of_no_key
+from flashgen.kernels.launch_forward import Forward, Launch, lse_of_no_key
 from flashgen.kernels.plan import KernelCall, Plan
+from flashgen.kernels.stream_memory import endless
 from flashgen.schedules.grid_rules import splits_of, streamed
 from flashgen.schedules.numeric_class import segments
 from flashgen.spec.problem import Problem
-
-if TYPE_CHECKING:
-    from flashgen.inputs.cache import Cache
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,6 +39,9 @@ class Decode(KernelCall["Parts"]):
     """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
     of the same dtype, the softmax scale. splits None: as many as grid_rules.py gives for `sms`
     SMs. features: those that the spec names; the last dimension of a bias is the cache's capacity.
+
+    Of packed sequences q is (1, H, places, d), and so are keys that are in no pages: the features
+    say where they are, and the lengths of the cache are not read. There must be several splits.
     """
 
     q: Tensor
@@ -53,12 +55,11 @@ class Decode(KernelCall["Parts"]):
     def problem(self) -> Problem:
         """The sizes of the call, with every sequence as long as it may get."""
         batch, heads, seq_q, _ = self.q.shape
+        seq_k, packed = self.cache.capacity, self.features.sequences
+        if packed is not None:
+            batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k
         return Problem(
-            batch=batch,
-            heads=heads,
-            kv_heads=self.cache.k.shape[1],
-            seq_q=seq_q,
-            seq_k=self.cache.capacity,
+            batch=batch, heads=heads, kv_heads=self.cache.k.shape[1], seq_q=seq_q, seq_k=seq_k
         )
 
     @property
@@ -67,6 +68,19 @@ class Decode(KernelCall["Parts"]):
         problem = self.problem
         left, _ = self.features.bounds(problem.seq_q, problem.seq_k)
         return streamed(problem, left)
+
+
+def decode_of(call: Forward, sms: int, splits: int) -> Decode:
+    """A forward whose keys are split. Its diagonal is the bottom-right one, if it has one."""
+    packed, table = call.features.sequences, None
+    if packed is None:
+        lengths = endless(call.q.shape[0], call.q)
+    else:
+        lengths, table = packed.k_ends, packed.block_table
+    cache = Cache(k=call.k, v=call.v, lengths=lengths, block_table=table)
+    return Decode(
+        q=call.q, cache=cache, scale=call.scale, sms=sms, splits=splits, features=call.features
+    )
 
 
 class Parts(NamedTuple):
@@ -126,7 +140,7 @@ def run_decode(plan: Plan, call: Decode) -> Parts:
 
 def decode_arguments(plan: Plan, call: Decode, parts: Parts, capacity: int) -> Launch:
     """How many programs the launch has, and its arguments. No tensor is empty."""
-    cache = call.cache
+    cache, packed = call.cache, call.features.sequences
     batch, heads, seq_q, head_dim = call.q.shape
     kv_heads = cache.k.shape[1]
     o, lse = (parts.o[None], parts.lse[None]) if parts.whole else (parts.o, parts.lse)
@@ -147,6 +161,9 @@ def decode_arguments(plan: Plan, call: Decode, parts: Parts, capacity: int) -> L
         "head_dim": head_dim,
         "head_dim_v": v.shape[3],
     }
+    if packed is not None:
+        batch, seq_q = packed.count, max(1, packed.max_q)
+        arguments |= {"total_q": q.shape[2], "total_k": capacity, "max_seq_q": seq_q}
     if plan.featured:
         shape = (batch, heads, seq_q, capacity)
         arguments |= feature_arguments(call.features, shape, q.device)

@@ -122,12 +122,17 @@ _HEADS = (number("heads"), number("group", "group: query heads per head of K and
 _SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
 
+_TOTALS = (
+    number("total_q", "rows of all sequences, and of none", varlen),
+    number("total_k", "keys of all sequences, and of none; of pages, those of one", varlen),
+)
+
+
 def _sizes(longest: str, least_key: str = "") -> tuple[Parameter, ...]:
     """Heads, lengths and the diagonal. longest: what the longest packed sequence has."""
     return (
         *_HEADS,
-        number("total_q", "rows of all sequences, and of none", varlen),
-        number("total_k", "keys of all sequences, and of none; of pages, those of one", varlen),
+        *_TOTALS,
         number(longest, "of the longest sequence, at least 1", varlen),
         number("bottom_right", "1: a sequence's last row is on the diagonal of its last key; "
                 "0: the first", varlen, diagonal),
@@ -342,7 +347,8 @@ _DECODE = (
     *_tensors("q", "k", "v", k="*{cached}", v="*{cached}")[:3],
     Parameter("o_ptr", "*{whole}:16", "of q's type where there is one split, else float32"),
     rows("lse", "(splits, batch, heads, seq_q); invariant: (splits, 2, ...), maximum and sum"),
-    Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence"),
+    Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence", of=one_length),
+    *_SEQUENCES,
     *_CACHE,
     Parameter("leftpad_ptr", "*i32:16", "(batch) int32, the place of each sequence's first key",
               given=lambda s, c: s.leftpad),
@@ -353,7 +359,9 @@ _DECODE = (
     *_PAGES,
     _SCALE,
     *_HEADS,
-    number("seq_q"), number("seq_k", "keys that a sequence has room for"), number("splits"),
+    *_TOTALS, number("max_seq_q", "of the longest sequence, at least 1", varlen),
+    number("seq_q", "", one_length),
+    number("seq_k", "keys that a sequence has room for", one_length), number("splits"),
     *_HEAD_DIMS,
     *_FEATURES,
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,

@@ -40,8 +40,8 @@ class StreamMemory:
         return self.stream is None or not torch.cuda.is_current_stream_capturing()
 
 
-_zeros: dict[tuple[torch.device, int | None, torch.dtype], StreamMemory] = {}
-"""The longest of each device, stream and dtype."""
+_constants: dict[tuple[torch.device, int | None, torch.dtype, int], StreamMemory] = {}
+"""The longest of each device, stream, dtype and number."""
 _counters: dict[tuple[torch.device, int | None], StreamMemory] = {}
 _spare: dict[torch.device, Iterator[Tensor]] = {}
 _workspaces: dict[tuple[torch.device, int | None, int], StreamMemory] = {}
@@ -54,13 +54,25 @@ _never_freed: list[StreamMemory] = []
 
 def zeros(count: int, like: Tensor) -> Tensor:
     """So many zeros of the dtype and on the device of a tensor, to be read alone."""
+    return _constant(0, count, like, like.dtype)
+
+
+def endless(count: int, like: Tensor) -> Tensor:
+    """So many lengths, int32, on the device of a tensor, to be read alone: of sequences that fill
+    whatever room they have.
+    """
+    return _constant(torch.iinfo(torch.int32).max, count, like, torch.int32)
+
+
+def _constant(number: int, count: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """So many of a number."""
     if _captured(like):
-        return like.new_zeros(count)
-    key = (*_current(like.device), like.dtype)
-    found = _zeros.get(key)
+        return like.new_full((count,), number, dtype=dtype)
+    key = (*_current(like.device), dtype, number)
+    found = _constants.get(key)
     if found is None or found.tensor.shape[0] < count:
-        made = like.new_zeros(max(1024, 2 * count))
-        found = _zeros[key] = _kept(StreamMemory(tensor=made, stream=key[1]))
+        made = like.new_full((max(1024, 2 * count),), number, dtype=dtype)
+        found = _constants[key] = _kept(StreamMemory(tensor=made, stream=key[1]))
         _never_freed.append(found)
     return found.tensor[:count]
 

@@ -34,28 +34,10 @@ from flashgen.runtime.call_cache import CallCache, CallKey, options_of, requires
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
-from flashgen.runtime.selection import Ladder, Selection
-from flashgen.schedules.defaults import WIDEST_DECODE
+from flashgen.runtime.selection import Ladder, by_rows, rows_together
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import bucket_of
 from flashgen.spec.vocabulary import DTYPE_BYTES, Mask, check_head_dim
-
-
-def rows_together(rows: int) -> int:
-    """The br that holds this number of rows: a power of two, from 16 to WIDEST_DECODE."""
-    return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
-
-
-def by_rows(selection: Selection, rows: int) -> tuple[int, ...]:
-    """Sort key for the defaults of one precision: the smallest br that holds all rows of a head;
-    if none does, the largest; native widening first.
-    """
-    if selection.rung != "default":
-        return (0,)
-    config, wanted = selection.choice.config, rows_together(rows)
-    place = (config.br < wanted, abs(config.br - wanted), config.widening != "native")
-    return 1, selection.choice.spec.precision == "ieee", *place
-
 
 Names = tuple[str, str, str, str]
 NAMES: Names = ("q", "k", "v", "lengths")
@@ -176,7 +158,6 @@ class Decoder:
     ) -> tuple[Launcher, Launcher, int]:
         """The launchers of decode and combine, and the SMs of the device."""
         resolver, device, capacity = self._resolver, q.device, cache.capacity
-        merging = _combine_of(spec)
         rows = rows_together(q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2])
 
         def make() -> Launcher:
@@ -184,12 +165,8 @@ class Decoder:
             resolver.say(spec, launcher.selection, capacity, device)
             return launcher
 
-        def make_combine() -> Launcher:
-            return Launcher(resolver.package, resolver.ladder(merging, 1, device).rungs)
-
         decode = resolver.kept(spec, device, (bucket_of(capacity), rows), make)
-        combine = resolver.kept(merging, device, None, make_combine)
-        return decode, combine, resolver.served_as(device)[1].sms
+        return decode, resolver.merging(spec, device), resolver.served_as(device)[1].sms
 
 
 def _copies(launch: Decode, q: Tensor, k: Tensor, v: Tensor, arguments: CacheArguments) -> bool:
@@ -204,12 +181,6 @@ def _is_copied(given: Tensor | None, held: Tensor | None) -> bool:
     if given is None or held is None:
         return given is not held
     return given.data_ptr() != held.data_ptr()
-
-
-@functools.lru_cache(maxsize=1024)
-def _combine_of(spec: AttentionSpec) -> AttentionSpec:
-    """The spec that merges the splits of a decode; cached, because all specs are validated."""
-    return spec.for_direction("combine")
 
 
 def decode_spec(call: Call, q: Tensor, cache: Cache) -> AttentionSpec:

@@ -15,7 +15,7 @@ from flashgen.kernels.ds_runs import DsSizes
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, check_plain, check_tensors, refuse_scale_gradient
 from flashgen.runtime.decode import CacheArguments, Decoder, check_beside, check_call, decode_spec
-from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.few_blocks import ForwardLauncher
 from flashgen.runtime.resolver import Resolver, forward_of, key, spec_of_call
 from flashgen.runtime.selection import Selection, Served
 from flashgen.runtime.ways import OF_WAYS
@@ -39,6 +39,7 @@ class Explanation:
         twin: the kernel for tensors that cannot have descriptors.
         tables: the folder of the tables that were read.
         way: of a kernel of the gradients of q, k and v, how those are computed.
+        split: of a forward of few blocks, the kernels that run in place of the choice, and why.
 
     Examples:
         >>> import torch, flashgen
@@ -54,6 +55,7 @@ class Explanation:
     twin: str | None = None  # the pointer twin that is launched in the choice's place
     tables: Path | None = None  # the folder that serves; None is the shipped one
     way: str | None = None
+    split: str | None = None
 
     def __str__(self) -> str:
         if self.selection is None:
@@ -67,6 +69,8 @@ class Explanation:
         if self.twin:
             lines.append(f"  its pointer twin runs: no descriptor takes these tensors: {self.twin}")
         lines += [f"  skipped {sentence}" for sentence in self.skipped]
+        if self.split:
+            lines.append(f"  {self.split}")
         if self.way:
             lines.append(f"  {self.way}")
         if self.tables:
@@ -93,17 +97,21 @@ def explain_call(
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
     found = resolver.ladder(spec, problem.seq_k, q.device)
     resolved = resolver.launchers.get(key(call, q, v, direction))
-    launcher = resolved or Launcher(resolver.package, found.rungs)
-    first, config = launcher.serves(forward_of(call, q, k, v))
+    launcher = resolved or resolver.made(spec, problem.seq_k, q.device)
+    forward = forward_of(call, q, k, v)
+    first, config = launcher.serves(forward)
+    split = launcher.split(forward) if isinstance(launcher, ForwardLauncher) else None
+    needs_twin = config != first.choice.config and split is None
     command = resolver.tune_command(spec, problem.seq_k, q.device)
     return Explanation(
         spec=spec,
         selection=first,
         skipped=found.skipped,
         hint=None if first.rung == "exact" else command,
-        twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
+        twin=kernel_name(first.choice.spec, config) if needs_twin else None,
         tables=_named_folder(resolver),
         way=_way(resolver, call, q, k, spec, problem) if direction in OF_WAYS else None,
+        split=None if split is None else str(split),
     )
 
 

@@ -6,6 +6,7 @@ table choose alike.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +23,15 @@ from flashgen.kernels import interpreter, launch
 from flashgen.kernels.arguments import FAR_STRIDE, empty_like_layout
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime.call import Call, Tensors, agree
+from flashgen.runtime.few_blocks import ForwardLauncher, may_split
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import (
     Ladder,
     Selection,
     Served,
+    by_width,
     ladder,
+    rows_together,
     tune_command,
 )
 from flashgen.spec.attention import AttentionSpec
@@ -148,9 +152,36 @@ class Resolver:
 
     def resolve(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Launcher:
         """A new launcher of the ladder of a spec."""
-        launcher = Launcher(self.package, self.ladder(spec, seq_k, device).rungs)
+        launcher = self.made(spec, seq_k, device)
         self.say(spec, launcher.selection, seq_k, device)
         return launcher
+
+    def made(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Launcher:
+        """resolve(), but nothing is said."""
+        rungs = self.ladder(spec, seq_k, device).rungs
+        if spec.direction != "forward" or not may_split(spec):
+            return Launcher(self.package, rungs)
+        kernels = functools.partial(self._split_kernels, spec, seq_k, device)
+        return ForwardLauncher(self.package, rungs, self.served_as(device)[1], kernels)
+
+    def _split_kernels(
+        self, forward: AttentionSpec, seq_k: int, device: torch.device, rows: int
+    ) -> tuple[Launcher, Launcher]:
+        """The launchers of decode and combine of a forward with so many rows of a head of K."""
+        spec, width = forward.for_direction("decode"), rows_together(rows)
+
+        def make() -> Launcher:
+            found = sorted(self.ladder(spec, seq_k, device).rungs, key=lambda x: by_width(x, rows))
+            return Launcher(self.package, tuple(found))
+
+        decode = self.kept(spec, device, ("split", bucket_of(seq_k), width), make)
+        return decode, self.merging(spec, device)
+
+    def merging(self, spec: AttentionSpec, device: torch.device) -> Launcher:
+        """The launcher that merges the splits of a spec."""
+        combine = _combine_of(spec)
+        make = functools.partial(self.made, combine, 1, device)
+        return self.kept(combine, device, None, make)
 
     def ladder(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Ladder:
         """The kernels that may serve a spec, best first."""
@@ -217,6 +248,12 @@ class Resolver:
             self._said.add(("copy", name))
             logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
         return empty_like_layout(x, x.shape[3]).copy_(x)
+
+
+@functools.lru_cache(maxsize=1024)
+def _combine_of(spec: AttentionSpec) -> AttentionSpec:
+    """The spec that merges the splits of a decode; cached, because all specs are validated."""
+    return spec.for_direction("combine")
 
 
 def addressable(x: Tensor) -> bool:

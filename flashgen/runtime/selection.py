@@ -17,7 +17,13 @@ from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.runtime.choice import Choice, Choices
 from flashgen.schedules.base import MMA_SYNC
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.defaults import default_configs, default_spec, other_half, plainer_specs
+from flashgen.schedules.defaults import (
+    WIDEST_DECODE,
+    default_configs,
+    default_spec,
+    other_half,
+    plainer_specs,
+)
 from flashgen.schedules.legality import may_spill, why_illegal, why_unserved
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.data_sheets import FAMILY
@@ -104,6 +110,29 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     if not rungs:
         raise GeneratedError(f"no kernel serves {spec.name} on {slug}: {skipped[-1]}")
     return Ladder(rungs=tuple(rungs), skipped=tuple(dict.fromkeys(skipped)))
+
+
+def rows_together(rows: int) -> int:
+    """The br that holds this number of rows: a power of two, from 16 to WIDEST_DECODE."""
+    return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
+
+
+def by_rows(selection: Selection, rows: int) -> tuple[int, ...]:
+    """Sort key for the defaults of one precision: the smallest br that holds all rows of a head;
+    if none does, the largest; native widening first.
+    """
+    if selection.rung != "default":
+        return (0,)
+    config, wanted = selection.choice.config, rows_together(rows)
+    place = (config.br < wanted, abs(config.br - wanted), config.widening != "native")
+    return 1, selection.choice.spec.precision == "ieee", *place
+
+
+def by_width(selection: Selection, rows: int) -> tuple[object, ...]:
+    """by_rows() of a forward whose keys are split. An entry was tuned with few rows: where they are
+    many, a wider default comes first.
+    """
+    return 2 * selection.choice.config.br < rows_together(rows), by_rows(selection, rows)
 
 
 def _left_out(choice: Choice, served: Served) -> str | None:

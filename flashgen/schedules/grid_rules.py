@@ -3,17 +3,22 @@
 Order grouped has the heads of a run walk their tiles together, the longest first, so that their
 keys and values stay in L2. A persistent grid has as many programs as the GPU has SMs. The number of
 splits of a decode depends only on shapes, the config and the number of SMs, never on lengths,
-because a CUDA graph is replayed with other lengths but with the same grid.
+because a CUDA graph is replayed with other lengths but with the same grid. A forward that leaves
+SMs idle is split likewise, where it is certain by estimate that this takes less time.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flashgen.schedules.config import KernelConfig
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import padded
 
 L2_SHARE = 0.5
 """Of the L2, for the K and V of a run; the rest holds Q and O, which pass through, and what a hash
@@ -97,3 +102,70 @@ def splits_of(config: KernelConfig, problem: Problem, sms: int) -> int:
     blocks = problem.batch * problem.kv_heads * row_tiles(config, problem)
     slots = sms * config.blocks_per_sm
     return split_count(blocks, math.ceil(problem.seq_k / config.bc), slots)
+
+
+SPLIT_FLOPS: Mapping[str, Mapping[int, float]] = {
+    "sm_80": {64: 920.0, 128: 630.0, 256: 510.0},
+    "sm_86": {64: 450.0, 128: 300.0, 256: 255.0},
+    "sm_89": {64: 450.0, 128: 300.0, 256: 255.0},
+    "sm_90": {64: 1200.0, 128: 1250.0, 256: 1350.0},
+    "sm_120": {64: 450.0, 128: 300.0, 256: 255.0},
+}
+"""Matrix operations a clock of an SM that default decodes of TILE_ROWS rows and 16 bits make at
+least while they fill a GPU, by padded head dim. Estimated for causal calls over 8,192 keys on an
+A100, an H200, an A10, an L4 and RTX 3090, 4070, 4090 and 5090 (Triton 3.7.1)."""
+MOST_OF_PEAK = 0.85
+"""Of the matrix peak, what these make at most."""
+TILE_ROWS = 64
+"""A tile of fewer rows takes as long: loads decide."""
+LAUNCH_US = 3.0
+"""Time of a launch that does nothing, as the estimator has it."""
+WORTH_MERGING = 0.9
+"""Of the time of a forward: a split one must be expected to take less. By estimate none that is
+split takes longer then (docs/kernels.md, Few blocks)."""
+
+
+def forward_blocks(config: KernelConfig, problem: Problem) -> int:
+    """The tiles of O of a forward."""
+    tiles = math.ceil(problem.seq_q / config.br)
+    return problem.batch * problem.heads * tiles * config.v_parts
+
+
+def least_forward_us(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, share: float
+) -> float | None:
+    """The least time of a forward whose blocks have an SM each, of which one sees all keys of the
+    problem and multiplies at this share of the peak; None if the peak is not known.
+    """
+    if gpu.clock_mhz is None or gpu.matrix_flops_per_clock is None:
+        return None
+    dims = (spec.head_dim + spec.head_dim_v) / config.v_parts
+    clocks = 2.0 * config.br * problem.seq_k * dims / (share * gpu.matrix_flops_per_clock)
+    return LAUNCH_US + clocks / gpu.clock_mhz
+
+
+def split_forward_us(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
+) -> float | None:
+    """The time of a forward by decode and combine kernels, spec being the decode's; None where it
+    has one split, or no figure is known.
+
+    A GPU's slots run the parts in waves, each its tiles and START_TILES more. K and V are read, and
+    parts of O written and read, in float32.
+    """
+    dim = padded(max(spec.head_dim, spec.head_dim_v))
+    rate, splits = SPLIT_FLOPS.get(gpu.arch, {}).get(dim), splits_of(config, problem, gpu.sms)
+    peak, clock_mhz, bandwidth = gpu.matrix_flops_per_clock, gpu.clock_mhz, gpu.bandwidth_gbs
+    if rate is None or peak is None or clock_mhz is None or bandwidth is None or splits == 1:
+        return None
+    blocks = problem.batch * problem.kv_heads * row_tiles(config, problem) * splits
+    waves = math.ceil(blocks / (gpu.sms * config.blocks_per_sm))
+    tiles = math.ceil(math.ceil(problem.seq_k / config.bc) / splits) + START_TILES
+    scores = max(config.br, TILE_ROWS) * config.bc * config.blocks_per_sm
+    tile_us = 4.0 * scores * dim / config.v_parts / min(rate, MOST_OF_PEAK * peak) / clock_mhz
+    keys = problem.batch * problem.kv_heads * problem.seq_k
+    rows = problem.batch * problem.heads * problem.seq_q * splits
+    bytes_per_us = bandwidth * 1e3
+    read_us = keys * (spec.head_dim + spec.head_dim_v) * spec.element_bytes / bytes_per_us
+    merge_us = 2 * 4.0 * rows * spec.head_dim_v / bytes_per_us
+    return 2 * LAUNCH_US + max(waves * tiles * tile_us, read_us) + merge_us

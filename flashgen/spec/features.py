@@ -187,8 +187,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         field="varlen", word="varlen", suffix="_varlen", short="_var",
         given=lambda call: call.sequences is not None,
-        directions=_ATTENTION,
-        goes="attention or its gradients, because a cache has lengths of its own",
+        directions=(*_ATTENTION, "decode"),
+        goes="attention, its gradients or decode, because kernels without scores have no queries",
         without=(
             ("fp8", "which has factors for each batch entry: use float16 or bfloat16"),
             ("bias", "because a bias is not packed"),

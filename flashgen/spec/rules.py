@@ -143,6 +143,19 @@ def _pages(spec: AnySpec) -> str | None:
     return None
 
 
+def _packed_decode(spec: AnySpec) -> str | None:
+    """What a decode of packed sequences is not: it serves forwards of few blocks."""
+    if spec.direction != "decode" or not spec.varlen:
+        return None
+    for row in features_on(spec):
+        if row.field in ("indexed", "leftpad", "kv_dtype", "invariant"):
+            return (
+                f"direction decode with varlen excludes {row.label}, because it serves forwards "
+                f"whose keys are split: got {spec.name}"
+            )
+    return None
+
+
 def _scales(spec: AnySpec) -> str | None:
     if spec.kv_scales == "page" and not (spec.paged and spec.kv_dtype != "same"):
         return (
@@ -171,5 +184,5 @@ def _scoreless(spec: AnySpec) -> str | None:
 
 _RULES = (
     _values, _head_dims, _precision, _flags, _gradients, _features, _delta, _dq_of_ds, _pages,
-    _scales, _scoreless,
+    _packed_decode, _scales, _scoreless,
 )  # fmt: skip

@@ -25,9 +25,9 @@ from flashgen.evaluate.workers.answers import Done
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
 from flashgen.runtime.choice import Choice, by_spec
-from flashgen.runtime.decode import by_rows
+from flashgen.runtime.few_blocks import WIDTHS, may_split
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
-from flashgen.runtime.selection import Served, first_kernels, ladder
+from flashgen.runtime.selection import Served, by_rows, by_width, first_kernels, ladder
 from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.schedules.defaults import (
     WIDEST_DECODE,
@@ -36,6 +36,7 @@ from flashgen.schedules.defaults import (
     other_half,
     plain_specs,
 )
+from flashgen.schedules.grid_rules import SPLIT_FLOPS
 from flashgen.schedules.legality import why_illegal
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import masks_of
@@ -91,6 +92,9 @@ def kernels_to_build(
         untuned |= dict.fromkeys(featured_specs(features))
     pairs = [pair for spec in specs for pair in _picked(served, gpu, spec)]
     pairs += [(spec, config) for spec in untuned for config in default_configs(spec)]
+    split = [spec for spec in specs if spec.direction == "forward" and may_split(spec)]
+    if gpu.arch in SPLIT_FLOPS:
+        pairs += [pair for spec in split for pair in _split(served, gpu, spec)]
     legal = (pair for pair in pairs if why_illegal(*pair, gpu) is None)
     return tuple(dict.fromkeys(legal))
 
@@ -117,6 +121,17 @@ def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[SpecConfi
         for rows in (1, WIDEST_DECODE):
             rungs = sorted(found.rungs, key=lambda rung: by_rows(rung, rows))
             yield from first_kernels(replace(found, rungs=tuple(rungs)))
+
+
+def _split(served: Served, gpu: Gpu, forward: AttentionSpec) -> Iterator[SpecConfig]:
+    """The kernels that forwards of few blocks launch first."""
+    decode, combine = forward.for_direction("decode"), forward.for_direction("combine")
+    for bucket in BUCKETS:
+        for rows in WIDTHS:
+            found = ladder(served, gpu.slug, gpu, decode, bucket.low).rungs
+            first = min(found, key=lambda rung: by_width(rung, rows)).choice
+            yield first.spec, first.config
+    yield from _picked(served, gpu, combine)
 
 
 def choice_of(entry: Entry) -> Choice:

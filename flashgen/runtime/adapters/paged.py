@@ -17,8 +17,9 @@ from torch import Tensor
 from flashgen.inputs.features import NO_LIMITS, ScoreLimits, Window, heads_given, limits_of
 from flashgen.runtime import folders
 from flashgen.runtime.call import Call
-from flashgen.runtime.decode import CacheArguments, rows_together
+from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.general_path import asked_features
+from flashgen.runtime.selection import rows_together
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.defaults import WIDEST_DECODE
 from flashgen.spec.problem import BUCKETS

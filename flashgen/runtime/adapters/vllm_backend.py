@@ -38,6 +38,7 @@ from flashgen.runtime.adapters.paged import (
     warm_up,
     warmups,
 )
+from flashgen.runtime.few_blocks import every_kernel
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
 
 _E4M3 = ("fp8", "fp8_e4m3")
@@ -375,6 +376,7 @@ class FlashgenWarmup(VllmJitKernel):  # type: ignore[misc]
             narrow=k.element_size() == 1,
         )  # fmt: skip
 
+    @every_kernel()
     def compile(self, compile_key: WarmupKey) -> None:
         """Launch it over sequences without keys, or, of an encoder, over one token."""
         layer, case = self._layers[compile_key.layer], compile_key.case

@@ -27,8 +27,14 @@ class Gpu:
             self.made.append(torch.zeros(shape, dtype=dtype))
             return self.made[-1]
 
-        device = torch.device("cuda", number)
-        return SimpleNamespace(device=device, is_cuda=True, dtype=torch.int64, new_zeros=new_zeros)
+        def new_full(shape: Any, value: int, dtype: torch.dtype) -> Tensor:
+            self.made.append(torch.full(shape, value, dtype=dtype))
+            return self.made[-1]
+
+        return SimpleNamespace(
+            device=torch.device("cuda", number), is_cuda=True, dtype=torch.int64,
+            new_zeros=new_zeros, new_full=new_full,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     current = lambda device: SimpleNamespace(cuda_stream=made.stream)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "current_stream", current)
-    for name in ("_zeros", "_counters", "_spare", "_workspaces", "_every"):
+    for name in ("_constants", "_counters", "_spare", "_workspaces", "_every"):
         monkeypatch.setattr(stream_memory, name, {})
     return made
 

@@ -312,7 +312,7 @@ def test_the_spec_of_a_call() -> None:
         ({"paged": True}, "paged needs"),
         ({"varlen": True, "paged": True, "dropout": True}, "excludes dropout"),
         ({"varlen": True, "paged": True, "direction": "backward_dq"}, "paged needs"),
-        ({"varlen": True, "direction": "decode"}, "a cache has lengths of its own"),
+        ({"varlen": True, "direction": "append"}, "kernels without scores have no queries"),
     ],
 )
 def test_what_no_kernel_is_of(fields: dict[str, Any], message: str) -> None:

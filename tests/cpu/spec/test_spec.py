@@ -313,7 +313,11 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
             "dropout needs attention or its gradients: got direction decode",
         ),
         ({"direction": "forward", "varlen": True, "fp8": True}, "varlen excludes fp8"),
-        ({"direction": "decode", "varlen": True}, "a cache has lengths of its own"),
+        ({"direction": "append", "varlen": True}, "kernels without scores have no queries"),
+        *(
+            ({"direction": "decode", "varlen": True, **other}, "decode with varlen excludes")
+            for other in ({"indexed": True}, {"leftpad": True}, {"invariant": True})
+        ),
         ({"direction": "combine", "sink": True}, "sink needs direction forward or decode"),
         (
             {"direction": "append", "window": True},

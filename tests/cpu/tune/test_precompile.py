@@ -21,7 +21,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.kernels import launch, launch_backward, loader
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
-from flashgen.runtime import kernel_files
+from flashgen.runtime import Dispatcher, kernel_files
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import Served, ladder
@@ -266,14 +266,22 @@ class TestWhichKernels:
 
     def test_entries_and_their_twins(self) -> None:
         pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False)
-        assert pairs == ((SPEC, TILE), (SPEC, TILE.pointer_twin(SPEC)))
+        assert pairs[:2] == ((SPEC, TILE), (SPEC, TILE.pointer_twin(SPEC)))
+        assert {spec.direction for spec, _ in pairs[2:]} == {"decode", "combine"}
+        assert {config.br for spec, config in pairs[2:] if spec.direction == "decode"} == {16, 64}
+        amd = precompile.kernels_to_build(
+            replace(self.TABLE, gpu=TARGETS["amd_instinct_mi300x"]), TARGETS["amd_instinct_mi300x"],
+            defaults=False,
+        )  # fmt: skip
+        assert {spec.direction for spec, _ in amd} == {"forward"}
 
     def test_what_the_gpu_cannot_run_is_left_out(self) -> None:
         large = make_config(128, 128, num_warps=8, num_stages=4)
         table = Table(gpu=H200).with_entry(made_entry(SPEC, BUCKETS[2], large), made_run())
         small = replace(H200, name="NVIDIA H200 NVL", shared_per_block=100 << 10)
         pairs = precompile.kernels_to_build(table, small, defaults=False)
-        assert pairs == ((SPEC, default_config(SPEC)),)
+        assert pairs[0] == (SPEC, default_config(SPEC))
+        assert {spec.direction for spec, _ in pairs[1:]} == {"decode", "combine"}
 
     def test_a_feature_takes_the_tile_of_the_plain_entry(self) -> None:
         pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["window"])
@@ -281,13 +289,16 @@ class TestWhichKernels:
         default = (window, default_config(window))
         assert pairs[2:4] == ((window, TILE), (window, TILE.pointer_twin(window)))
         assert default in pairs[4:]
-        assert all(spec.window and c.head_dims == "padded" for spec, c in pairs[4:])
+        others = [pair for pair in pairs[4:] if pair[0].direction not in ("decode", "combine")]
+        assert all(spec.window and c.head_dims == "padded" for spec, c in others)
         with pytest.raises(InvalidArgument, match="--feature must be one of"):
             precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["no"])
 
     @pytest.mark.parametrize("slug", each(["nvidia_h200", "nvidia_l4", "nvidia_h100_pcie"], 2))
     @pytest.mark.parametrize("seq", each([100, 5000], 2))
-    def test_they_are_what_a_call_launches(self, slug: str, seq: int) -> None:
+    def test_they_are_what_a_call_launches(
+        self, slug: str, seq: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Of the shipped tables: aligned or not, with features or not, rendered or a file."""
         table, gpu = load(paths.shipped_table("nvidia_h200")), TARGETS[slug]
         if slug == "nvidia_l4":
@@ -309,6 +320,11 @@ class TestWhichKernels:
                 launcher = Launcher("generated", found.rungs)
                 for steps in (launcher._aligned, launcher._unaligned):
                     assert (steps.selection.choice.spec, steps.config) in built
+            monkeypatch.setenv("FLASHGEN_GPU", slug)
+            own = Dispatcher(package="generated", archs=served.archs, choices=served.choices)
+            for rows in (1, 20, 500):
+                for part in own.resolver._split_kernels(spec, seq, torch.device("cpu"), rows):
+                    assert (part.selection.choice.spec, part._aligned.config) in built
 
     def test_defaults_are_those_without_features(self) -> None:
         pairs = precompile.kernels_to_build(None, H200, defaults=True)

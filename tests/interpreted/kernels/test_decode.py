@@ -22,8 +22,8 @@ from flashgen.kernels.launch_cache import Combine, Decode, Parts
 from flashgen.kernels.loader import load_kernel, load_text
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
-from flashgen.runtime.decode import rows_together
 from flashgen.runtime.eager import cache as eager_cache
+from flashgen.runtime.selection import rows_together
 from flashgen.schedules.defaults import WIDEST_DECODE
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
