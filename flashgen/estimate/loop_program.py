@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from flashgen.compile.loops import Body, Role
@@ -516,8 +517,8 @@ def arrays(made: LoopProgram, residents: int) -> tuple[Any, Any, Any, Any]:
     """
     import numpy as np
 
-    names = [name for name, _ in ROW]
-    code = np.array([tuple(getattr(each, name) for name in names) for each in made.rows], ROW)
+    values = attrgetter(*(name for name, _ in ROW))
+    code = np.array([values(each) for each in made.rows], ROW)
     credit = np.zeros(NAMED_BARRIERS, np.int64)
     for name, warps in made.credit.items():
         credit[name] = warps

@@ -76,16 +76,23 @@ def _count(i: Instruction, place: int) -> int:
 
 def reads(body: Sequence[Instruction]) -> list[Reads]:
     """The reads of the instructions of a loop in its steady iterations."""
+    known: dict[tuple[str, str], tuple[RegisterOperand, ...]] = {}
+    of_body = []
+    for i in body:  # a block has the same instructions once a trip
+        text = i.opcode, i.operands
+        if text not in known:
+            known[text] = operands(i)
+        of_body.append(known[text])
     held: dict[tuple[int, int], range] = {}
     for _ in range(2):  # the first trip fills the cache for the second
-        found = [_reads(i, held) for i in body]
+        found = [_reads(each, held) for each in of_body]
     return found
 
 
-def _reads(i: Instruction, held: dict[tuple[int, int], range]) -> Reads:
+def _reads(of_one: Sequence[RegisterOperand], held: dict[tuple[int, int], range]) -> Reads:
     """One instruction's reads; held: by bank and place, the registers of the operand cached."""
     every, again = [0] * BANKS, [0] * BANKS
-    for operand in operands(i):
+    for operand in of_one:
         for register in operand.registers:
             bank = register % BANKS
             every[bank] += 1

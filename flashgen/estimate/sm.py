@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.compiler import Compiled, cache_file
-from flashgen.compile.loops import Body, hidden_roles, main_bodies, roles
+from flashgen.compile.loops import Body, Role, hidden_roles, main_bodies, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
 from flashgen.compile.walk import Walker
@@ -119,6 +119,7 @@ class Scoreboard:
             raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
         self._cycles: dict[tuple[int, bool], tuple[float, ...]] = {}
         self._programs: dict[tuple[tuple[int, ...], bool, bool], LoopProgram] = {}
+        self._blocks: dict[tuple[int, bool, bool], LoopProgram] = {}
         self._trips: dict[tuple[int, int], float] = {}
         self._check_replay()
 
@@ -163,20 +164,30 @@ class Scoreboard:
 
     def _whole_block(self, residents: int, *, far: bool, tiles: int) -> float:
         """Cycles from the start of the first of so many blocks to the end of the last."""
-        walker = Walker(self.listing)
-        phases = len(self.phases)
-        made = link_block(
-            self.listing,
-            [
-                (role, walker.walk(role, phases=phases, trips=BLOCK_TRIPS, tiles=tiles))
-                for role in self._roles
-            ],
-            from_memory(self.machine) if far else self.machine,
-            self.matrix,
-            num_warps=self.num_warps,
-            spills_to_l2=self._spills_to_l2(residents),
-        )
+        made = self._block(tiles, far, self._spills_to_l2(residents))
         return float(_finish(made, residents, self.machine, 1)[:, 1].max())
+
+    def _block(self, tiles: int, far: bool, spills_to_l2: bool) -> LoopProgram:
+        """The program of a whole block, built once."""
+        key = tiles, far, spills_to_l2
+        if key not in self._blocks:
+            self._blocks[key] = link_block(
+                self.listing,
+                self._walks(tiles),
+                from_memory(self.machine) if far else self.machine,
+                self.matrix,
+                num_warps=self.num_warps,
+                spills_to_l2=spills_to_l2,
+            )
+        return self._blocks[key]
+
+    def _walks(self, tiles: int) -> list[tuple[Role, Body]]:
+        """What each role executes in a block."""
+        walker, phases = Walker(self.listing), len(self.phases)
+        return [
+            (role, walker.walk(role, phases=phases, trips=BLOCK_TRIPS, tiles=tiles))
+            for role in self._roles
+        ]
 
     def trip_cycles(self, residents: int, *, far: bool = False) -> tuple[float, ...]:
         """Cycles of one trip of each phase while the SM holds this number of blocks, which all
