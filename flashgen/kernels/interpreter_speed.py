@@ -246,7 +246,8 @@ def _stretched(value: Any, sizes: list[int]) -> Any:
 
 
 def _parse_once() -> None:
-    """Parse a file of kernels once, not each function of it. Their code stays the same.
+    """Parse and rewrite a text of kernels once, whichever files hold it, not each function of each
+    file. Their code stays the same.
 
     Triton 3.7.1 finds the text of each function by inspect, twice, which reads it token by token.
     """
@@ -256,17 +257,24 @@ def _parse_once() -> None:
         functions = (each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef))
         return {min([f.lineno, *(d.lineno for d in f.decorator_list)]): f for f in functions}
 
+    @functools.lru_cache(maxsize=256)
+    def rewritten(text: str, line: int, name: str) -> ast.Module | None:
+        function = functions_of(text).pop(line, None)  # it is changed below
+        if function is None or function.name != name:
+            return None
+        function.decorator_list = []
+        tree = ast.Module([rewriter.ast_transformer.visit(function)], [])
+        return ast.fix_missing_locations(tree)
+
     def rewrite_ast(self: Any) -> Any:
         code = self.fn.__code__
         linecache.checkcache(code.co_filename)
         text = "".join(linecache.getlines(code.co_filename, self.fn.__globals__))
-        function = functions_of(text).pop(code.co_firstlineno, None)  # it is changed below
-        if function is None or function.name != self.fn.__name__:
+        tree = rewritten(text, code.co_firstlineno, self.fn.__name__)
+        if tree is None:
             return rewrite(self)
         self.filename = code.co_filename
-        function.decorator_list = []
-        tree = ast.Module([self.ast_transformer.visit(function)], [])
-        return self._compile_and_exec(ast.fix_missing_locations(tree))
+        return self._compile_and_exec(tree)
 
     rewriter = runtime.FunctionRewriter
     rewrite, rewriter.rewrite_ast = rewriter.rewrite_ast, rewrite_ast
