@@ -45,6 +45,7 @@ def quicken() -> None:
     _patch_once()
     if triton.__version__.startswith("3.7."):  # others may do it in another way
         _share_types()
+        _check_sizes_directly()
         _promote_directly()
         _parse_once()
 
@@ -61,9 +62,12 @@ def _patch_once() -> None:
     patch, patched = getattr(runtime, "_patch_lang", None), list[Any]()
     if patch is None:  # a Triton that does it otherwise
         return
-    stays = SimpleNamespace(restore=lambda: None)
+    stays, seen = SimpleNamespace(restore=lambda: None), set[Any]()
 
     def patch_lang(fn: Any) -> Any:
+        if fn in seen:  # the interpreter keeps every function that it runs as well
+            return stays
+        seen.add(fn)
         named = [lang for lang in (tl, tl.core) if any(v is lang for v in fn.__globals__.values())]
         if not named or any(lang not in patched for lang in named):
             patch(fn)
@@ -153,6 +157,18 @@ def _share_types() -> None:
     core.block_type.__new__ = new_block
     core.block_type.with_element_ty = with_element_ty
     block_to_ir, core.block_type.to_ir = core.block_type.to_ir, to_ir
+
+
+def _check_sizes_directly() -> None:
+    """Ask every new value for its size in line, not by two calls."""
+    pointer, check = core.pointer_type, TensorHandle.__post_init__
+
+    def post_init(self: Any) -> None:
+        kind, size = self.dtype, self.data.itemsize
+        if size > 1 and type(kind) is not pointer and size * 8 > kind.primitive_bitwidth:
+            check(self)
+
+    TensorHandle.__post_init__ = post_init
 
 
 def _promote_directly() -> None:
